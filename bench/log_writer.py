@@ -12,8 +12,8 @@ from weft.protocols import batch, chunk
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.placement import shard_of
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.placement import shard_of
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store

@@ -6,7 +6,7 @@ from weft.config.errors import Finding
 from weft.config.models import HubConfig
 from weft.config.units import parse_bind, quoted
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.protocols.placement import is_shard_count, nearest_shard_counts
+from weft.protocols.shard.placement import is_shard_count, nearest_shard_counts
 
 
 def check(config: HubConfig) -> list[Finding]:

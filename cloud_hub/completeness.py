@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.lane_state import LaneState, RetiredBy
 
 SILENT_NS = 240 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: an idle edge tells its mark every minute, and an

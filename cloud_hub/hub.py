@@ -43,7 +43,7 @@ from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import RELEASE, FoldRules
+from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe

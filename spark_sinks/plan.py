@@ -14,7 +14,7 @@ from spark_sinks.positions import Offsets, Position, check_offsets, nanoseconds
 from spark_sinks.stream_log import ChunkSlice, StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import lane_of
+from weft.protocols.shard.shard_state import lane_of
 
 PARTITION_BYTES = 8 << 20
 """Stored bytes per task: about a second of work, so that a short tail still keeps a few cores busy."""

@@ -18,7 +18,7 @@ from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store

@@ -17,7 +17,7 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import RELEASE, FoldRules, ShardState
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster

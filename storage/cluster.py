@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.protocols.placement import TENANT_EDGE, is_shard_count
-from weft.protocols.shard_state import LEVEL_MAX
+from weft.protocols.shard.placement import TENANT_EDGE, is_shard_count
+from weft.protocols.shard.shard_state import LEVEL_MAX
 from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from weft.protocols.errors import CodecError
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.object_store import NotFound
 
 OFFSETS_MAX = 64

@@ -20,7 +20,7 @@ from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
 from bench.hub.script import FIRST, RECORDS, Fleet, Message, messages
 from bench.hub.server import SHARDS, Server, running
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 
 VARIANTS = 8
 """Different sequences of records among the links."""

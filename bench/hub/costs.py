@@ -35,7 +35,7 @@ from weft.commands.hub import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import BOOT_CLOCK, ShardLog, open_cluster
 from weft.storage.object_store import open_store
 

@@ -22,7 +22,7 @@ from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.protocols.chunk import Mark
 from weft.protocols.ranges import SEQ_END, RangeSet
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane

@@ -30,9 +30,9 @@ from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
 from weft.storage.chunk_log import CollectedPast
 from weft.storage.object_store import NotFound, StoreError

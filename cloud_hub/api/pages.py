@@ -11,7 +11,7 @@ import msgspec
 
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 
 T = TypeVar("T")
 PAGE_DEFAULT = 1000

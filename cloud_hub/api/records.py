@@ -15,7 +15,7 @@ from weft.protocols.columns import header_json
 from weft.protocols.lane import format_log_id
 from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind, keeps
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
 from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, known_clocks
 

@@ -10,7 +10,7 @@ from weft.cloud_hub.api.stream_summary import StreamSummary, summarise
 from weft.cloud_hub.completeness import Completeness, Tally
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 SLICE_LANES = 500
 """Number of lanes walked without a pause: some milliseconds."""

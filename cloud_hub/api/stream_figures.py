@@ -15,7 +15,7 @@ from typing import NamedTuple
 from weft.bounds import Shares
 from weft.cloud_hub.completeness import moment_of
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.shard_state import StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 
 REFRESH_S = 5.0
 """Maximum age of figures, less than the interval of any scraper."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from weft.cloud_hub.completeness import has_spoken, is_heard, moment_of
 from weft.protocols.payloads import PayloadKind, strictest
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 
 SLICE_LANES = 2_000
 """Number of lanes walked without a pause: some milliseconds."""

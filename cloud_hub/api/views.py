@@ -12,7 +12,7 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import LaneState, ShardState
+from weft.protocols.shard.shard_state import LaneState, ShardState
 
 _NS = 1_000_000_000
 

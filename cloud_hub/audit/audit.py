@@ -36,7 +36,7 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import lane_of
+from weft.protocols.shard.shard_state import lane_of
 from weft.storage.chunk_log import Cluster, CollectedPast, ShardLog, open_cluster, table_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
 from weft.storage.table.columns import ORIGIN_COLUMN

@@ -17,9 +17,9 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
-from weft.protocols.placement import shard_of
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import BOOTS_MAX
+from weft.protocols.shard.placement import shard_of
+from weft.protocols.shard.shard_state import BOOTS_MAX
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 

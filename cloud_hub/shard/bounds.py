@@ -11,7 +11,7 @@ from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.origin import Origin
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 
 ORIGIN_BYTES = 64
 """Bytes that an origin is charged with, beside its texts and hash."""

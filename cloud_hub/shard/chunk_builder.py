@@ -23,11 +23,11 @@ from weft.protocols.chunk import (
     StreamSection,
 )
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState, RetiredBy, gaps_without
 from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
-from weft.protocols.shard_state import ShardState, StreamKey
-from weft.protocols.snapshot import decode_lane, lane_state
+from weft.protocols.shard.lane_state import LaneState, RetiredBy, gaps_without
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.snapshot import decode_lane, lane_state
 from weft.storage.table.record_time import BootKey, behind, shift
 
 INDEX_BYTES_MAX = 8 << 20

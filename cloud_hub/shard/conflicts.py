@@ -15,8 +15,8 @@ from weft.cloud_hub.shard.lane_ends import Ending, write_ending
 from weft.protocols.chunk import Control, ControlKind
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import ConflictBody
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.lane_state import ConflictBody
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 

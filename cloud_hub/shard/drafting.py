@@ -10,7 +10,7 @@ from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols.link import RefuseCode
-from weft.protocols.shard_state import Folded, ShardState
+from weft.protocols.shard.shard_state import Folded, ShardState
 
 logger = logging.getLogger(__name__)
 

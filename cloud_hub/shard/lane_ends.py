@@ -14,14 +14,14 @@ from typing import NamedTuple
 import msgspec
 
 from weft.protocols import chunk as chunks
-from weft.protocols import snapshot as snapshots
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneFlag, LaneUpdate
 from weft.protocols.chunk_footer import CONTROL_BYTES_MAX
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import RetireBody, ShardState
+from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.lane_state import LaneState, RetiredBy
+from weft.protocols.shard.shard_state import RetireBody, ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError

@@ -12,7 +12,7 @@ from weft.cloud_hub.shard import lane_ends
 from weft.protocols.chunk import ControlKind
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.lane_state import LaneState
 
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""

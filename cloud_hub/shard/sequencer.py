@@ -30,7 +30,7 @@ from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import Origin
-from weft.protocols.shard_state import Folded, ShardState
+from weft.protocols.shard.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import AlreadyExists
 

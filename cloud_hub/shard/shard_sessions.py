@@ -11,7 +11,7 @@ from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import BOOTS_MAX, LaneState, ShardState
+from weft.protocols.shard.shard_state import BOOTS_MAX, LaneState, ShardState
 
 
 class ShardSessions:

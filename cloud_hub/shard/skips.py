@@ -14,8 +14,8 @@ from weft.cloud_hub.shard.lane_ends import Ending
 from weft.protocols.batch import decode_header
 from weft.protocols.chunk import Chunk, Control, ControlKind, LaneUpdate, StreamSection, section_entries
 from weft.protocols.errors import CodecError
-from weft.protocols.shard_state import ShardState, StreamKey
-from weft.protocols.snapshot import SKIPPED_RUNS_MAX, SKIPS_MAX, SkipBody, SkippedRun
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.protocols.shard.snapshot import SKIPPED_RUNS_MAX, SKIPS_MAX, SkipBody, SkippedRun
 from weft.storage.chunk_log import ShardLog
 
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from weft.protocols.errors import CodecError
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.manifest import changed
 from weft.storage.object_store import AlreadyExists, StoreError

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 

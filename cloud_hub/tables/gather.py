@@ -18,8 +18,8 @@ from weft.cloud_hub.tables.shards import ShardView
 from weft.protocols.chunk import Chunk, StreamSection, section_entries
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import StreamKey
-from weft.protocols.snapshot import Skip
+from weft.protocols.shard.shard_state import StreamKey
+from weft.protocols.shard.snapshot import Skip
 from weft.storage.table.rows import section_rows
 
 

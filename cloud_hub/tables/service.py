@@ -20,7 +20,7 @@ from weft.cloud_hub.tables.turns import Turns
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard_state import StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 

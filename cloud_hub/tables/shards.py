@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from weft.cloud_hub.tables.chunk_cache import ChunkCache
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import TableError
-from weft.protocols.shard_state import ShardState, StreamKey
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.names import app_id, source_ids

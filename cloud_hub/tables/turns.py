@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
-from weft.protocols.shard_state import StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 
 
 class Turns:

@@ -15,7 +15,7 @@ from weft.cloud_hub.shard.collector import ShardCollector
 from weft.protocols import chunk
 from weft.protocols.chunk import Chunk
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import ShardState, lane_of
+from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import ObjectStore
 from weft.storage.object_store.memory import MemoryStore

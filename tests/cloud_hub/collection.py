@@ -9,7 +9,7 @@ import msgspec
 
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.virtual_time import now_ns
-from weft.protocols.shard_state import FoldRules, ShardState
+from weft.protocols.shard.shard_state import FoldRules, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError

@@ -20,7 +20,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import RELEASE, FoldRules, LaneState, ShardState, lane_of
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, LaneState, ShardState, lane_of
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore

@@ -20,7 +20,7 @@ from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import RELEASE, Extension, FoldRules, ShardState
+from weft.protocols.shard.shard_state import RELEASE, Extension, FoldRules, ShardState
 from weft.storage.object_store.memory import MemoryStore
 
 STORM_S = 6.0

@@ -11,10 +11,10 @@ import pytest
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
-from weft.protocols import snapshot
-from weft.protocols.lane_state import LaneState
 from weft.protocols.link import Hello
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard import snapshot
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import ShardState
 from weft.replication.runner import LinkSession
 from weft.replication.runner.redirects import Redirects
 from weft.storage.chunk_log import ShardLog

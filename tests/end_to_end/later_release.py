@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.cloud_hub.simulation import LATER
 from weft.cli import main
 from weft.cloud_hub.hub import Hub
-from weft.protocols import shard_state
+from weft.protocols.shard import shard_state
 from weft.storage.cluster import open_cluster
 
 

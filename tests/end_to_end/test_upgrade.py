@@ -13,7 +13,7 @@ import pytest
 from tests.cloud_hub.simulation import COUNTED, LATER
 from tests.end_to_end.storms import SHARDS, Fabric, HubNode, running
 from weft.demo.fabric import FabricError
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, complete_up_to, next_chunk, update
 from weft.protocols import chunk_footer
-from weft.protocols import snapshot as snapshots
 from weft.protocols.chunk import Chunk, ClockUpdate, Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt
-from weft.protocols.lane_state import LaneState, RetiredBy
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import BOOTS_MAX, Extension, FoldRules, RetireBody, ShardState
-from weft.protocols.snapshot import SKIPS_MAX, SkipBody, SkippedRun
+from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.lane_state import LaneState, RetiredBy
+from weft.protocols.shard.shard_state import BOOTS_MAX, Extension, FoldRules, RetireBody, ShardState
+from weft.protocols.shard.snapshot import SKIPS_MAX, SkipBody, SkippedRun
 
 ABSENT, EXPIRED = int(GapReason.ABSENT), int(GapReason.EXPIRED)
 

@@ -11,21 +11,9 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import (
-    batch,
-    batch_header,
-    chunk,
-    chunk_footer,
-    lane_state,
-    link,
-    origin,
-    payloads,
-    placement,
-    segment,
-    shard_state,
-    snapshot,
-)
+from weft.protocols import batch, batch_header, chunk, chunk_footer, link, origin, payloads, segment
 from weft.protocols.segment import header as segment_header
+from weft.protocols.shard import lane_state, placement, shard_state, snapshot
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.protocols.placement import SHARDS_MAX, is_shard_count, nearest_shard_counts, shard_of
+from weft.protocols.shard.placement import SHARDS_MAX, is_shard_count, nearest_shard_counts, shard_of
 
 COUNTS = [1 << k for k in range(11)]
 

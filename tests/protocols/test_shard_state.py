@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import (
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import (
     FIELDS_MAX,
     PENDING_MARKS_MAX,
     ShardState,
     earliest,
 )
-from weft.protocols.snapshot import FIELDS_PER_EDGE_MAX, HEADER_BYTES
+from weft.protocols.shard.snapshot import FIELDS_PER_EDGE_MAX, HEADER_BYTES
 from weft.protocols.topics import LEVEL_NAME_MAX, InvalidTopic, compile_pattern
 
 CLUSTER = b"c" * 16

@@ -17,7 +17,7 @@ from spark_sinks.positions import Offsets
 from spark_sinks.stream_log import StreamLog
 from spark_sinks.tables import TableFile, TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 from weft.storage.table.rows import row_schema
 
 SCHEMA = row_schema(["line", "machine"])

@@ -8,7 +8,7 @@ from tests.protocols.strategies import make_batch, make_section
 from weft.protocols import chunk
 from weft.protocols.chunk import GapRange, LaneUpdate, Mark
 from weft.protocols.errors import Corrupt, UnsupportedVersion
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import Cluster, ClusterUnusable, Manifest, ShardLog, open_cluster
 from weft.storage.manifest import encode as encode_manifest

@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
-from weft.protocols import batch, chunk, link, segment, snapshot
+from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
 from weft.protocols.origin import Origin
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard import snapshot
+from weft.protocols.shard.shard_state import ShardState
 
 Notation = dict[str, Any]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cloud_hub.tables.logs import LogWriter, Run
 from tests.support.processes import weft
 from weft.protocols.lane import Lane
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.object_store import open_store
 

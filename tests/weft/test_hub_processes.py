@@ -17,7 +17,7 @@ import pytest
 from tests.support.processes import Log, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 
 pytestmark = pytest.mark.processes
 

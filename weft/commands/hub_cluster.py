@@ -17,7 +17,7 @@ from weft.storage.object_store import ObjectStore
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
     from weft.protocols.lane import Lane
-    from weft.protocols.shard_state import ShardState
+    from weft.protocols.shard.shard_state import ShardState
     from weft.storage.chunk_log import ShardLog
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def finalize(config_file: str) -> None:
     of an earlier release runs, and names it.
     """
     from weft.cloud_hub import membership
-    from weft.protocols.shard_state import LEVEL_MAX
+    from weft.protocols.shard.shard_state import LEVEL_MAX
 
     async def work(store: ObjectStore) -> tuple[int, int]:
         return await membership.finalize(store, LEVEL_MAX, time.time_ns())
@@ -126,7 +126,7 @@ def _end(
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError
     from weft.protocols.lane import format_log_id
-    from weft.protocols.placement import shard_of
+    from weft.protocols.shard.placement import shard_of
     from weft.storage.chunk_log import ShardLog, open_cluster
 
     async def work(store: ObjectStore) -> Ending:

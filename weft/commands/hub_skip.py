@@ -15,7 +15,7 @@ from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
-    from weft.protocols.shard_state import ShardState
+    from weft.protocols.shard.shard_state import ShardState
 
 
 @click.command()

@@ -23,8 +23,8 @@ from weft.protocols.batch import BatchHeader, ClockReading, ClockState, Flag
 from weft.protocols.chunk import GapRange
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.placement import shard_of
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.object_store import open_store

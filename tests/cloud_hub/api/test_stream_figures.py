@@ -18,7 +18,7 @@ from weft.cloud_hub.api.stream_figures import NOTES_MAX, OTHERS, SLICE_LANES, St
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import LaneState, ShardState
+from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.replication.runner import LinkIdentity
 from weft.storage.object_store import open_store
 

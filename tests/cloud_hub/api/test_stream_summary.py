@@ -15,10 +15,10 @@ from weft.cloud_hub.api.views import lane_view
 from weft.cloud_hub.completeness import HELD_BACK_MAX, completeness
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState, RetiredBy, Retirement
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
+from weft.protocols.shard.shard_state import ShardState
 
 SECOND = 1_000_000_000
 

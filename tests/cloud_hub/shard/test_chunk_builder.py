@@ -16,7 +16,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import ShardState, lane_of
+from weft.protocols.shard.shard_state import ShardState, lane_of
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
 REASONS = (GapReason.BUDGET, GapReason.EXPIRED, GapReason.OPERATOR, GapReason.ABSENT)

@@ -19,7 +19,7 @@ from weft.cloud_hub.api.views import completeness_view, stream_lanes
 from weft.cloud_hub.completeness import completeness
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.object_store.memory import MemoryStore
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]

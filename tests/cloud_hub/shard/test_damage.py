@@ -10,7 +10,7 @@ from tests.cloud_hub.api.test_application import records
 from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
-from weft.protocols.placement import shard_of
+from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.object_store import ObjectStore, open_store

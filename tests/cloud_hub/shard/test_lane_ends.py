@@ -21,11 +21,11 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import RetiredBy
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.lane_state import RetiredBy
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store.memory import MemoryStore

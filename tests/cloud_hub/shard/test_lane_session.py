@@ -11,9 +11,9 @@ from tests.cloud_hub.fabric import make_batch
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, bounds, weight
 from weft.protocols.chunk import GapRange
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import LaneState
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.lane_state import LaneState
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 RANGES = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))

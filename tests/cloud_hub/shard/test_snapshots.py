@@ -13,8 +13,8 @@ from tests.protocols.test_fold import LATER
 from tests.protocols.test_shard_state import LANE, next_chunk, update
 from weft.cloud_hub.shard import snapshots
 from weft.cloud_hub.shard.snapshots import Snapshotter, write_snapshot
-from weft.protocols.lane_state import LaneState
-from weft.protocols.shard_state import RELEASE, FoldRules, ShardState
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_LOCATE, SNAPSHOTS_TO_START, Cluster, ShardLog
 from weft.storage.manifest import changed

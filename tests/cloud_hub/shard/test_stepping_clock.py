@@ -23,7 +23,7 @@ from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
 from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.table.rows import section_rows

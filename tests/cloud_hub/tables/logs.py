@@ -15,7 +15,7 @@ from weft.protocols.batch import ClockReading, ClockState, Flag
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
 from weft.storage.object_store import ObjectStore
 

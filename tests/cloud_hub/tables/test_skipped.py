@@ -17,7 +17,7 @@ from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.cloud_hub.tables.service import TableService
 from weft.protocols import batch
-from weft.protocols.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
 

@@ -14,7 +14,7 @@ from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.cloud_hub.tables.turns import Turns
-from weft.protocols.shard_state import StreamKey
+from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.object_store import ObjectStore
 from weft.storage.table import columns, rows
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from weft.protocols import snapshot as snapshots
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_footer import (
     LEVEL_MAX,
@@ -28,7 +27,8 @@ from weft.protocols.chunk_footer import (
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import (
+from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.lane_state import (
     PENDING_MARKS_MAX,
     Conflict,
     ConflictBody,
@@ -39,7 +39,7 @@ from weft.protocols.lane_state import (
     earliest,
     lane_of,
 )
-from weft.protocols.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
+from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
 from weft.protocols.topics import named_levels
 
 __all__ = [

@@ -19,9 +19,9 @@ from weft.protocols.chunk_footer import GapRange, Mark, check_understood
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, unpack
 from weft.protocols.lane import Lane
-from weft.protocols.lane_state import Conflict, LaneState, Retirement
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.lane_state import Conflict, LaneState, Retirement
 
 MAGIC = b"WFN"
 VERSION = 1
