@@ -19,7 +19,7 @@ class Record(NamedTuple):
     flags: int = 0
     """``protocols.batch.Flag`` bits."""
     headers: HeaderPairs = ()
-    """With ``mqtt.expires`` among them for a record that expires."""
+    """With ``weft.expires`` among them for a record that expires."""
     publisher: str | None = None
     """Client identifier."""
 

@@ -11,9 +11,10 @@ from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import RECIPIENT, Message
-from weft.edge_node.subscriptions.message_headers import EXPIRES, TooManyProperties, from_headers, to_headers
+from weft.edge_node.subscriptions.message_headers import TooManyProperties, from_headers, to_headers
 from weft.edge_node.subscriptions.subscriber import Subscriber
 from weft.protocols.batch import Flag
+from weft.protocols.message_headers import EXPIRES
 from weft.storage.segment_log import LogError, SegmentLog
 
 
@@ -47,7 +48,7 @@ class StoredMessages:
         properties, expires_ns = from_headers(record.headers)
         message = Message(
             record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
-            bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq,
+            bool(record.flags & Flag.RETAINED), properties, expires_ns, stream, record.seq, record.headers,
         )  # fmt: skip
         if message.expired(self._wall_clock()):
             self._counters.messages_expired += 1

@@ -48,6 +48,7 @@ class FanOut:
         if flags & _RETAINED:
             message.retain = True
         if headers:
+            message.headers = headers
             message.properties, message.expires_ns = from_headers(headers)
         if recipients.clients:
             _deliver(message, recipients.clients, publisher)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.protocols.batch import HeaderPairs
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 NOWHERE = 0
@@ -32,6 +33,8 @@ class Message(msgspec.Struct):
     """Wall clock time, in nanoseconds, after which the message is not delivered; 0 for never (section 3.3.2.3.3)."""
     stream: int = NOWHERE
     seq: int = 0
+    headers: HeaderPairs = ()
+    """Headers of the record, with values of any type, for subscribers of protocols other than MQTT."""
     packets: dict[int, bytes] | None = None
     """Kind of client -> the packet at QoS 0, made once for all of them (``sessions.window.packets_out``)."""
     parts: dict[int, tuple[bytes, bytes]] | None = None

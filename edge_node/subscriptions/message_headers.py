@@ -1,13 +1,13 @@
 """Conversion of an MQTT 5.0 message's properties to headers of its record, and back.
 
 User properties keep their names; one whose name begins like those that Weft writes (``RESERVED_HEADER_PREFIXES``) is
-stored as ``mqtt.user.<name>`` and goes out under its own name. The other properties have reserved names:
+stored as ``weft.user.<name>`` and goes out under its own name. The other properties have reserved names:
 
-    mqtt.content-type      text (section 3.3.2.3.9)
-    mqtt.response-topic    text (3.3.2.3.5)
-    mqtt.correlation-data  bytes (3.3.2.3.6)
-    mqtt.payload-format    0 or 1 (3.3.2.3.2)
-    mqtt.expires           nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
+    weft.content-type     text (section 3.3.2.3.9)
+    weft.reply-to         text: the response topic (3.3.2.3.5)
+    weft.correlation-id   bytes (3.3.2.3.6)
+    weft.expires          nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
+    mqtt.payload-format   0 or 1 (3.3.2.3.2)
 
 MQTT has only text in user properties: values of other types, which other protocols have, go out as text.
 
@@ -20,14 +20,10 @@ from typing import Any
 
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
 from weft.protocols.columns import RESERVED_HEADER_PREFIXES, HeaderValue, header_text
+from weft.protocols.message_headers import CONTENT_TYPE, CORRELATION_ID, EXPIRES, REPLY_TO, USER, stored_name
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
-USER = "mqtt.user."
-CONTENT_TYPE = "mqtt.content-type"
-RESPONSE_TOPIC = "mqtt.response-topic"
-CORRELATION_DATA = "mqtt.correlation-data"
 PAYLOAD_FORMAT = "mqtt.payload-format"
-EXPIRES = "mqtt.expires"
 
 USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 6
 """Most user properties of one message: with the node's own headers a record has no room for more."""
@@ -52,15 +48,13 @@ def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
     user = properties.user_properties
     if len(user) > USER_PROPERTIES_MAX:
         raise TooManyProperties(f"{len(user)} user properties; a message may have {USER_PROPERTIES_MAX}")
-    pairs: list[tuple[str, HeaderValue]] = [
-        (USER + name if name.startswith(RESERVED_HEADER_PREFIXES) else name, value) for name, value in user
-    ]
+    pairs: list[tuple[str, HeaderValue]] = [(stored_name(name), value) for name, value in user]
     if properties.content_type is not None:
         pairs.append((CONTENT_TYPE, properties.content_type))
     if properties.response_topic is not None:
-        pairs.append((RESPONSE_TOPIC, properties.response_topic))
+        pairs.append((REPLY_TO, properties.response_topic))
     if properties.correlation_data is not None:
-        pairs.append((CORRELATION_DATA, properties.correlation_data))
+        pairs.append((CORRELATION_ID, properties.correlation_data))
     if properties.payload_format_indicator is not None:
         pairs.append((PAYLOAD_FORMAT, properties.payload_format_indicator))
     if properties.message_expiry_interval is not None:
@@ -89,10 +83,10 @@ def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
                 user.append((name.removeprefix(USER), text))
         elif name == CONTENT_TYPE and isinstance(value, str):
             fields["content_type"] = value
-        elif name == RESPONSE_TOPIC and isinstance(value, str):
+        elif name == REPLY_TO and isinstance(value, str):
             fields["response_topic"] = value
-        elif name == CORRELATION_DATA and isinstance(value, bytes):
-            fields["correlation_data"] = value
+        elif name == CORRELATION_ID and isinstance(value, bytes | str):
+            fields["correlation_data"] = value if isinstance(value, bytes) else value.encode()
         elif name == PAYLOAD_FORMAT and type(value) is int and value in (0, 1):
             fields["payload_format_indicator"] = value
         elif name == EXPIRES and type(value) is int and value > 0:

@@ -12,12 +12,11 @@ import msgspec
 from weft.config.functions.redact import Redact as RedactSettings
 from weft.edge_node.functions.contract import AsyncFunction, Context, Function, NotReady, Out, Row, Values
 from weft.edge_node.functions.paths import check_no_overlap, names_in
+from weft.protocols.message_headers import stored_name
 
 KEY_BYTES_MIN = 16
 HASH_BYTES = 16
 """Bytes of a hash that are kept: two of a billion values have the same one with a chance of 10^-21."""
-_USER = "mqtt.user."
-"""Beginning of the name under which a record keeps a user property whose own name is reserved."""
 _to_json = msgspec.json.Encoder().encode
 
 
@@ -48,7 +47,7 @@ class Redact(Function):
         self._remove = [names_in(field) for field in settings.remove]
         self._replace = [(names_in(field), text) for field, text in settings.replace.items()]
         self._hash = [names_in(field) for field in settings.hash]
-        self._headers = frozenset(settings.headers) | {f"{_USER}{name}" for name in settings.headers}
+        self._headers = frozenset(settings.headers) | {stored_name(name) for name in settings.headers}
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
         """Return the rows without what is to be redacted."""

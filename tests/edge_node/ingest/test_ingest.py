@@ -105,7 +105,7 @@ async def test_properties_become_headers_in_every_stream(tmp_path: Path) -> None
         assert [await device.receive(), await device.receive()] == [PubAck(1), PubAck(2)]
         for stream in ("one", "two"):
             headers = [record.headers for record in await node.stored(stream)]
-            assert headers == [(("unit", "mm"), ("unit", "cm"), ("mqtt.content-type", "text")), ()]
+            assert headers == [(("unit", "mm"), ("unit", "cm"), ("weft.content-type", "text")), ()]
 
 
 async def test_the_log_names_the_publisher_where_a_session_does_not_want_its_own_messages(tmp_path: Path) -> None:

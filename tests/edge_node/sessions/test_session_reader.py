@@ -54,7 +54,7 @@ async def test_only_what_the_client_wants_and_lacks_is_sent() -> None:
         record(0, b"0"), record(1, b"had"), record(2, b"other", b"plant/b"),
         record(3, b"at most once", flags=int(Flag.PUBLISHED_QOS0)), record(4, b"4"),
         LogRecord(5, b"plant/a", b"to one", 0, ((RECIPIENT, "c"),)),
-        LogRecord(6, b"plant/a", b"expired", 0, (("mqtt.expires", 999),)),
+        LogRecord(6, b"plant/a", b"expired", 0, (("weft.expires", 999),)),
     ):  # fmt: skip
         reader.read(stream, each)
     assert payloads(client) == [b"0", b"4"]

@@ -17,8 +17,8 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 
 NOW = 1_700_000_000_000_000_000
 TEXT = st.text(max_size=8) | st.sampled_from([
-    "mqtt.expires", "mqtt.user.", "mqtt.user.mqtt.", "mqtt.content-type", "weft.", "weft.x", "amqp.id", "http.path",
-    "kafka.key",     "sparkplug.seq", "mqtt.user.kafka.key", "kafka", "Weft.x",
+    "weft.expires", "weft.user.", "weft.user.mqtt.", "weft.content-type", "weft.", "weft.x", "amqp.id", "http.path",
+    "kafka.key",     "sparkplug.seq", "weft.user.kafka.key", "kafka", "Weft.x",
 ])  # fmt: skip
 PROPERTIES = st.builds(
     Properties,
@@ -42,19 +42,20 @@ def test_what_receivers_are_told_comes_back_whatever_names_people_choose(propert
 def test_user_properties_keep_names_and_order_where_people_look_for_them() -> None:
     pairs = (("unit", "°C"), ("unit", "K"), ("a", ""))
     assert to_headers(Properties(user_properties=pairs, content_type="text/plain"), NOW) == (
-        *pairs, ("mqtt.content-type", "text/plain"),
+        *pairs, ("weft.content-type", "text/plain"),
     )  # fmt: skip
 
 
 def test_a_name_of_a_device_that_begins_like_one_of_ours_is_stored_apart_from_it() -> None:
-    pairs = (("weft.function", "x"), ("kafka.key", "y"), ("mqtt.user.z", "z"), ("unit", "K"))
+    pairs = (("weft.function", "x"), ("kafka.key", "y"), ("weft.user.z", "z"), ("unit", "K"))
     assert to_headers(Properties(user_properties=pairs), NOW) == (
-        ("mqtt.user.weft.function", "x"), ("mqtt.user.kafka.key", "y"), ("mqtt.user.mqtt.user.z", "z"), ("unit", "K"),
+        ("weft.user.weft.function", "x"), ("weft.user.kafka.key", "y"), ("weft.user.weft.user.z", "z"), ("unit", "K"),
     )  # fmt: skip
 
 
 def test_values_that_mqtt_has_no_type_for_go_out_as_text() -> None:
     values = (b"\xff\0", -5, 0.5, True, False, None)
+    assert from_headers((("weft.correlation-id", "é"),))[0].correlation_data == "é".encode()
     found = from_headers(tuple(("v", value) for value in values))[0].user_properties
     assert [text for _, text in found] == ["/wA=", "-5", "0.5", "true", "false", ""]
 
@@ -66,9 +67,9 @@ def test_messages_without_properties_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "pair", [("mqtt.expires", "soon"), ("mqtt.expires", -1), ("mqtt.expires", 1.5), ("mqtt.expires", True),
-             ("mqtt.content-type", 1), ("mqtt.response-topic", b"t"),
-             ("mqtt.correlation-data", "text"), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
+    "pair", [("weft.expires", "soon"), ("weft.expires", -1), ("weft.expires", 1.5), ("weft.expires", True),
+             ("weft.content-type", 1), ("weft.reply-to", b"t"),
+             ("weft.correlation-id", 5), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
              ("kafka.partition", 3), ("http.path", "/"), ("note", b"x" * 60_000)],
 )  # fmt: skip
 def test_what_subscribers_have_no_place_for_is_passed_over(pair: tuple[str, HeaderValue]) -> None:

@@ -1,0 +1,46 @@
+"""Names of the headers in which records keep what a protocol says of a message, the same for every protocol.
+
+docs/reference/message-headers.md has the table: what each of them is in MQTT, AMQP and HTTP. What only one protocol has
+begins with that protocol's name and stands with its code (``mqtt.payload-format``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from weft.protocols.columns import RESERVED_HEADER_PREFIXES
+
+USER: Final = "weft.user."
+"""Beginning of the stored names of headers whose own name begins like one of Weft's."""
+CONTENT_TYPE: Final = "weft.content-type"
+"""Text."""
+CONTENT_ENCODING: Final = "weft.content-encoding"
+"""Text: the payload is stored as it came, and this says how to unpack it."""
+CORRELATION_ID: Final = "weft.correlation-id"
+"""Bytes, or text where the protocol has text."""
+EXPIRES: Final = "weft.expires"
+"""Nanoseconds since 1970 after which no client gets the message."""
+MESSAGE_ID: Final = "weft.message-id"
+"""Text, bytes or an integer: an identifier that the publisher chose."""
+PRIORITY: Final = "weft.priority"
+"""Integer from 0; the higher, the sooner."""
+REPLY_TO: Final = "weft.reply-to"
+"""Text: topic, queue or address that an answer is to go to."""
+SENT: Final = "weft.sent"
+"""Nanoseconds since 1970: when the publisher made the message, as it says."""
+SUBJECT: Final = "weft.subject"
+"""Text: what the publisher says the message is about, or its type."""
+USER_ID: Final = "weft.user-id"
+"""Text: user name of the publisher, as authenticated or checked against it."""
+
+
+def stored_name(name: str) -> str:
+    """Return the name under which a publisher's own header is stored."""
+    return USER + name if name.startswith(RESERVED_HEADER_PREFIXES) else name
+
+
+def own_name(name: str) -> str | None:
+    """Return the name that the publisher gave to a stored header; None for a header of Weft's own."""
+    if not name.startswith(RESERVED_HEADER_PREFIXES):
+        return name
+    return name[len(USER) :] if name.startswith(USER) else None
