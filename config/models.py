@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from weft.config.functions.sparkplug import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
 from weft.config.listeners import Auth, Http, Listener
 from weft.config.state import State
@@ -62,6 +63,9 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     )
     unrouted: Annotated[Unrouted, Meta(extra_json_schema={"x-short": "policy"})] = Unrouted()
     links: Annotated[dict[str, Link], Meta(description="Links, by name.", max_length=64)] = field(default_factory=dict)
+    sparkplug: Annotated[
+        SparkplugHost | None, Meta(description="Host application of Sparkplug B that the node is; unset for none.")
+    ] = None
     state: State = State()
     limits: EdgeLimits = EdgeLimits()
 

@@ -128,6 +128,7 @@ class EdgeNode:
             await self._start_pages(stack)
             links.start()
             self._functions.start()
+            self._be_host(broker, stack)
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
@@ -208,6 +209,17 @@ class EdgeNode:
         from weft.edge_node.functions.node_part import NodeFunctions
 
         return NodeFunctions(config, self.log, broker, self._links.ledger, wall_clock, stream_policies)
+
+    def _be_host(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
+        """Say that this node is a host application of Sparkplug B, where the configuration says so."""
+        if self.config.sparkplug is None:
+            return
+        from weft.edge_node.functions.kinds.sparkplug.host import HostState
+        from weft.edge_node.functions.node_part import Alerts
+
+        host = HostState(self.config.sparkplug.host_id, Alerts(broker, wall_clock), wall_clock)
+        host.begin()
+        stack.callback(host.end)
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()

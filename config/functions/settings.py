@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from weft.config.values import Section
 
 
@@ -23,3 +25,14 @@ class FunctionSettings(Section, frozen=True, kw_only=True):
     def topics(self) -> tuple[str, ...]:
         """Return the MQTT topics that the function publishes to, with names in braces where values are filled in."""
         return ()
+
+    @property
+    def new_patterns(self) -> tuple[str, ...] | None:
+        """Return the patterns of the keys of the rows that come out, where ``new_key`` cannot say them."""
+        return None
+
+    @property
+    def reads(self) -> Literal["sparkplug"] | None:
+        """Return the payload format that the function takes apart itself, as the first one of its stream; None for one
+        that works with fields. Rows that it makes are JSON, unless the stream has a format of its own."""
+        return None

@@ -13,6 +13,7 @@ from weft.config.functions.redact import Redact
 from weft.config.functions.reduce import Changes, Deadband, Dedupe, Sample, SwingingDoor
 from weft.config.functions.route import Route
 from weft.config.functions.settings import FunctionSettings
+from weft.config.functions.sparkplug import Sparkplug
 from weft.config.functions.user_code import Python
 from weft.config.functions.windows import Sql, Window
 from weft.config.values import Expression, OneOf
@@ -90,6 +91,12 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
     alert: Annotated[
         Alert | None, Meta(description="A message to a local MQTT topic when a condition becomes true.")
+    ] = None
+    sparkplug: Annotated[
+        Sparkplug | None,
+        Meta(
+            description="Messages of Sparkplug B taken apart: births, data, deaths. The first function of its stream."
+        ),
     ] = None
     window: Annotated[
         Window | None,

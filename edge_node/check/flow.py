@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Literal
 
 from weft.config.functions.payload import Payload
 from weft.config.models import EdgeConfig
+from weft.config.streams import Stream
 from weft.edge_node.check.derived import is_derived, streams_of, writers
 from weft.edge_node.streams import errors_stream
 from weft.protocols.topics import PATTERN_LEVELS_MAX, InvalidTopic, check_pattern, named_levels
@@ -57,6 +59,9 @@ class Flow:
     def input_payload(self, name: str) -> Payload:
         """Return the payload format of the records that a stream's functions read."""
         stream = self._streams[name]
+        read = read_by_first(stream)
+        if read is not None:
+            return Payload(format=read)
         return self.payload(stream.from_stream[0] if stream.from_stream else name)
 
     def _edges(self) -> dict[str, list[str]]:
@@ -130,7 +135,10 @@ class Flow:
         along = self._along[name] = [joined(own)]
         for step in stream.functions:
             key = step.facts.new_key
-            along.append(along[-1] if key is None else (key_pattern(key),))
+            patterns = step.facts.new_patterns
+            if patterns is None:
+                patterns = along[-1] if key is None else (key_pattern(key),)
+            along.append(patterns)
         routed = [
             self._along[each.stream][each.at] for each in self._writers.get(name, ()) if each.stream in self._along
         ]
@@ -143,10 +151,17 @@ class Flow:
             self._payloads[name] = stream.payload
         elif failed is not None and failed in self._payloads:
             self._payloads[name] = self.input_payload(failed)  # rejected rows keep their payload
+        elif read_by_first(stream) is not None:
+            self._payloads[name] = Payload(format="json")  # the one that tables know fields of
         elif source is not None and not stream.from_:
             self._payloads[name] = self._payloads[source]
         else:
             self._payloads[name] = Payload()
+
+
+def read_by_first(stream: Stream) -> Literal["sparkplug"] | None:
+    """Return the payload format that a stream's first function takes apart itself; None for all other streams."""
+    return stream.functions[0].facts.reads if stream.functions else None
 
 
 def key_pattern(names: tuple[str, ...]) -> str:

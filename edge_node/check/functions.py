@@ -27,6 +27,14 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
         yield from _source(name, stream, is_written=name in written, errors_of_stream=errors.get(name))
         yield from _raw(name, stream, config)
         yield from _payload(name, stream, flow)
+        for at, step in enumerate(stream.functions[1:], 1):
+            if step.facts.reads is not None:
+                kind = step.chosen[0]
+                yield Finding(
+                    ("streams", name, "functions", at, kind),
+                    f"{kind} takes messages as they came, so that it is the first function of its stream. Move it up, "
+                    "or derive another stream",
+                )
         if is_derived(stream):
             yield from _inputs(name, stream, config)
             yield from _targets(name, stream, config, errors, flow)

@@ -33,6 +33,8 @@ class Alert(NamedTuple):
     qos: int
     time: int
     retain: bool
+    until: int = 0
+    """Time after which it is of no use, ns since 1970; 0 for never."""
 
 
 class Writing(NamedTuple):
@@ -79,9 +81,9 @@ class Outputs(Out):
         """Keep a row for another stream."""
         self.unwritten.append((stream, row))
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
         """Keep a message for local subscribers."""
-        self.alerts.append(Alert(topic, payload, qos, time, retain))
+        self.alerts.append(Alert(topic, payload, qos, time, retain, until))
 
     def drop(self, row: Row, reason: str) -> None:
         """Take no note: a node has no use for it."""
@@ -93,7 +95,7 @@ class ReplayOutputs(Outputs):
     def route(self, row: Row, stream: str) -> None:
         """Leave the row out: it is in that stream already."""
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
         """Say nothing: that was long ago."""
 
 
@@ -122,8 +124,8 @@ class _Withholding(Out):
         row.is_private = True  # that stream's format may not hold it
         self._outputs.route(row, stream)
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
-        self._outputs.alert(topic, payload, qos, time, retain=retain)
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
+        self._outputs.alert(topic, payload, qos, time, retain=retain, until=until)
 
     def drop(self, row: Row, reason: str) -> None:
         self._outputs.drop(row, reason)

@@ -23,7 +23,7 @@ from weft.edge_node.functions.formats.choice import decoding_of, format_of
 from weft.edge_node.functions.registry import KINDS
 
 _RULE = re.compile(r"rules\[(\d+)\]\.where")
-_RESULTS = frozenset({"window", "sql"})
+_RESULTS = frozenset({"window", "sql", "sparkplug"})
 _SINGLE = frozenset({"number", "text", "bytes"})
 """Formats with the field `value` alone."""
 RETAIN_S_MIN = 3600.0

@@ -69,8 +69,13 @@ class Out(Protocol):
     def route(self, row: Row, stream: str) -> None:
         """Write a row to another stream."""
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
-        """Publish a message to local subscribers, and to the streams that its topic belongs to."""
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
+        """Publish a message to local subscribers, and to the streams that its topic belongs to.
+
+        Args:
+            until: time after which it is not published any more, ns since 1970; 0 for never. Functions may be behind by
+                hours, and some messages are of no use then.
+        """
 
     def drop(self, row: Row, reason: str) -> None:
         """Say why a row is left out, for ``weft edge test-function``. Need not be called; costs nothing in a node."""

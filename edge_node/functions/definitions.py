@@ -11,7 +11,7 @@ import msgspec
 from weft.config.changes import without_defaults, without_folders
 from weft.config.models import EdgeConfig
 from weft.edge_node.check.derived import inputs, is_derived
-from weft.edge_node.check.flow import Flow, level_names
+from weft.edge_node.check.flow import Flow, level_names, read_by_first
 from weft.edge_node.functions.chain import Chain, Writing
 from weft.edge_node.functions.contract import Context, Function
 from weft.edge_node.functions.formats.choice import converts, decoding_of, format_of
@@ -106,7 +106,7 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
     """
     found: list[tuple[str, Function]] = []
     first = decoding_of(flow.input_payload(name)).first
-    if first is not None:
+    if first is not None and read_by_first(config.streams[name]) is None:
         found.append((flow.input_payload(name).format, first))
     for at, step in enumerate(config.streams[name].functions):
         kind, settings = step.chosen

@@ -13,11 +13,10 @@ from weft.edge_node.functions.chain import Alert
 from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
 from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
-from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
 from weft.edge_node.mqtt.broker import Broker
-from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
+from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import Flag
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.mqtt.packets import Publish
@@ -65,7 +64,7 @@ class NodeFunctions:
         self._functions = Functions(
             found,
             log,
-            alerts=Alerts(broker.ingest, broker.retained, wall_clock),
+            alerts=Alerts(broker, wall_clock),
             released=self._released,
             turn=_turn(broker.rounds),
             wall_clock=wall_clock,
@@ -136,10 +135,15 @@ class NodeFunctions:
 class Alerts:
     """Publisher of what functions say, within the commit of their step."""
 
-    def __init__(self, ingest: Ingest, retained: RetainedMessages, wall_clock: Callable[[], int]) -> None:
-        """Publish as a client of the node does."""
-        self._ingest = ingest
-        self._retained = retained
+    def __init__(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
+        """Publish as a client of the node does.
+
+        Args:
+            wall_clock: ns since 1970.
+        """
+        self._ingest = broker.ingest
+        self._retained = broker.retained
+        self._deliver = broker.fan_out.message
         self._wall_clock = wall_clock
 
     def ready(self) -> None:
@@ -151,11 +155,16 @@ class Alerts:
         self._ingest.turn.store()
 
     def __call__(self, alert: Alert) -> None:
-        """Store and deliver a message."""
+        """Store and deliver a message, if it is still of use."""
+        now = self._wall_clock()
+        if alert.until and alert.until < now:
+            return
         if alert.retain:
-            self._retained.retain(
-                Publish(alert.topic, alert.payload, alert.qos, 0, retain=True), self._wall_clock()
-            )  # fmt: skip
+            self._retained.retain(Publish(alert.topic, alert.payload, alert.qos, 0, retain=True), now)
+        if alert.topic.startswith(b"$"):
+            # The node's own, as `$SYS`: for who asks for it by name, and in no stream.
+            self._deliver(Message(alert.topic, alert.payload, alert.qos, alert.retain))
+            return
         flags = _QOS_FLAGS[alert.qos] | (Flag.RETAINED if alert.retain else Flag(0))
         self._ingest.publish(Record(alert.topic, alert.payload, int(flags)))
 

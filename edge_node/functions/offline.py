@@ -201,7 +201,16 @@ class _Trace(Outputs):
         super().route(row, stream)
         self._note("routed", row, to=stream)
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:  # noqa: ARG002
+    def alert(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,  # noqa: ARG002
+        time: int,  # noqa: ARG002
+        *,
+        retain: bool,  # noqa: ARG002
+        until: int = 0,  # noqa: ARG002
+    ) -> None:
         self._outcomes.append(Outcome("alert", self.function, to=topic.decode(errors="replace"), payload=payload))
 
     def keep(self, row: Row, *, held: bool) -> None:

@@ -16,6 +16,7 @@ from weft.edge_node.functions.kinds.redact import make_redact
 from weft.edge_node.functions.kinds.route import Route
 from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.select import Set, make_select
+from weft.edge_node.functions.kinds.sparkplug.make import make_sparkplug
 from weft.edge_node.functions.kinds.sql import SqlFunction
 from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
 from weft.edge_node.functions.kinds.where import Where
@@ -38,6 +39,7 @@ KINDS: dict[str, Make] = {
     "dedupe": DedupeFunction,
     "enrich": Enrich,
     "alert": Alert,
+    "sparkplug": make_sparkplug,
     "window": WindowFunction,
     "sql": SqlFunction,
 }

@@ -67,7 +67,7 @@ class Recorder:
     def route(self, row: Row, stream: str) -> None:
         self.said.append(("route", _seen(row), stream))
 
-    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool) -> None:
+    def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
         self.said.append(("alert", topic, payload, qos, time, retain))
 
     def drop(self, row: Row, reason: str) -> None:

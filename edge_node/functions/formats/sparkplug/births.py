@@ -32,7 +32,7 @@ NAME_CHARACTERS_MAX = 256
 """Longest name of a metric that is remembered."""
 BD_SEQ = "bdSeq"
 """Metric of births and deaths of edge nodes by which a death is known to belong to a birth (section 6.4.20)."""
-_NONE = -1
+NONE = -1
 """In place of an alias or ``bdSeq`` that is not there; real ones are not negative."""
 
 
@@ -46,7 +46,7 @@ class Births:
 
     The state has, under ``GROUP/NODE`` and ``GROUP/NODE/DEVICE``, the ``bdSeq`` of the birth and for each metric its
     name, alias and datatype. It is bounded by ``SOURCES_MAX``, ``DEFINITIONS_MAX`` and ``NAME_CHARACTERS_MAX``; a birth
-    beyond them is refused, and what is remembered stays.
+    beyond them is refused.
     """
 
     def __init__(self, state: State) -> None:
@@ -59,13 +59,14 @@ class Births:
         """Remember a birth. That of an edge node also ends its devices, which have births of their own (6.4.6).
 
         Raises:
-            PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then.
+            PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then, and what was
+                remembered of it may be wrong by now (``lose``).
         """
         if len(topic.source) > SOURCE_BYTES_MAX:
             raise PayloadError(
                 f"the names in its topic have {len(topic.source)} bytes; at most {SOURCE_BYTES_MAX} can be"
             )
-        metrics = [self._metric(metric) for metric in message.metrics]
+        metrics = [stored_metric(metric) for metric in message.metrics]
         replaced = {topic.source, *(self._devices(topic.node) if topic.is_node else ())}
         kept = [stored for source, stored in self._state.values.items() if source not in replaced]
         if len(kept) >= SOURCES_MAX or sum(len(stored[1]) for stored in kept) + len(metrics) > DEFINITIONS_MAX:
@@ -74,7 +75,7 @@ class Births:
             )
         for source in sorted(replaced):
             self._forget(source)
-        self._state.set(topic.source, [_bd_seq(message), metrics])
+        self._state.set(topic.source, [bd_seq_of(message), metrics])
 
     def forget(self, topic: SparkplugTopic, message: Any) -> None:
         """Forget a birth after its death. That of an edge node also ends its devices.
@@ -83,8 +84,12 @@ class Births:
         ``bdSeq`` is not that of the birth is passed over.
         """
         stored = self._state.values.get(topic.source)
-        if stored is None or (topic.is_node and stored[0] != _bd_seq(message)):
+        if stored is None or (topic.is_node and stored[0] != bd_seq_of(message)):
             return
+        self.lose(topic)
+
+    def lose(self, topic: SparkplugTopic) -> None:
+        """Forget a birth: that its sender has gone, or a later one is not understood and may have given other names."""
         for source in sorted({topic.source, *(self._devices(topic.node) if topic.is_node else ())}):
             self._forget(source)
 
@@ -96,16 +101,8 @@ class Births:
             return NO_DEFINITIONS
         known = self._tables.get(topic.source)
         if known is None or known.stored is not stored:
-            known = self._tables[topic.source] = _Known(stored, dict(_definitions(stored[1])))
+            known = self._tables[topic.source] = _Known(stored, dict(definitions_in(stored[1])))
         return known.definitions
-
-    def _metric(self, metric: Any) -> list[str | int]:
-        if not metric.HasField("name"):
-            raise PayloadError("a metric of the birth has no name")
-        name, datatype = definition_of(metric, NO_DEFINITIONS)
-        if len(name) > NAME_CHARACTERS_MAX:
-            raise PayloadError(f"the name of a metric has {len(name)} characters; at most {NAME_CHARACTERS_MAX} can be")
-        return [name, metric.alias if metric.HasField("alias") else _NONE, datatype]
 
     def _devices(self, node: bytes) -> list[bytes]:
         prefix = node + b"/"
@@ -146,27 +143,48 @@ class SparkplugRows(Function):
     def _decode(self, row: Row) -> None:
         if (topic := parse_topic(row.key)) is None:
             raise PayloadError("its topic is none of an edge node or device of Sparkplug B: spBv1.0/GROUP/TYPE/NODE")
-        message = parse(row.payload or b"")
         if topic.kind == b"BIRTH":
-            row.values = values_of(message, NO_DEFINITIONS)
-            self._births.learn(topic, message)
+            try:
+                message = parse(row.payload or b"")
+                row.values = values_of(message, NO_DEFINITIONS)
+                self._births.learn(topic, message)
+            except PayloadError:
+                self._births.lose(topic)
+                raise
             return
+        message = parse(row.payload or b"")
         row.values = values_of(message, self._births.definitions(topic))
         if topic.kind == b"DEATH":
             self._births.forget(topic, message)
 
 
-def _bd_seq(message: Any) -> int:
+def stored_metric(metric: Any) -> list[str | int]:
+    """Return name, alias and datatype of a metric of a birth, to be remembered.
+
+    Raises:
+        PayloadError: it has no name, or one that is too long.
+    """
+    if not metric.HasField("name"):
+        raise PayloadError("a metric of the birth has no name")
+    name, datatype = definition_of(metric, NO_DEFINITIONS)
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise PayloadError(f"the name of a metric has {len(name)} characters; at most {NAME_CHARACTERS_MAX} can be")
+    return [name, metric.alias if metric.HasField("alias") else NONE, datatype]
+
+
+def bd_seq_of(message: Any) -> int:
+    """Return the number by which the death of an edge node is known to belong to a birth; ``NONE`` without one."""
     for metric in message.metrics:
         if metric.name == BD_SEQ:
             found: int = metric.long_value or metric.int_value
             return found
-    return _NONE
+    return NONE
 
 
-def _definitions(metrics: Iterable[list[Any]]) -> Iterable[tuple[int | str, Definition]]:
+def definitions_in(metrics: Iterable[list[Any]]) -> Iterable[tuple[int | str, Definition]]:
+    """Yield the definitions of remembered metrics, by name and by alias."""
     for name, alias, datatype in metrics:
         found = Definition(name, datatype)
         yield name, found
-        if alias != _NONE:
+        if alias != NONE:
             yield alias, found

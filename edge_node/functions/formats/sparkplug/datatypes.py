@@ -63,6 +63,19 @@ _FLOATS = frozenset({Datatype.FLOAT, Datatype.DOUBLE})
 _TEXTS = frozenset({Datatype.STRING, Datatype.TEXT, Datatype.UUID})
 
 
+_NAMES = {
+    each: each.name.title().replace("_", "").replace("Uint", "UInt")
+    for each in Datatype
+} | {Datatype.UUID: "UUID", Datatype.DATASET: "DataSet", Datatype.DATETIME: "DateTime",
+     Datatype.DATETIME_ARRAY: "DateTimeArray"}  # fmt: skip
+"""Datatype -> its name in the specification: ``UInt16``, ``DateTimeArray``."""
+
+
+def title_of(datatype: int) -> str:
+    """Return the name of a datatype as the specification has it; its number where it has none."""
+    return _NAMES.get(datatype) or str(datatype)  # type: ignore[call-overload]
+
+
 def name_of(datatype: int) -> str:
     """Return the name of a datatype for people."""
     try:

@@ -32,6 +32,10 @@ Definitions = Mapping[int | str, Definition]
 NO_DEFINITIONS: Definitions = {}
 
 
+class UnknownAlias(PayloadError):
+    """A metric has an alias in place of a name, and no birth that is known has it."""
+
+
 class SparkplugFormat:
     """Sparkplug B without a memory: of metrics that have their names, as births have.
 
@@ -115,7 +119,7 @@ def definition_of(metric: Any, known: Definitions) -> Definition:
     if not metric.HasField("alias"):
         raise PayloadError("a metric has neither a name nor an alias")
     if (found := known.get(metric.alias)) is None:
-        raise PayloadError(f"a metric has the alias {metric.alias}, and the birth that names it is not known")
+        raise UnknownAlias(f"a metric has the alias {metric.alias}, and the birth that names it is not known")
     return found if not datatype else Definition(found.name, datatype)
 
 
@@ -123,17 +127,26 @@ def _read_metrics(metrics: Any, known: Definitions, values: Values, depth: int) 
     for metric in metrics:
         name, datatype = definition_of(metric, known)
         try:
-            values[name] = _value(metric, datatype, depth)
+            values[name] = value_of(metric, datatype, depth)
         except PayloadError as error:
             raise PayloadError(f"metric {name[:100]}: {error}") from None
 
 
-def _value(metric: Any, datatype: int, depth: int) -> Any:
+def value_of(metric: Any, datatype: int, depth: int = 0) -> Any:
+    """Return the value of a metric; None for null.
+
+    Args:
+        datatype: that of ``definition_of``.
+        depth: templates around it.
+
+    Raises:
+        PayloadError: it is not of its datatype, or holds templates that are too deep in each other.
+    """
     kind = metric.WhichOneof("value")
     if kind is None or metric.is_null:
         return None
     if kind in _SCALARS:
-        return _scalar(metric, kind, datatype)
+        return scalar_of(metric, kind, datatype)
     if kind == "bytes_value":
         return datatypes.binary(metric.bytes_value, datatype)
     if kind == "dataset_value":
@@ -156,7 +169,15 @@ _SCALARS: dict[str, Callable[[Any, int | None], Any]] = {
 }
 
 
-def _scalar(holder: Any, kind: str, datatype: int) -> Any:
+def scalar_of(holder: Any, kind: str, datatype: int) -> Any:
+    """Return a number, truth value or text of a metric, property, parameter or dataset.
+
+    Args:
+        kind: name of the field that has it.
+
+    Raises:
+        PayloadError: it is not of its datatype.
+    """
     return _SCALARS[kind](getattr(holder, kind), datatype)
 
 
@@ -176,7 +197,7 @@ def _row(row: Any, columns: list[str], types: list[int]) -> Values:
     values: Values = {}
     for name, datatype, element in zip(columns, types, row.elements, strict=True):
         kind = element.WhichOneof("value")
-        values[name] = None if kind is None else _scalar(element, kind, datatype)
+        values[name] = None if kind is None else scalar_of(element, kind, datatype)
     return values
 
 

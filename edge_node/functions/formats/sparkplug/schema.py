@@ -1,7 +1,7 @@
 """Messages of Sparkplug B (Sparkplug 3.0, section 6.4), for the runtime of protobuf.
 
 The description is made here instead of by a compiler: it says all that is read and written, and fields that it does not
-name (properties, metadata, extensions) are passed over by the parser without an object for each.
+name (metadata, extensions) are passed over by the parser without an object for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,12 @@ _TYPES = {"uint32": 13, "uint64": 4, "float": 2, "double": 1, "bool": 8, "string
 """Type -> its number in a description. Any other name is that of a message."""
 
 _SCALARS = ("int uint32", "long uint64", "float float", "double double", "boolean bool", "string string")
+
+
+def _scalars(first: int) -> dict[int, str]:
+    return {first + at: f"={kind.replace(' ', '_value ')}" for at, kind in enumerate(_SCALARS)}
+
+
 MESSAGES: dict[str, dict[int, str]] = {
     "Payload": {1: "timestamp uint64", 2: "*metrics Metric", 3: "seq uint64"},
     "Metric": {
@@ -22,16 +28,35 @@ MESSAGES: dict[str, dict[int, str]] = {
         2: "alias uint64",
         3: "timestamp uint64",
         4: "datatype uint32",
+        5: "is_historical bool",
+        6: "is_transient bool",
         7: "is_null bool",
-        **{10 + at: f"={kind.replace(' ', '_value ')}" for at, kind in enumerate(_SCALARS)},
+        9: "properties PropertySet",
+        **_scalars(10),
         16: "=bytes_value bytes",
         17: "=dataset_value DataSet",
         18: "=template_value Template",
     },
     "DataSet": {1: "num_of_columns uint64", 2: "*columns string", 3: "*types uint32", 4: "*rows Row"},
     "Row": {1: "*elements Element"},
-    "Element": {1 + at: f"={kind.replace(' ', '_value ')}" for at, kind in enumerate(_SCALARS)},
-    "Template": {2: "*metrics Metric"},
+    "Element": _scalars(1),
+    "Template": {
+        1: "version string",
+        2: "*metrics Metric",
+        3: "*parameters Parameter",
+        4: "template_ref string",
+        5: "is_definition bool",
+    },
+    "Parameter": {1: "name string", 2: "type uint32", **_scalars(3)},
+    "PropertySet": {1: "*keys string", 2: "*values Property"},
+    "Property": {
+        1: "type uint32",
+        2: "is_null bool",
+        **_scalars(3),
+        9: "=propertyset_value PropertySet",
+        10: "=propertysets_value PropertySetList",
+    },
+    "PropertySetList": {1: "*propertyset PropertySet"},
 }
 """Message -> number of a field -> its name and type; ``*`` for a list, ``=`` for a value
 of which at most one is set."""

@@ -106,6 +106,15 @@ def test_a_birth_takes_the_place_of_the_one_before() -> None:
     assert station.restarted().take(data) == {"level": 5}
 
 
+def test_after_a_birth_that_is_not_understood_no_alias_is_trusted() -> None:
+    station = Station()
+    station.take(message("spBv1.0/g/NBIRTH/n", TEMPERATURE | {"int_value": 20}))
+    data = message("spBv1.0/g/NDATA/n", {"alias": 1, "int_value": 5})
+    assert station.take(data) == {"temperature": 5}
+    assert "neither a name nor an alias" in str(station.take(message("spBv1.0/g/NBIRTH/n", {"int_value": 20})))
+    assert "birth that names it" in str(station.take(data))
+
+
 def test_memory_for_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(births, "SOURCES_MAX", 3)
     monkeypatch.setattr(births, "DEFINITIONS_MAX", 5)

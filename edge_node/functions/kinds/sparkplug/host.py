@@ -1,0 +1,62 @@
+"""The node as a host application: ``STATE`` tells edge nodes that their data reach a log (Sparkplug 3.0, section 5).
+
+An edge node whose primary host this is sends its data while the host is online, and keeps them back otherwise. Here the
+broker and the host are one process, so nothing comes between them: who reaches the broker reaches the log. What others
+do by a will, going away with the broker does: after a crash, the message that says `online` is there again as soon as
+clients are, and what they publish is stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from weft.edge_node.functions.chain import Alert
+from weft.storage.segment_log import LogError
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """Publisher of messages of the node's own."""
+
+    def ready(self) -> None:
+        """Store what clients have published before."""
+
+    def __call__(self, alert: Alert) -> None:
+        """Store and deliver a message."""
+
+
+class HostState:
+    """The retained message ``spBv1.0/STATE/HOST_ID``. Event loop's thread only."""
+
+    def __init__(self, host_id: str, publish: Publisher, wall_clock: Callable[[], int]) -> None:
+        """Say nothing yet.
+
+        Args:
+            wall_clock: ns since 1970.
+        """
+        self._topic = b"spBv1.0/STATE/" + host_id.encode()
+        self._publish = publish
+        self._wall_clock = wall_clock
+
+    def begin(self) -> None:
+        """Say that the host is online."""
+        self._say(online=True)
+
+    def end(self) -> None:
+        """Say that it goes offline."""
+        self._say(online=False)
+
+    def _say(self, *, online: bool) -> None:
+        now = self._wall_clock()
+        payload = msgspec.json.encode({"online": online, "timestamp": now // 1_000_000})
+        try:
+            self._publish.ready()
+            self._publish(Alert(self._topic, payload, 1, now, retain=True))
+        except LogError as error:
+            # The message is retained all the same; streams that keep `STATE` lack it.
+            logger.warning("%s: the log does not take it: %s", self._topic.decode(), error)

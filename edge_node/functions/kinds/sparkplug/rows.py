@@ -1,0 +1,142 @@
+"""Rows of messages of Sparkplug B: one for each metric, or one for each message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from weft.edge_node.functions.contract import Row, Values
+from weft.edge_node.functions.formats.sparkplug.datatypes import title_of
+from weft.edge_node.functions.formats.sparkplug.payload import OWN_FIELDS
+from weft.edge_node.functions.formats.sparkplug.readings import GOOD, STALE, Reading
+from weft.edge_node.functions.kinds.sparkplug.nodes import Ended
+from weft.protocols.batch import HeaderPairs
+
+PREFIX = "sparkplug."
+"""Beginning of the names of headers that say where a row comes from."""
+ATTRIBUTES = "attributes"
+"""Field of a message's row with what its metrics say of themselves."""
+_MS = 1_000_000
+
+
+class Sender(NamedTuple):
+    """Sender of a message, and what its rows have in common."""
+
+    key: bytes
+    """``GROUP/NODE/DEVICE``; the device is empty for the edge node itself."""
+    headers: HeaderPairs
+
+
+def sender_of(source: bytes, row: Row, kind: str, number: int | None, *, doubtful: bool, stale: bool) -> Sender:
+    """Return what the rows of an edge node or device have in common.
+
+    Args:
+        source: ``GROUP/NODE`` or ``GROUP/NODE/DEVICE``.
+        row: the message.
+        kind: ``NDATA`` and so on.
+        number: that of the message; None without one.
+        doubtful: messages before it are missing.
+        stale: its metrics have no value any more.
+    """
+    group, node, device = [*source.decode(errors="replace").split("/"), ""][:3]
+    headers: list[tuple[str, Any]] = [pair for pair in row.headers if not pair[0].startswith(PREFIX)]
+    headers += [("sparkplug.group", group), ("sparkplug.node", node)]
+    if device:
+        headers.append(("sparkplug.device", device))
+    headers.append(("sparkplug.type", kind))
+    if number is not None:
+        headers.append(("sparkplug.seq", number))
+    if doubtful:
+        headers.append(("sparkplug.doubtful", True))
+    if stale:
+        headers.append(("sparkplug.stale", True))
+    return Sender(source if device else source + b"/", tuple(headers))
+
+
+class MetricRows:
+    """A row for each metric: its name, value, time, datatype and quality."""
+
+    def read(self, message: Any, readings: Iterable[Reading], sender: Sender, row: Row) -> Iterator[Row]:  # noqa: ARG002
+        """Yield the rows of a message."""
+        for reading in readings:
+            values: Values = {
+                "metric": reading.name,
+                "value": reading.value,
+                "timestamp": reading.timestamp,
+                "datatype": reading.datatype,
+                "quality": reading.quality,
+                "historical": reading.is_historical,
+                "transient": reading.is_transient,
+            }
+            if reading.properties is not None:
+                values["properties"] = reading.properties
+            if reading.template is not None:
+                values["template"] = reading.template
+            yield _made(row, _key(sender, reading.name), values, sender)
+
+    def stale(self, ended: Ended, sender: Sender, row: Row, timestamp: int) -> Iterator[Row]:
+        """Yield the rows of an edge node or device that is not there any more."""
+        for name, _, datatype in ended.metrics:
+            values: Values = {
+                "metric": name,
+                "value": None,
+                "timestamp": timestamp,
+                "datatype": title_of(datatype),
+                "quality": STALE,
+                "historical": False,
+                "transient": False,
+            }
+            yield _made(row, _key(sender, name), values, sender)
+
+
+class MessageRows:
+    """A row for each message, with the metrics as fields by their names."""
+
+    def read(self, message: Any, readings: Iterable[Reading], sender: Sender, row: Row) -> Iterator[Row]:
+        """Yield the row of a message."""
+        values: Values = {name: getattr(message, name) for name in OWN_FIELDS if message.HasField(name)}
+        sent = values.get("timestamp")
+        attributes: Values = {}
+        for reading in readings:
+            values[reading.name] = reading.value
+            if said := _said(reading, sent):
+                attributes[reading.name] = said
+        if attributes:
+            values.setdefault(ATTRIBUTES, attributes)
+        yield _made(row, sender.key, values, sender)
+
+    def stale(self, ended: Ended, sender: Sender, row: Row, timestamp: int) -> Iterator[Row]:  # noqa: ARG002
+        """Yield the row of an edge node or device that is not there any more."""
+        yield _made(row, sender.key, {"timestamp": timestamp}, sender)
+
+
+def milliseconds(row: Row) -> int:
+    """Return the time at which the node took a message in, in milliseconds since 1970."""
+    return row.time // _MS
+
+
+def _said(reading: Reading, sent: int | None) -> Values:
+    """Return what a metric says of itself, as far as it is not what all of the message's metrics are."""
+    said: Values = {}
+    if reading.timestamp != sent:
+        said["timestamp"] = reading.timestamp
+    if reading.quality != GOOD:
+        said["quality"] = reading.quality
+    if reading.is_historical:
+        said["historical"] = True
+    if reading.is_transient:
+        said["transient"] = True
+    if reading.properties is not None:
+        said["properties"] = reading.properties
+    if reading.template is not None:
+        said["template"] = reading.template
+    return said
+
+
+def _key(sender: Sender, name: str) -> bytes:
+    return b"%b/%b" % (sender.key, name.encode(errors="replace"))
+
+
+def _made(row: Row, key: bytes, values: Values, sender: Sender) -> Row:
+    # Number and stream stay those of the message: they give the row its place among the errors.
+    return Row(row.time, key, None, values, sender.headers, row.seq, row.input)

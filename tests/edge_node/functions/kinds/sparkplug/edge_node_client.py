@@ -1,0 +1,81 @@
+"""An edge node of Sparkplug B with a real MQTT client: will, births, data by alias, births when it is asked."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.edge_node.functions.kinds.sparkplug.messages import number, payload, rpm, temperature
+from tests.support.waiting import until
+from weft.edge_node.functions.formats.sparkplug.schema import Payload
+
+
+class EdgeNodeClient:
+    """Edge node ``plant/line1`` with the device ``pump``."""
+
+    def __init__(self, port: int, bd_seq: int = 0) -> None:
+        self.bd_seq = bd_seq
+        self.requests = 0
+        """Births that it was asked for."""
+        self.states: list[bytes] = []
+        """What the primary host said."""
+        self.born = threading.Event()
+        self._seq = 0
+        self._client = client = paho.Client(CallbackAPIVersion.VERSION2, "line1", reconnect_on_failure=False)
+        client.will_set("spBv1.0/plant/NDEATH/line1", payload(number(bd_seq)), qos=1)
+        client.on_connect = self._connected
+        client.on_message = self._asked
+        client.on_subscribe = lambda *_: self.birth()
+        client.connect("127.0.0.1", port, keepalive=60)
+
+    async def __aenter__(self) -> Self:
+        self._client.loop_start()
+        await until(self.born.is_set)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        """Be gone without DISCONNECT: the broker publishes the will."""
+        found = self._client.socket()
+        if found is not None:
+            found.shutdown(socket.SHUT_RDWR)
+        self._client.loop_stop()
+
+    def birth(self) -> None:
+        """Say what there is."""
+        self._seq = 0
+        self.say("NBIRTH/line1", number(self.bd_seq), temperature(), {"name": "Node Control/Rebirth", "datatype": 11})
+        self.say("DBIRTH/line1/pump", rpm())
+        self.born.set()
+
+    def say(self, place: str, *metrics: dict[str, Any]) -> None:
+        """Publish a message with the next number."""
+        self._client.publish(f"spBv1.0/plant/{place}", payload(*metrics, seq=self._seq), qos=0)
+        self._seq = (self._seq + 1) % 256
+
+    def measure(self, value: float) -> None:
+        self.say("NDATA/line1", {"alias": 1, "double_value": value})
+
+    def lose_a_message(self) -> None:
+        """Count one that never goes out."""
+        self._seq = (self._seq + 1) % 256
+
+    # --- callbacks, on the client's thread
+
+    def _connected(self, client: Any, *_: Any) -> None:
+        client.subscribe([("spBv1.0/plant/NCMD/line1", 1), ("spBv1.0/STATE/+", 1)])
+
+    def _asked(self, client: Any, data: Any, message: Any) -> None:
+        if "/STATE/" in message.topic:
+            self.states.append(message.payload)
+            return
+        (metric,) = Payload.FromString(message.payload).metrics
+        if metric.name == "Node Control/Rebirth" and metric.boolean_value:
+            self.requests += 1
+            self.birth()
