@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -11,11 +12,13 @@ from tests.edge_node.functions.formats.test_every_format import FORMATS
 from tests.edge_node.functions.formats.test_sparkplug import NODE_BIRTH
 from tests.edge_node.functions.formats.values import same
 from tests.fuzz.target import Target
+from weft.config.functions.sparkplug import Sparkplug
 from weft.edge_node.functions.chain import Outputs
-from weft.edge_node.functions.contract import Row
+from weft.edge_node.functions.contract import Context, Row
 from weft.edge_node.functions.formats.bounds import MEMORY_PER_BYTE
 from weft.edge_node.functions.formats.sparkplug.births import SparkplugRows
 from weft.edge_node.functions.formats.sparkplug.payload import SparkplugFormat
+from weft.edge_node.functions.kinds.sparkplug.make import make_sparkplug
 from weft.edge_node.functions.payloads import Format, PayloadError
 
 BACK_BYTES_MAX = 4 << 10
@@ -105,14 +108,33 @@ def _struct_seeds() -> list[bytes]:
 _TOPICS = (b"NBIRTH/n", b"NDATA/n", b"DBIRTH/n/d", b"DDATA/n/d", b"NDEATH/n", b"DDEATH/n/d", b"NBIRTH/m", b"STATE")
 
 
-def _births(data: bytes) -> None:
+def _messages(data: bytes) -> list[Row]:
     """Messages of a group, each with a byte for its topic and two for its length."""
     rows, at = [], 0
     while at < len(data):
         end = at + 3 + int.from_bytes(data[at + 1 : at + 3])
         topic = b"spBv1.0/g/" + _TOPICS[data[at] % len(_TOPICS)]
-        rows.append(Row(time=at, key=topic, payload=data[at + 3 : end], values={}))
+        rows.append(Row(time=at * 10**9, key=topic, payload=data[at + 3 : end], values={}))
         at = end
+    return rows
+
+
+def _metrics(data: bytes) -> None:
+    """As a host application understands messages, with time passing between them."""
+    function, out = make_sparkplug(Sparkplug(), Context("out", ("in",), lambda key: {}, ())), Outputs()
+    format_ = FORMATS["json"]
+    for row in _messages(data):
+        if (due := function.due()) is not None and due < row.time:
+            function.tick(row.time, out)
+        for made in function.process([row], out):
+            with contextlib.suppress(PayloadError):
+                format_.encode(made.values)
+    assert function.state is not None
+    assert len(msgspec.msgpack.encode(list(function.state.items()))) <= 1024 + 8 * len(data)
+
+
+def _births(data: bytes) -> None:
+    rows = _messages(data)
     function, out = SparkplugRows(), Outputs()
     decoded = function.process(rows, out)
     assert len(decoded) + len(out.rejected) == len(rows)
@@ -128,6 +150,24 @@ def _birth_seeds() -> list[bytes]:
         (3, b"\x12\x04\x10\x09\x50\x07"),
         (4, b""),
         (1, metric),
+    ]
+    return [b"".join(bytes([kind]) + len(payload).to_bytes(2) + payload for kind, payload in messages)]
+
+
+def _metric_seeds() -> list[bytes]:
+    named = b"\x12\x0b\x0a\x01t\x10\x05\x20\x03\x50\x07\x28\x01"
+    quality = b"\x12\x15\x10\x05\x50\x07\x4a\x0f\x0a\x07Quality\x12\x04\x08\x03\x18\x00"
+    sets = b"\x12\x10\x10\x05\x50\x07\x4a\x0a\x0a\x01a\x12\x05\x4a\x03\x0a\x01b"
+    template = b"\x12\x12\x0a\x01m\x20\x13\x92\x01\x0a\x0a\x02v1\x1a\x02\x10\x03\x28\x01"
+    number = b"\x12\x0b\x0a\x05bdSeq\x20\x08\x58"
+    messages = [
+        (0, named + number + b"\x01\x18\x00"),
+        (2, named + template + b"\x18\x01"),
+        (3, quality + b"\x18\x02"),
+        (3, sets + b"\x18\x09"),
+        (1, b"\x12\x02\x10\x09\x18\x0a"),
+        (4, number + b"\x01"),
+        (0, NODE_BIRTH),
     ]
     return [b"".join(bytes([kind]) + len(payload).to_bytes(2) + payload for kind, payload in messages)]
 
@@ -155,5 +195,6 @@ TARGETS = {
     "payload-struct": _target(FORMATS["struct"], _struct_seeds),
     "payload-sparkplug": _target(SparkplugFormat(), _sparkplug_seeds, ordered=False),
     "sparkplug-births": Target(_births, _birth_seeds, memory_per_byte=400),
+    "sparkplug-metrics": Target(_metrics, _metric_seeds, memory_per_byte=100, weight=lambda data: 4 * len(data)),
 }
 """Three bytes are a message of Sparkplug, which is a row with a topic."""
