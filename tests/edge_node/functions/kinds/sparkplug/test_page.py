@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.edge_node.functions.kinds.sparkplug.messages import Plant, made
 from tests.edge_node.functions.restart import run
+from tests.support.processes import weft
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check
@@ -44,3 +46,15 @@ def test_the_example_does_what_the_page_says() -> None:
     assert (Flow(short).payload("metrics").format, Flow(short).input_payload("metrics").format) == ("json", "sparkplug")
     assert short.sparkplug is not None
     assert short.sparkplug.host_id == "plant-historian"
+
+
+def test_the_command_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: dict[str, str] = {}
+    for kind, _, body in _BLOCK.findall(PAGE.read_text()):
+        blocks.setdefault(kind, body)
+    monkeypatch.chdir(tmp_path)
+    Path("edge.yaml").write_text(blocks["config"])
+    Path("sample.jsonl").write_text(blocks["sample"])
+    done = weft("edge", "test-function", "edge.yaml", "metrics", "--input", "sample.jsonl")
+    assert done.exception is None, done.exception
+    assert done.stdout == blocks["answer"]
