@@ -57,6 +57,26 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
             "the one that has been idle longest. A connection without a request for 30 s is closed.",
         ),
     ] = 64
+    request_bytes: Annotated[
+        Size,
+        Meta(
+            ge=1024,
+            le=8 * MiB,
+            description="Maximum size of the body of an HTTP request, as it comes and unpacked. Longer ones get 413.",
+        ),
+    ] = field(default=1 * MiB, name="request")
+    http_readers: Annotated[
+        Count,
+        Meta(
+            le=100_000,
+            description="Maximum number of HTTP clients that read events, by server-sent events or WebSocket. Further "
+            "ones get 429.",
+        ),
+    ] = 256
+    http_readers_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `http_readers`."),
+    ] = None
     packet_bytes: Annotated[
         Size,
         Meta(

@@ -129,6 +129,15 @@ class Listener(Section, frozen=True, kw_only=True):
         WebSocket | None,
         Meta(description="MQTT over WebSocket; unset: plain MQTT. Listeners named `ws` and `wss` always use it."),
     ] = None
+    origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Origins of web pages that may send requests to a listener of HTTP, such as "
+            '`https://dash.example.com`; `"*"` for all. Pages of the listener\'s own scheme, host and port may always, '
+            "on loopback only under an address, `localhost` or a host named here. Clients other than browsers are not "
+            "checked."
+        ),
+    ] = ()
     proxy_protocol: Annotated[
         ProxyProtocol | None,
         Meta(description="PROXY protocol of a proxy in front of the listener; unset: clients connect directly."),

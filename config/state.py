@@ -80,6 +80,30 @@ class State(Section, frozen=True, kw_only=True):
             "that published longest ago. Unset: a quarter of `resent_total`."
         ),
     ] = None
+    idempotency_window_s: Annotated[
+        Duration,
+        Meta(
+            ge=60,
+            le=30 * 86_400,
+            description="Time for which the node remembers the `Idempotency-Key` of an HTTP request, so that the same "
+            "request stores nothing twice.",
+        ),
+    ] = field(default=86_400.0, name="idempotency_window")
+    idempotency_keys: Annotated[
+        Count,
+        Meta(
+            le=10_000_000,
+            description="Number of such keys that are remembered, about 500 bytes of memory each. Above it, the oldest "
+            "are forgotten.",
+        ),
+    ] = 100_000
+    idempotency_keys_per_user: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="The same of one user, or of one address where clients have no user name. Unset: a quarter of "
+            "`idempotency_keys`."
+        ),
+    ] = None
     backlog_buffer_bytes: Annotated[
         Size,
         Meta(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weft.bounds import one_share
+from weft.config.listeners import protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain
 from weft.edge_node.check import (
@@ -14,6 +15,7 @@ from weft.edge_node.check import (
     topics_log_bytes,
     unrouted_bytes,
 )
+from weft.edge_node.http.settings import HttpSettings
 from weft.edge_node.mqtt.broker import BrokerSettings
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -24,6 +26,10 @@ READ_BYTES_MAX = 1 << 20
 """Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
 PENDING_READS_MIN = 3
 """Least number of longest reads that may wait for the disk, whatever ``limits.pending`` says."""
+KEY_RECORD_BYTES = 256
+"""Bytes that a remembered idempotency key takes in the log, about."""
+KEYS_SHARE = 16
+"""No more than this part of the log's budget is for such keys."""
 KEEP_ALIVE_S_MAX = 65_535
 """Longest keep alive that two bytes can hold: as a limit, it is none."""
 
@@ -76,6 +82,19 @@ def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
     return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
 
 
+def keys_policy(config: EdgeConfig) -> StreamPolicy:
+    """Return the retention of the idempotency keys of requests, from the node's configuration."""
+    size = min(config.state.idempotency_keys * KEY_RECORD_BYTES, config.disk.budget_bytes // KEYS_SHARE)
+    return StreamPolicy("drop_oldest", config.state.idempotency_window_s, size, replicated=False)
+
+
+def has_http(config: EdgeConfig) -> bool:
+    """Return whether the node has a listener of HTTP."""
+    return any(
+        listener is not None and protocol_of(name, listener) == "http" for name, listener in config.listeners.items()
+    )
+
+
 def session_limits(config: EdgeConfig) -> SessionLimits:
     """Return the bounds on MQTT sessions from the node's configuration."""
     limits = config.limits
@@ -125,6 +144,24 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         closes_on_refusal=config.auth.refused_publish == "close",
         positions_interval_s=config.state.positions_interval_s,
         keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
+        software=software,
+    )
+
+
+def http_settings(config: EdgeConfig, software: str) -> HttpSettings:
+    """Return the bounds of HTTP listeners from the node's configuration."""
+    limits, state = config.limits, config.state
+    return HttpSettings(
+        body_bytes_max=limits.request_bytes,
+        connections_max=limits.connections,
+        connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
+        readers_max=limits.http_readers,
+        readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
+        write_timeout_s=limits.write_timeout_s,
+        send_queue_bytes_max=limits.send_queue_bytes,
+        window_s=state.idempotency_window_s,
+        keys_max=state.idempotency_keys,
+        keys_per_user_max=one_share(state.idempotency_keys_per_user, state.idempotency_keys),
         software=software,
     )
 

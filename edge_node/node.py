@@ -18,9 +18,12 @@ from weft.edge_node.check.derived import is_derived
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
-from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
 from weft.edge_node.from_config import (
     broker_settings,
+    has_http,
+    http_settings,
+    keys_policy,
     log_settings,
     state_settings,
     stream_policies,
@@ -33,6 +36,7 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
+from weft.edge_node.listeners.listener import MakeConnection
 from weft.edge_node.listeners.listeners import Listeners
 from weft.edge_node.mqtt import connection as mqtt_connection
 from weft.edge_node.mqtt.broker import Broker
@@ -43,6 +47,7 @@ from weft.edge_node.reconfigure import (
     ConfigUnusable,
     FunctionsPart,
     LinksPart,
+    Part,
     Reconfigure,
     StreamsPart,
 )
@@ -56,7 +61,7 @@ from weft.edge_node.status.metrics import render
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
-from weft.edge_node.streams import FUNCTIONS_STREAM, UNROUTED_STREAM
+from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, UNROUTED_STREAM
 from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
 
@@ -86,7 +91,10 @@ class EdgeNode:
         self.counters = Counters()
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
+        self.http_counters = HttpCounters()
         self._closing = contextlib.AsyncExitStack()
+        self._more_parts: list[Part] = []
+        """Parts that a configuration can change, of nodes that have them."""
         self.addresses: dict[str, Address | UnixSocket] = {}
         """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
@@ -116,14 +124,16 @@ class EdgeNode:
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)
             self.status = NodeStatus(
-                self.config, self.log, (self.state_counters, self.listener_counters, self.counters), links.statuses,
+                self.config, self.log, (self.state_counters, self.listener_counters, self.http_counters, self.counters),
+                links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
                 functions=self._function_figures, configuration=self._configuration,
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
-            parts = (StreamsPart(self.log, broker), self._before_log, self._functions, LinksPart(links))
+            parts: list[Part] = [StreamsPart(self.log, broker), self._before_log, self._functions, LinksPart(links)]
+            parts += self._more_parts
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
@@ -239,6 +249,8 @@ class EdgeNode:
         if self.config.unrouted.policy == "keep" or UNROUTED_STREAM in log.streams():
             # Also where it is kept no more: what earlier settings kept still has to go one day.
             log.set_policy(log.stream(UNROUTED_STREAM), unrouted_policy(self.config))
+        if has_http(self.config) or HTTP_STREAM in log.streams():
+            log.set_policy(log.stream(HTTP_STREAM), keys_policy(self.config))
         if log.recovery.torn_bytes:
             logger.warning("recovered the log: cut a torn tail of %d bytes", log.recovery.torn_bytes)
         return log
@@ -261,10 +273,26 @@ class EdgeNode:
         broker.start()
         state.start()
         stack.callback(broker.close)
+        makers: dict[str, MakeConnection] = {"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)}
+        if has_http(config):
+            makers["http"] = self._make_http(broker, stack)
         stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
-        await self.listeners.open({"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)})
+        await self.listeners.open(makers)
         self.addresses = self.listeners.addresses
         return broker
+
+    def _make_http(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
+        # Its parser is for nodes that have such a listener.
+        from weft.edge_node.http.service import HttpService
+
+        service = HttpService(
+            self.config, self.log, broker, http_settings(self.config, self._software), self.http_counters,
+            self._refusals, wall_clock,
+        )  # fmt: skip
+        self.listeners.accounts.watch(service.permissions_changed)
+        self._more_parts.append(service)
+        stack.callback(service.close)
+        return service.make_connection
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

@@ -14,11 +14,13 @@ UNROUTED_STREAM: Final = "unrouted"
 """Stream of messages whose topic no configured stream matches."""
 FUNCTIONS_STREAM: Final = "weft-functions"
 """Stream of the positions and states of functions."""
+HTTP_STREAM: Final = "weft-http"
+"""Stream of the idempotency keys of requests."""
 RAW_PREFIX: Final = "weft-raw-"
 """Beginning of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
 """End of the names of streams with records that functions could do nothing with: ``NAME-errors`` for stream NAME."""
-STATE_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM})
+STATE_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM})
 """Streams that commands and status pages do not show: they hold the state of sessions and functions, not data."""
 STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
 """Streams that never leave the node, whatever a configuration says."""

@@ -37,6 +37,13 @@ def _listener(name: str, listener: Listener, *, has_users: bool) -> Iterator[Fin
         yield Finding(
             (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"
         )
+    if listener.origins and protocol_of(name, listener) != "http":
+        yield Finding((*path, "origins"), "is for listeners of HTTP; MQTT has `websocket.origins`. Delete it")
+    for origin in listener.origins:
+        if origin != "*" and "://" not in origin:
+            yield Finding(
+                (*path, "origins"), f"expected an origin such as https://dash.example.com, got {quoted(origin)}"
+            )
     if isinstance(bind, UnixSocket) and listener.proxy_protocol is None and listener.tls is not None:
         yield Finding((*path, "tls"), "a unix socket needs no TLS: it does not leave the machine. Delete it")
     if listener.tls is not None and listener.tls.crl_file is not None and listener.tls.client_ca is None:

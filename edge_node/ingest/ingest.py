@@ -166,10 +166,18 @@ class Ingest:
         self._routes.clear()
         self.forget()
 
-    def route(self, topic: bytes) -> Route:
-        """Return where a topic's records go. The answer is the same for every publisher."""
+    def matches(self, topic: bytes, stream: int) -> bool:
+        """Return whether a stream takes a topic's messages without being named."""
+        return stream in self._router.streams(topic.decode())
+
+    def route(self, topic: bytes, into: int | None = None) -> Route:
+        """Return where a topic's records go. The answer is the same for every publisher.
+
+        Args:
+            into: the stream that the sender names, in place of those that match the topic.
+        """
         recipients = self._subscriptions.recipients(topic)
-        matching = self._router.streams(topic.decode())
+        matching = self._router.streams(topic.decode()) if into is None else (into,)
         before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
         streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
         # What is worked on before the log is nothing that sessions could read later.
@@ -241,7 +249,7 @@ class Ingest:
         for destination, records in gathered.groups.items():
             for stream in streams_of(destination, records):
                 seq, count = self._append(stream, records, now), len(records.keys)
-                records.seqs = range(seq, seq + count)
+                records.seqs = records.by_stream[stream] = range(seq, seq + count)
             if records.seqs:
                 stored.append((stream, seq, count))
         self._stored(gathered)
@@ -268,7 +276,7 @@ class Ingest:
                 except LogError:
                     self._append_by_source(stream, records, now, refused)
                 else:
-                    records.seqs = range(seq, seq + len(records.keys))
+                    records.seqs = records.by_stream[stream] = range(seq, seq + len(records.keys))
         self._stored(gathered)
         return refused
 
@@ -333,7 +341,7 @@ class Ingest:
                 refused[source] = error
             else:
                 seqs[stretch[0] : stretch[-1] + 1] = range(seq, seq + len(stretch))
-        records.seqs = seqs
+        records.seqs = records.by_stream[stream] = seqs
 
     def _stored(self, gathered: Gathering) -> None:
         """Count what is in the log now, and deliver it to subscribers."""

@@ -55,7 +55,7 @@ class Origin:
 class Records:
     """A run of records for one destination, in order of receipt."""
 
-    __slots__ = ("flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
+    __slots__ = ("by_stream", "flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -70,6 +70,8 @@ class Records:
         """Indexes of the records that name their publisher."""
         self.seqs: Sequence[int | None] = ()
         """Once it is stored: the seq of each record in the first of its streams; None for one that was refused."""
+        self.by_stream: dict[int, Sequence[int | None]] = {}
+        """Once it is stored: the same for each of its streams."""
 
     def add(self, key: bytes, payload: bytes, source: Source, flags: int, headers: HeaderPairs) -> None:
         """Add one record."""

@@ -11,6 +11,11 @@ from weft.edge_node.access.identity import Identity
 class Door(Protocol):
     """Authentication as one listener does it."""
 
+    @property
+    def name(self) -> str:
+        """Return the listener's name in the configuration."""
+        ...
+
     async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
         """Return the identity of a client that may come in. The connection is not read meanwhile.
 

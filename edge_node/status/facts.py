@@ -11,7 +11,7 @@ from weft.bounds import Owner
 from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.status.functions import FunctionFacts, function_facts
@@ -23,7 +23,7 @@ from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
 from weft.storage.segment_log.state.gaps import lost_by_reason
 
-AnyCounters = Counters | ListenerCounters | StateCounters
+AnyCounters = Counters | ListenerCounters | HttpCounters | StateCounters
 
 
 class NodeStatus:

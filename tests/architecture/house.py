@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("ingest",),
         ("sessions",),
         ("mqtt",),
+        ("http",),
         ("functions",),
         ("links", "control", "status"),
         ("inspect",),

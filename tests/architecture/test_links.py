@@ -17,6 +17,7 @@ _PATH = re.compile(
 )
 _MADE = re.compile(r"(?:tables|edge|hub|dist)(?:/|\.yaml)|\.venv.*")
 """What a person or an installation makes."""
+_MEDIA_TYPE = re.compile(r"(?:application|multipart|text)/.*")
 ids = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -32,7 +33,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_paths_that_are_named_exist(page: Path) -> None:
-    named = [code for code in _CODE.findall(prose(page)) if _PATH.fullmatch(code) and not _MADE.fullmatch(code)]
+    named = [
+        code
+        for code in _CODE.findall(prose(page))
+        if _PATH.fullmatch(code) and not (_MADE.fullmatch(code) or _MEDIA_TYPE.fullmatch(code))
+    ]
     bases = (ROOT, ROOT / "docs", page.parent)
     assert [path for path in named if not any((base / path).exists() for base in bases)] == []
 

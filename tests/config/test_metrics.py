@@ -12,7 +12,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.state import State
-from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 
 
@@ -38,7 +38,7 @@ async def test_a_hub_exports_its_catalogue() -> None:
 def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
     gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
     counters = {metric.name for metric in EDGE_METRICS if metric.kind == "counter"}
-    for each in (Counters, ListenerCounters, StateCounters):
+    for each in (Counters, ListenerCounters, HttpCounters, StateCounters):
         for field in dataclasses.fields(each):
             name = f"weft_edge_{field.name}"
             assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics.py"
@@ -52,6 +52,9 @@ LIMITS = {
     "connection_burst": "connections_rate_limited_total",
     "half_open": "half_open_evicted_total",
     "http_connections": "refusals_total",
+    "request_bytes": "http_refused_total",
+    "http_readers": "refusals_total",
+    "http_readers_per_user": "refusals_total",
     "packet_bytes": "protocol_errors_total",
     "connect_bytes": "protocol_errors_total",
     "unfinished_bytes": "refusals_total",
@@ -93,6 +96,8 @@ LIMITS = {
     "journal_bytes": "journal_refused_total",
     "resent_per_user": "resent_forgotten_total",
     "resent_total": "resent_forgotten_total",
+    "idempotency_keys": "http_keys_forgotten_total",
+    "idempotency_keys_per_user": "http_keys_forgotten_total",
     "backlog_buffer_bytes": "backlog_evicted_total",
     "backlog_page_bytes": "backlog_pages_total",
     "backlog_page_records": "backlog_pages_total",
@@ -100,7 +105,7 @@ LIMITS = {
     "topics_log_bytes": "topics_abandoned_total",
 }
 """Limit -> the metric that says how often it was met."""
-NO_LIMITS = {"save_interval_s", "save_bytes", "positions_interval_s", "resent_window"}
+NO_LIMITS = {"save_interval_s", "save_bytes", "positions_interval_s", "resent_window", "idempotency_window_s"}
 """Intervals, what begins a save early, and a window that is always full."""
 
 

@@ -87,6 +87,8 @@ class SyncGate(OSFileSystem):
 class Anyone:
     """Lets everybody in and do everything, unless a test says otherwise."""
 
+    name = "anyone"
+
     def __init__(self) -> None:
         self.refuse: Exception | None = None
         self.may: Callable[[str, str], bool] | None = None

@@ -1,27 +1,9 @@
-"""The metric catalogue: every metric that a node exports, with its kind and meaning. Names contain the unit.
-
-Counters start at 0 with the process; Prometheus handles the reset.
-"""
+"""Metrics of an edge node."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
-
-class Metric(NamedTuple):
-    """One metric. Names follow the Prometheus conventions: base units, ``_total`` for counters."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """Return the names of the metric's series: three for a histogram, otherwise its own."""
-        endings = ("_bucket", "_count", "_sum") if self.kind == "histogram" else ("",)
-        return tuple(self.name + ending for ending in endings)
-
+from weft.config.metrics.http import HTTP_METRICS
+from weft.config.metrics.metric import Metric
 
 EDGE_METRICS = (
     Metric("weft_edge_connections", "gauge", "Open MQTT connections."),
@@ -305,6 +287,7 @@ EDGE_METRICS = (
         "Always 1; its label names the version that runs.",
         ("stream", "version"),
     ),
+    *HTTP_METRICS,
     Metric("weft_edge_clock_synchronised", "gauge", "1 while a time source keeps the wall clock synchronised."),
     Metric("weft_edge_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
     Metric(
@@ -315,86 +298,3 @@ EDGE_METRICS = (
     ),
 )
 """Metrics of an edge node at ``/metrics``."""
-
-HUB_METRICS = (
-    Metric(
-        "weft_hub_conflicts",
-        "gauge",
-        "Lanes whose log a second node claims to own; their streams stand still until an operator decides.",
-    ),
-    Metric(
-        "weft_hub_stopped_tables",
-        "gauge",
-        "Tables that wait behind records which cannot become rows; `weft hub status` names them.",
-    ),
-    Metric(
-        "weft_hub_skipped_records", "gauge", "Records that operators took out of tables, of the shards of this process."
-    ),
-    Metric("weft_hub_links", "gauge", "Edges connected to this node."),
-    Metric(
-        "weft_hub_refusals_total",
-        "counter",
-        "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",
-        ("bound", "owner"),
-    ),
-    Metric("weft_hub_chunks_total", "counter", "Chunks written by this node.", ("shard",)),
-    Metric("weft_hub_records_total", "counter", "Records in chunks written by this node.", ("shard",)),
-    Metric("weft_hub_bytes_total", "counter", "Bytes of chunks written by this node.", ("shard",)),
-    Metric("weft_hub_foreign_chunks_total", "counter", "Chunks of other nodes read by this node.", ("shard",)),
-    Metric("weft_hub_unclear_total", "counter", "Chunk creations that did not end in a clean success.", ("shard",)),
-    Metric("weft_hub_retries_total", "counter", "Waits for a store that did not answer.", ("shard",)),
-    Metric("weft_hub_reloads_total", "counter", "Times that the shard's state was loaded again.", ("shard",)),
-    Metric("weft_hub_sessions_refused_total", "counter", "Lane sessions refused.", ("shard",)),
-    Metric("weft_hub_pending_bytes", "gauge", "Bytes waiting for the store.", ("shard",)),
-    Metric("weft_hub_chunk", "gauge", "Number of the newest chunk known; -1 before the first.", ("shard",)),
-    Metric(
-        "weft_hub_deleted_chunks_total",
-        "counter",
-        "Old chunks deleted by this node, with `retain_log`.",
-        ("shard",),
-    ),
-    Metric("weft_hub_watermark", "gauge", "Number below which chunks are deleted, with `retain_log`.", ("shard",)),
-    Metric("weft_hub_store_trouble", "gauge", "1 while the store does not answer.", ("shard",)),
-    Metric("weft_hub_store_put_latency_seconds", "histogram", "Time that the store took to write one chunk."),
-    Metric(
-        "weft_hub_commit_latency_seconds",
-        "histogram",
-        "Time from a commit's first batch to its acknowledgements: the longest wait of the edges.",
-    ),
-    Metric("weft_hub_stream_records", "gauge", "Records of the stream in the log.", ("tenant", "stream")),
-    Metric(
-        "weft_hub_stream_complete_up_to_timestamp_seconds",
-        "gauge",
-        "Time up to which all known edges have delivered; 0 while it is unknown.",
-        ("tenant", "stream"),
-    ),
-    Metric(
-        "weft_hub_stream_table_lag_records",
-        "gauge",
-        "Records in the log that are not yet table rows.",
-        ("tenant", "stream"),
-    ),
-    Metric(
-        "weft_hub_stream_table_lag_seconds",
-        "gauge",
-        "Time that the oldest record without a table row has waited, as seen by this node.",
-        ("tenant", "stream"),
-    ),
-    Metric(
-        "weft_hub_build_info",
-        "gauge",
-        "Always 1; its labels name the release and the Python version.",
-        ("version", "python"),
-    ),
-)
-"""Metrics of a hub node at ``/metrics``. Streams beyond the first 500, or 400 of a tenant, are one: ``(other)``."""
-
-PROCESS_METRICS = (
-    Metric("process_resident_memory_bytes", "gauge", "Resident memory of the process."),
-    Metric("process_virtual_memory_bytes", "gauge", "Address space of the process."),
-    Metric("process_cpu_seconds_total", "counter", "CPU time of the process."),
-    Metric("process_open_fds", "gauge", "Open files and sockets of the process."),
-    Metric("process_max_fds", "gauge", "Maximum number of open files and sockets of the process."),
-    Metric("process_start_time_seconds", "gauge", "Start time of the process, in seconds since 1970."),
-)
-"""Metrics of both kinds of node, under the names that Prometheus's clients share. Read from ``/proc``."""

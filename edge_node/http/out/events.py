@@ -1,0 +1,85 @@
+"""Records and live messages as JSON objects for browsers, in either of two wrappings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from weft.protocols.batch import HeaderPairs, Record
+
+_encode = msgspec.json.encode
+
+
+class Wrapping(Protocol):
+    """A form of events: server-sent events, or messages of a WebSocket."""
+
+    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:
+        """Return one event.
+
+        Args:
+            kind: ``record``, ``gap``, ``lane``, ``message`` or ``dropped``.
+            data: JSON object, without line breaks.
+            number: from which a client goes on after it; None if it goes on from before.
+        """
+        ...
+
+    def idle(self) -> bytes:
+        """Return what tells the client, and those between, that the connection is alive."""
+        ...
+
+
+class ServerSent:
+    """Server-sent events (HTML, section 9.2)."""
+
+    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:
+        """Return one event; a ``record`` is of the type that pages listen to without asking."""
+        parts = [] if number is None else [b"id: %d\n" % number]
+        if kind not in ("record", "message"):
+            parts.append(f"event: {kind}\n".encode())
+        parts += [b"data: ", data, b"\n\n"]
+        return b"".join(parts)
+
+    def idle(self) -> bytes:
+        """Return a comment."""
+        return b": alive\n\n"
+
+
+def record_event(record: Record) -> bytes:
+    """Return a record."""
+    fields: dict[str, Any] = {"seq": record.seq, "time": rfc3339(record.time), "key": record.key.decode()}
+    return _with_content(fields, record.payload, record.headers)
+
+
+def message_event(topic: bytes, payload: bytes, headers: HeaderPairs, *, retain: bool) -> bytes:
+    """Return a live message."""
+    fields: dict[str, Any] = {"topic": topic.decode()}
+    if retain:
+        fields["retain"] = True
+    return _with_content(fields, payload, headers)
+
+
+def rfc3339(time_ns: int) -> str:
+    """Return a time in UTC, to the nanosecond."""
+    second, rest = divmod(time_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def _with_content(fields: dict[str, Any], payload: bytes, headers: HeaderPairs) -> bytes:
+    try:
+        fields["payload"] = payload.decode()
+    except UnicodeDecodeError:
+        fields["payload_base64"] = payload
+    if headers:
+        fields["headers"] = _headers(headers)
+    return _encode(fields)
+
+
+def _headers(headers: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return headers by name; those that came several times as lists."""
+    found: dict[str, list[Any]] = {}
+    for name, value in headers:
+        found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}

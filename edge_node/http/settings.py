@@ -1,0 +1,45 @@
+"""Settings of a node's HTTP listeners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Bounds, names and windows; durations in seconds."""
+
+    body_bytes_max: int = 1 << 20
+    """Longest body of a request, as sent and unpacked."""
+    records_max: int = 10_000
+    """Most messages of a request."""
+    connections_max: int = 16_384
+    connections_per_user_max: int = 4_096
+    readers_max: int = 256
+    """Most requests that go on reading: events and topics."""
+    readers_per_user_max: int = 64
+    write_timeout_s: float = 20.0
+    send_queue_bytes_max: int = 256 << 10
+    head_s: float = 10.0
+    """Longest time of a head from its first byte."""
+    body_s: float = 30.0
+    """The same of a body, and a second more for each ``BODY_BYTES_PER_S``."""
+    idle_s: float = 75.0
+    """Longest wait for the next request of a connection."""
+    window_s: float = 86_400.0
+    """Time for which idempotency keys are remembered."""
+    keys_max: int = 100_000
+    """Most idempotency keys that are remembered."""
+    keys_per_user_max: int = 25_000
+    software: str = "weft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrowserSettings:
+    """Pages whose requests one listener takes."""
+
+    origins: tuple[str, ...] = ()
+    """Origins of pages that may ask, beside the listener's own; ``*`` for all."""
+    scheme: str = "http"
+    is_loopback: bool = True
+    """True when only this machine reaches the listener, so that a host name in a request can be a stranger's."""

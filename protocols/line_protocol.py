@@ -1,0 +1,194 @@
+"""InfluxDB's line protocol: ``MEASUREMENT,TAG=VALUE FIELD=VALUE TIMESTAMP``, a point in each line. No I/O.
+
+https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+LINE_BYTES_MAX = 64 << 10
+PAIRS_MAX = 1024
+"""Most tags, and most fields, of a point."""
+_INTEGER = re.compile(rb"-?[0-9]{1,19}")
+_UNSIGNED = re.compile(rb"[0-9]{1,20}")
+_JSON_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_POINT = re.compile(rb"[.eE]")
+_FLOAT = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_TIME = re.compile(rb"-?[0-9]{1,19}")
+_BOOLEANS = {
+    b"t": b"true", b"T": b"true", b"true": b"true", b"True": b"true", b"TRUE": b"true",
+    b"f": b"false", b"F": b"false", b"false": b"false", b"False": b"false", b"FALSE": b"false",
+}  # fmt: skip
+_ESCAPE = re.compile(rb"\\([,= ])")
+_ESCAPE_IN_STRING = re.compile(rb'\\(["\\])')
+# What ends a name or value: a comma, an equals sign or a space, unless a backslash is before it.
+_TOKEN = re.compile(rb"((?:[^\\,= ]|\\.|\\$)*)([,= ]|$)", re.DOTALL)
+_MEASUREMENT = re.compile(rb"((?:[^\\, ]|\\.|\\$)*)([, ]|$)", re.DOTALL)
+_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_NUMBER = re.compile(rb"[^, ]*")
+_INT64 = range(-(1 << 63), 1 << 63)
+_UINT64 = range(1 << 64)
+
+
+class BadLine(ValueError):
+    """A line that is no point. The sentence is InfluxDB's where it has one."""
+
+
+class Point(NamedTuple):
+    """One line."""
+
+    measurement: str
+    tags: list[tuple[str, str]]
+    """In the order of the line."""
+    fields: bytes
+    """JSON object of the fields. Integers have no point in them, and floats have one or an exponent."""
+    time: int | None
+    """In the request's unit; None where the line has none."""
+
+
+def lines_of(body: bytes) -> Iterator[bytes]:
+    """Yield the lines that may be points, without comments and empty ones. A string may have line breaks in it."""
+    if b'"' not in body:
+        for line in body.split(b"\n"):
+            if (found := line.strip(b" \r\t\0")) and not found.startswith(b"#"):
+                yield found
+        return
+    begin = at = 0
+    while at < len(body):
+        end = body.find(b"\n", at)
+        end = len(body) if end < 0 else end
+        if _is_within_string(body[begin:end]) and end < len(body) and end - begin <= LINE_BYTES_MAX:
+            at = end + 1
+            continue
+        if (found := body[begin:end].strip(b" \r\t\0")) and not found.startswith(b"#"):
+            yield found
+        begin = at = end + 1
+    if begin < len(body) < at:
+        yield body[begin:]
+
+
+def _is_within_string(line: bytes) -> bool:
+    """Return whether a line ends within a string of its fields."""
+    if b'"' not in line or line.lstrip().startswith(b"#"):
+        return False
+    return len(re.sub(rb"\\.", b"", line, flags=re.DOTALL).split(b'"')) % 2 == 0
+
+
+def parse_line(line: bytes) -> Point:
+    """Return the point of a line.
+
+    Raises:
+        BadLine: it is none.
+    """
+    if len(line) > LINE_BYTES_MAX:
+        raise BadLine(f"a line of more than {LINE_BYTES_MAX} bytes")
+    match = _MEASUREMENT.match(line)
+    if match is None or not match[1]:
+        raise BadLine("missing measurement")
+    measurement, at = _text(match[1], "measurement"), match.end()
+    tags: list[tuple[str, str]] = []
+    if match[2] == b",":
+        tags, at = _tags(line, at)
+    elif not match[2]:
+        raise BadLine("missing fields")
+    while line[at : at + 1] == b" ":
+        at += 1
+    fields, at = _fields(line, at)
+    rest = line[at:].strip()
+    if not rest:
+        return Point(measurement, tags, fields, None)
+    if _TIME.fullmatch(rest) is None or int(rest) not in _INT64:
+        raise BadLine("bad timestamp")
+    return Point(measurement, tags, fields, int(rest))
+
+
+def _tags(line: bytes, at: int) -> tuple[list[tuple[str, str]], int]:
+    tags: list[tuple[str, str]] = []
+    while True:
+        name = _TOKEN.match(line, at)
+        if name is None or not name[1] or name[2] != b"=":
+            raise BadLine("missing tag key" if name is not None and name[2] == b"=" else "missing tag value")
+        value = _TOKEN.match(line, name.end())
+        if value is None or not value[1]:
+            raise BadLine("missing tag value")
+        if value[2] == b"=":
+            raise BadLine("invalid tag format")
+        tags.append((_text(name[1], "tag"), _text(value[1], "tag")))
+        at = value.end()
+        if not value[2]:
+            raise BadLine("missing fields")
+        if value[2] == b" ":
+            break
+        if len(tags) >= PAIRS_MAX:
+            raise BadLine(f"more than {PAIRS_MAX} tags")
+    if len({name for name, _ in tags}) != len(tags):
+        raise BadLine("duplicate tags")
+    return tags, at
+
+
+def _fields(line: bytes, at: int) -> tuple[bytes, int]:
+    found: dict[str, msgspec.Raw] = {}
+    while True:
+        name = _TOKEN.match(line, at)
+        if name is None or name[2] != b"=":
+            raise BadLine("missing fields" if not found else "invalid field format")
+        if not name[1]:
+            raise BadLine("missing field key")
+        value, at = _value(line, name.end())
+        found[_text(name[1], "field")] = msgspec.Raw(value)
+        following = line[at : at + 1]
+        if following == b",":
+            at += 1
+            if len(found) >= PAIRS_MAX:
+                raise BadLine(f"more than {PAIRS_MAX} fields")
+            continue
+        if following not in (b"", b" "):
+            raise BadLine("invalid field format")
+        return msgspec.json.encode(found), at
+
+
+def _value(line: bytes, at: int) -> tuple[bytes, int]:
+    """Return a value in JSON, and where it ends."""
+    if line[at : at + 1] == b'"':
+        match = _STRING.match(line, at)
+        if match is None:
+            raise BadLine("unbalanced quotes")
+        text = match[1]
+        if b"\\" in text:
+            text = _ESCAPE_IN_STRING.sub(rb"\1", text)
+        try:
+            return msgspec.json.encode(text.decode()), match.end()
+        except UnicodeDecodeError:
+            raise BadLine("a string that is not UTF-8") from None
+    match = _NUMBER.match(line, at)
+    assert match is not None
+    value, end = match[0], match.end()
+    if not value:
+        raise BadLine("missing field value")
+    if value in _BOOLEANS:
+        return _BOOLEANS[value], end
+    kind = value[-1:]
+    if kind == b"i" and _INTEGER.fullmatch(value[:-1]) and int(value[:-1]) in _INT64:
+        return b"%d" % int(value[:-1]), end
+    if kind == b"u" and _UNSIGNED.fullmatch(value[:-1]) and int(value[:-1]) in _UINT64:
+        return b"%d" % int(value[:-1]), end
+    if _FLOAT.fullmatch(value) and len(value) <= 400 and math.isfinite(float(value)):
+        if _JSON_NUMBER.fullmatch(value) is None:
+            return repr(float(value)).encode(), end
+        return (value if _POINT.search(value) else value + b".0"), end  # `98` is a float, as `98.5` is
+    raise BadLine("invalid number" if value[:1] in b"+-.0123456789" else "invalid boolean")
+
+
+def _text(raw: bytes, what: str) -> str:
+    if b"\\" in raw:
+        raw = _ESCAPE.sub(rb"\1", raw)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise BadLine(f"a {what} that is not UTF-8") from None

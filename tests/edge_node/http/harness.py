@@ -1,0 +1,112 @@
+"""A real edge node in this process with a listener of HTTP, and clients over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.config.units import Address
+from weft.edge_node.check import check
+from weft.edge_node.node import EdgeNode
+from weft.protocols.batch import Record, records
+
+PATIENCE_S = 10.0
+CONFIG = """\
+node: press-1
+data_dir: {folder}/data
+listeners: {{http: {{bind: "127.0.0.1:0"{listener}}}, mqtt: {{bind: "127.0.0.1:0"}}}}
+http: null
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams:
+  telemetry: {{from: "plant/{{line}}/#"}}
+  copies: {{from: "plant/a/copied"}}
+{more}
+"""
+
+
+@dataclass
+class HttpNode:
+    """A node, and a session of aiohttp with it."""
+
+    node: EdgeNode
+    session: aiohttp.ClientSession
+
+    @property
+    def port(self) -> int:
+        address = self.node.addresses["http"]
+        assert isinstance(address, Address)
+        return address.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, body: Any = b"", **headers: str) -> tuple[int, Any, Any]:
+        """Return status, JSON and fields of the answer; names of headers have ``_`` for ``-``."""
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(self.url + path, data=body, headers=fields) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text else None, answer.headers
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any, Any]:
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.get(self.url + path, headers=fields) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text else None, answer.headers
+
+    def stored(self, stream: str = "telemetry") -> list[Record]:
+        """All durable records of a stream."""
+        return stored(self.node, stream)
+
+    async def raw(self, data: bytes) -> bytes:
+        """Send bytes; return everything that comes until the node closes, or has been silent."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(data)
+        found = b""
+        try:
+            async with asyncio.timeout(0.5):
+                while more := await reader.read(1 << 16):
+                    found += more
+        except (TimeoutError, ConnectionResetError):
+            pass
+        writer.close()
+        return found
+
+
+def stored(node: EdgeNode, stream: str) -> list[Record]:
+    number, found, seq = node.log.streams()[stream], list[Record](), 0
+    while batches := node.log.read(number, seq, 1 << 24):
+        found += [record for data in batches for record in records(data)]
+        seq = found[-1].seq + 1
+    return found
+
+
+def config_of(folder: Path, listener: str = "", more: str = "") -> EdgeConfig:
+    text = CONFIG.format(folder=folder, listener=listener, more=more)
+    return parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config
+
+
+@asynccontextmanager
+async def running(folder: Path, listener: str = "", more: str = "") -> AsyncIterator[HttpNode]:
+    """A node until the block ends.
+
+    Args:
+        listener: more of the listener's settings, ``, anonymous: never``.
+        more: further sections.
+    """
+    node = EdgeNode(config_of(folder, listener, more))
+    await node.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield HttpNode(node, session)
+    finally:
+        await node.close()
