@@ -16,12 +16,18 @@ FUNCTIONS_STREAM: Final = "weft-functions"
 """Stream of the positions and states of functions."""
 HTTP_STREAM: Final = "weft-http"
 """Stream of the idempotency keys of requests."""
+QUEUES_STREAM: Final = "weft-queues"
+"""Stream of the messages in queues."""
+QUEUES_STATE_STREAM: Final = "weft-queues-state"
+"""Stream of what exchanges, queues and bindings there are, and of what became of the messages in queues."""
 RAW_PREFIX: Final = "weft-raw-"
 """Beginning of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
 """End of the names of streams with records that functions could do nothing with: ``NAME-errors`` for stream NAME."""
-STATE_STREAMS: Final = frozenset({SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM})
-"""Streams that commands and status pages do not show: they hold the state of sessions and functions, not data."""
+STATE_STREAMS: Final = frozenset({
+    SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, QUEUES_STATE_STREAM,
+})  # fmt: skip
+"""Streams that commands and status pages do not show: they hold the state of sessions, functions and queues."""
 STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
 """Streams that never leave the node, whatever a configuration says."""
 

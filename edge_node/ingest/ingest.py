@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.back_pressure import BackPressure, PendingLog
+from weft.edge_node.ingest.back_pressure import BackPressure
 from weft.edge_node.ingest.before_log import BeforeLog, Run
+from weft.edge_node.ingest.log import Log
+from weft.edge_node.ingest.queue_targets import QueueTargets
+from weft.edge_node.ingest.queueing import Queueing, QueuedRun, queued_run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
 from weft.edge_node.ingest.router import Router
-from weft.edge_node.ingest.routes import Destination, Route, RouteCache
+from weft.edge_node.ingest.routes import Destination, Remembering, Route, RouteCache
 from weft.edge_node.ingest.runs import ascending, headers_of, streams_of
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
@@ -24,49 +25,6 @@ from weft.storage.segment_log import LogError
 
 TOPIC_LEVELS_MAX = 128
 """Deeper topics are refused. EMQX has the same default."""
-
-
-class Log(PendingLog, Protocol):
-    """Part of the segment log that ingest needs. Every call belongs to the event loop's thread."""
-
-    def append(  # noqa: PLR0917
-        self,
-        stream: int,
-        time: int,
-        keys: list[bytes],
-        payloads: list[bytes],
-        headers: dict[int, HeaderPairs] | None = None,
-        flags: dict[int, int] | None = None,
-        payload_bytes: int | None = None,
-        origin: int = 0,
-    ) -> int:
-        """Take a run of records, which is not durable yet; it may keep the lists.
-
-        Raises:
-            LogFull, LogFailed: nothing of the run was taken.
-        """
-        ...
-
-    def listen(self, callback: Callable[[], None]) -> object:
-        """Call back after each commit and its callbacks."""
-        ...
-
-    def next_seq(self, stream: int) -> int:
-        """Return the number that the next record will get."""
-        ...
-
-    def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
-        """Return a context in which all appends go into one commit."""
-        ...
-
-    def appended_together(self) -> object | None:
-        """Return the appends of that context so far; None outside of it."""
-        ...
-
-    def ask_room(
-        self, runs: Iterable[tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]], time: int
-    ) -> None:
-        """Make sure, within that context, that full streams take the runs. Raises LogFull: append none of them."""
 
 
 class Ingest:
@@ -114,8 +72,11 @@ class Ingest:
         records, so sessions have copies of their own."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self.everybody = RouteCache(self, None)
-        self.remembering: set[RouteCache] = set()
+        self.remembering: set[Remembering] = set()
         """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
+        self.as_of = 0
+        """Times that routes were forgotten."""
+        self._queueing: Queueing | None = None
         self._before_log: Mapping[int, BeforeLog] = {}
         self._destinations: dict[tuple[tuple[int, ...], bool, tuple[BeforeLog, ...]], Destination] = {}
         self._routes: dict[tuple[Destination, bool, bool], Route] = {}
@@ -140,6 +101,7 @@ class Ingest:
 
     def forget(self) -> None:
         """Forget all routes: who gets what, or who may what, has changed."""
+        self.as_of += 1
         remembering, self.remembering = self.remembering, set()
         for routes in remembering:
             routes.clear()
@@ -166,6 +128,7 @@ class Ingest:
         self._routes.clear()
         self.forget()
 
+<<<<<<< HEAD
     def matches(self, topic: bytes, stream: int) -> bool:
         """Return whether a stream takes a topic's messages without being named."""
         return stream in self._router.streams(topic.decode())
@@ -176,22 +139,36 @@ class Ingest:
         Args:
             into: the stream that the sender names, in place of those that match the topic.
         """
+=======
+    def queue_in(self, queueing: Queueing) -> None:
+        """Have queues take the messages that are for them."""
+        self._queueing = queueing
+        self.forget()
+
+    def route(self, topic: bytes) -> Route:
+        """Return where a topic's records go. The answer is the same for every publisher."""
+        return self.route_to(topic, None if self._queueing is None else self._queueing.of_topic(topic))
+
+    def route_to(self, topic: bytes, queues: QueueTargets | None) -> Route:
+        """Return where records go that have a topic and are for some queues."""
+>>>>>>> 508cb447 (Have exchanges and queues for every protocol)
         recipients = self._subscriptions.recipients(topic)
         matching = self._router.streams(topic.decode()) if into is None else (into,)
         before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
         streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
         # What is worked on before the log is nothing that sessions could read later.
         kept_for_sessions = not streams and recipients.wanted
-        if not matching:
+        unrouted = not matching and queues is None
+        if unrouted:
             streams = self.unrouted.streams
         if kept_for_sessions:
             streams = (self._session_topics, *streams)
-        place = (streams, not matching, before_log)
+        place = (streams, unrouted, before_log)
         destination = self._destinations.get(place)
         if destination is None:
-            destination = self._destinations[place] = Destination(
-                streams, kept_for_sessions, not matching, before_log
-            )  # fmt: skip
+            destination = self._destinations[place] = Destination(streams, kept_for_sessions, unrouted, before_log)
+        if queues is not None:  # not remembered here: queues come and go
+            return Route(destination, live=recipients.live, marked=recipients.marked, queues=queues)
         key = (destination, recipients.live, recipients.marked)
         found = self._routes.get(key)
         if found is None:
@@ -200,7 +177,7 @@ class Ingest:
 
     def refuses(self, topic: bytes) -> bool:
         """Return whether no stream matches a topic, and such messages are refused."""
-        return self.unrouted.refuses and not self._router.streams(topic.decode())
+        return self.unrouted.refuses and self.route(topic).unrouted
 
     def ends(self) -> dict[int, int]:
         """Return stream -> seq of the first record that has not been delivered live."""
@@ -229,6 +206,7 @@ class Ingest:
             for destination, records in gathered.groups.items()
             for each in destination.before_log
         ]
+        queued = queued_run(gathered, {}) if gathered.queued else None
         if not by_node and self.log.appended_together() is not None:
             self.log.ask_room(
                 [
@@ -238,6 +216,7 @@ class Ingest:
                         for stream in streams_of(destination, records)
                     ),
                     *((run.stream, run.keys, run.payloads, run.headers) for _, _, runs in made for run in runs),
+                    *self._asked(queued),
                 ],
                 now,
             )
@@ -252,7 +231,10 @@ class Ingest:
                 records.seqs = records.by_stream[stream] = range(seq, seq + count)
             if records.seqs:
                 stored.append((stream, seq, count))
+        if queued is not None:
+            self._append_queued(queued, now, None)
         self._stored(gathered)
+        self._enqueue(queued, now)
         return stored
 
     def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
@@ -276,8 +258,16 @@ class Ingest:
                 except LogError:
                     self._append_by_source(stream, records, now, refused)
                 else:
+<<<<<<< HEAD
                     records.seqs = records.by_stream[stream] = range(seq, seq + len(records.keys))
+=======
+                    records.seqs = range(seq, seq + len(records.keys))
+        queued = queued_run(gathered, refused) if gathered.queued else None
+        if queued is not None:
+            self._append_queued(queued, now, refused)
+>>>>>>> 508cb447 (Have exchanges and queues for every protocol)
         self._stored(gathered)
+        self._enqueue(queued, now)
         return refused
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
@@ -342,6 +332,32 @@ class Ingest:
             else:
                 seqs[stretch[0] : stretch[-1] + 1] = range(seq, seq + len(stretch))
         records.seqs = records.by_stream[stream] = seqs
+
+    def _asked(self, queued: QueuedRun | None) -> list[tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs]]]:
+        if queued is None or self._queueing is None:
+            return []
+        return [(self._queueing.stream, queued.keys, queued.payloads, queued.headers)]
+
+    def _append_queued(self, queued: QueuedRun, now: int, refused: dict[Source, Exception] | None) -> None:
+        """Append what is for queues, which keep its order: one run, whatever streams take the records as well.
+
+        Args:
+            refused: None where all of the records or none count.
+        """
+        assert self._queueing is not None, "only queues make such routes"
+        stream = self._queueing.stream
+        seq = self.log.next_seq(stream)
+        self._queueing.before_store(seq, queued.admitted)
+        try:
+            queued.seqs = range(self._append(stream, queued, now), seq + len(queued.keys))
+        except LogError:
+            if refused is None:
+                raise
+            self._append_by_source(stream, queued, now, refused)
+
+    def _enqueue(self, queued: QueuedRun | None, now: int) -> None:
+        if queued is not None and self._queueing is not None:
+            self._queueing.stored(queued, queued.admitted, now)
 
     def _stored(self, gathered: Gathering) -> None:
         """Count what is in the log now, and deliver it to subscribers."""

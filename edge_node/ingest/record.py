@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+from weft.edge_node.ingest.queue_targets import QueueTargets
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.protocols.batch import HeaderPairs
 
@@ -118,12 +119,14 @@ class Groups(dict[Destination, Records]):
 class Gathering:
     """Records that are not stored yet, and the answers that they are due, in order of receipt."""
 
-    __slots__ = ("answers", "clients", "groups", "live", "more_acks")
+    __slots__ = ("answers", "clients", "groups", "live", "more_acks", "queued")
 
     def __init__(self) -> None:
         self.groups = Groups()
         self.live: list[tuple[Records, int]] = []
         """Records of topics that a client is subscribed to now, as run and index."""
+        self.queued: list[tuple[Records, int, QueueTargets]] = []
+        """Records for queues, as run and index, in order of receipt: a queue keeps that order, whatever the runs."""
         self.clients: list[Source] = []
         self.answers: list[bytes] = []
         """Answers to the clients at the same places of ``clients``, sent once everything gathered is durable. Two lists
@@ -150,6 +153,8 @@ class Gathering:
             run.marked += indexes
         if route.live:
             self.live += [(run, index) for index in indexes]
+        if (queues := route.queues) is not None:
+            self.queued += [(run, index, queues) for index in indexes]
 
     def answer(self, client: Source, data: bytes) -> None:
         """Have a client sent this, after the answers before."""
@@ -161,6 +166,7 @@ class Gathering:
         taken = Gathering()
         taken.groups, self.groups = self.groups, taken.groups
         taken.live, self.live = self.live, taken.live
+        taken.queued, self.queued = self.queued, taken.queued
         taken.clients, self.clients = self.clients, taken.clients
         taken.answers, self.answers = self.answers, taken.answers
         taken.more_acks = self.more_acks

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.before_log import BeforeLog
+from weft.edge_node.ingest.queue_targets import QueueTargets
 from weft.edge_node.ingest.unrouted import Unrouted
 
 TOPICS_MAX = 100_000
@@ -37,21 +38,31 @@ class Destination:
 class Route:
     """Destination of a topic's records, and what else they need. Compared by identity: equal routes are one object."""
 
-    __slots__ = ("destination", "live", "marked", "noted")
+    __slots__ = ("destination", "live", "marked", "noted", "queues")
 
-    def __init__(self, destination: Destination, *, live: bool, marked: bool) -> None:
+    def __init__(
+        self, destination: Destination, *, live: bool, marked: bool, queues: QueueTargets | None = None
+    ) -> None:
         self.destination = destination
         self.live = live
         """True if a client is subscribed to the topic now."""
         self.marked = marked
         """True if its records name their publisher."""
-        self.noted = live or marked
+        self.queues = queues
+        """Queues that the records are for; None for none."""
+        self.noted = live or marked or queues is not None
         """True if its records need more than a place in the run of their destination."""
 
     @property
     def streams(self) -> tuple[int, ...]:
         """Return the streams of the destination."""
         return self.destination.streams
+
+    @property
+    def taken(self) -> bool:
+        """Return whether a stream, a subscriber or a queue takes the records."""
+        destination = self.destination
+        return bool(destination.streams or self.live or destination.before_log or self.queues is not None)
 
     @property
     def kept_for_sessions(self) -> bool:
@@ -64,12 +75,19 @@ class Route:
         return self.destination.unrouted
 
 
+class Remembering(Protocol):
+    """One who remembers routes."""
+
+    def clear(self) -> None:
+        """Forget all routes."""
+
+
 class Routing(Protocol):
     """State that the caches share; ``Ingest`` implements it."""
 
     unrouted: Unrouted
     topic_levels_max: int
-    remembering: set[RouteCache]
+    remembering: set[Remembering]
 
     def route(self, topic: bytes) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher."""
@@ -108,7 +126,7 @@ class RouteCache:
                 self.clear()
             routing.remembering.add(self)
             self.plain[topic] = found
-            if found.streams or found.live or found.destination.before_log:
+            if found.taken:
                 self.matched[topic] = found
         return found
 

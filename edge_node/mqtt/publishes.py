@@ -147,7 +147,7 @@ class Publishes:
         if packet.qos == 2:
             session.received.add(packet.packet_id)
             self._opened.append(packet.packet_id)
-        if not route.streams and not route.live and not route.destination.before_log:
+        if not route.taken:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
         headers = to_headers(packet.properties, self._broker.wall_clock())
         self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)

@@ -16,6 +16,8 @@ class LogRecord(NamedTuple):
     payload: bytes
     flags: int
     headers: HeaderPairs
+    time: int = 0
+    """Nanoseconds since 1970."""
 
 
 class Page(NamedTuple):

@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("subscriptions",),
         ("ingest",),
         ("sessions",),
+        ("queues",),
         ("mqtt",),
         ("http",),
         ("functions",),

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from struct import Struct
 
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import read_u32s
 
-_RECORD_BYTES = 8
-"""Key index and payload offset of a record."""
+_RECORD_BYTES = 16
+"""Key index, payload offset and time of a record."""
 _BATCH_BYTES = 1000
+_TIME = Struct("<q")
 
 
 class DecodedBatch:
     """One batch; its payloads are cut out of it only for the records that are asked for."""
 
-    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_offsets", "_payload", "base_seq", "bytes", "end_seq")
+    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_offsets", "_payload", "_times", "base_seq", "bytes",
+                 "end_seq")  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
         """Decode a batch that the log gave.
@@ -36,6 +39,7 @@ class DecodedBatch:
         self._payload = memoryview(columns.payload)
         self._headers = columns.headers
         self._flags = bytes(columns.flags)
+        self._times = columns.times
         self.bytes = header.raw_length + _RECORD_BYTES * header.count + _BATCH_BYTES
         """Memory that it takes, roughly."""
 
@@ -71,4 +75,19 @@ class DecodedBatch:
         at = seq - self.base_seq
         payload = bytes(self._payload[self._offsets[at] : self._offsets[at + 1]])
         headers: HeaderPairs = self._headers.get(at, ())
-        return LogRecord(seq, self._keys[self._key_index[at]], payload, self._flags[at] if self._flags else 0, headers)
+        flags = self._flags[at] if self._flags else 0
+        return LogRecord(seq, self._keys[self._key_index[at]], payload, flags, headers, self.time(seq))
+
+    def headers(self, seq: int) -> HeaderPairs:
+        """Return the headers of a record."""
+        return self._headers.get(seq - self.base_seq, ())
+
+    def payload_bytes(self, seq: int) -> int:
+        """Return the length of a record's payload."""
+        at = seq - self.base_seq
+        return self._offsets[at + 1] - self._offsets[at]
+
+    def time(self, seq: int) -> int:
+        """Return the time of a record, ns since 1970."""
+        found: int = _TIME.unpack_from(self._times, 8 * (seq - self.base_seq))[0]
+        return found

@@ -1,0 +1,68 @@
+"""Contract of the queues that messages go to beside their streams; ``edge_node/queues`` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
+from weft.edge_node.ingest.record import Gathering, Records, Source
+
+
+class Queueing(Protocol):
+    """The queues of the node. Event loop's thread only."""
+
+    stream: int
+    """Stream with the messages of all queues."""
+
+    def of_topic(self, topic: bytes) -> QueueTargets | None:
+        """Return the queues of a topic that clients publish to without naming an exchange; None for none."""
+        ...
+
+    def before_store(self, first_seq: int, admitted: Sequence[Admitted]) -> None:
+        """Note that messages are about to be appended to ``stream``, in the same commit as what is noted now.
+
+        Args:
+            first_seq: number of the first of them, if they are not refused.
+        """
+
+    def stored(self, records: Records, admitted: Sequence[Admitted], now: int) -> None:
+        """Take messages into their queues, and deliver them. Those whose seq is None were refused.
+
+        Args:
+            admitted: the queues of each.
+            now: time of the messages, ns since 1970.
+        """
+
+
+class QueuedRun(Records):
+    """The records of a turn that are for queues, in order of receipt."""
+
+    __slots__ = ("admitted",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admitted: list[Admitted] = []
+        """Queues of each record."""
+
+
+def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedRun:
+    """Return what is to be stored for queues.
+
+    Args:
+        refused: sources of which no record is to be stored.
+    """
+    run = QueuedRun()
+    for records, index, queues in gathered.queued:
+        source = records.sources[index]
+        if source in refused:
+            continue
+        headers = records.headers.get(index, ())
+        payload = records.payloads[index]
+        admitted = queues.admit(headers, len(payload))
+        if admitted is not None:
+            run.add(
+                records.keys[index], payload, source, records.flags.get(index, 0), (*headers, admitted.header)
+            )  # fmt: skip
+            run.admitted.append(admitted)
+    return run

@@ -1,0 +1,1 @@
+"""Exchanges, queues and bindings, which belong to no protocol."""

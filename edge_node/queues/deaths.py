@@ -1,0 +1,121 @@
+"""``x-death``: what dead-lettered a message, as a header that AMQP has as an array of tables.
+
+Stored as every array of AMQP is: JSON text, and its name in the header ``amqp.types``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from weft.edge_node.queues.topics import EXCHANGE, QUEUES, ROUTING_KEY, headers_of_route
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.columns import HeaderValue
+from weft.protocols.message_headers import EXPIRES
+
+DEATHS: Final = "x-death"
+FIRST: Final = "x-first-death-"
+TYPES: Final = "amqp.types"
+EXPIRATION: Final = "amqp.expiration"
+DEATHS_MAX: Final = 32
+"""Most queues that are named; of a message that went through more, those that it left longest ago are forgotten."""
+_ARRAY: Final = "A"
+_SECOND_NS = 1_000_000_000
+
+
+class Death(StrEnum):
+    """Reasons why a message left a queue without being handled."""
+
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"
+
+
+def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
+    """Return the entries of ``x-death``, the latest first; none where a publisher wrote something else."""
+    for name, value in headers:
+        if name == DEATHS and isinstance(value, str):
+            try:
+                found = json.loads(value)
+            except ValueError:
+                return []
+            if isinstance(found, list) and all(_is_entry(each) for each in found):
+                return found
+    return []
+
+
+def _is_entry(each: object) -> bool:
+    return isinstance(each, dict) and all(isinstance(each.get(name), str) for name in ("queue", "reason"))
+
+
+def goes_in_circles(headers: HeaderPairs, queue: str) -> bool:
+    """Return whether a dead letter comes back to a queue that it left before, and no client rejected it meanwhile: it
+    would go round without end."""
+    entries = deaths_of(headers)
+    return any(each["queue"] == queue for each in entries) and not any(
+        each["reason"] == Death.REJECTED for each in entries
+    )
+
+
+def with_death(
+    headers: HeaderPairs,
+    death: Death,
+    queue: str,
+    came_by: tuple[str, str],
+    goes_by: tuple[str, str],
+    topic: str,
+    now_ns: int,
+) -> HeaderPairs:
+    """Return the headers of a dead letter.
+
+    Args:
+        headers: of the message in the queue.
+        came_by: exchange and routing key by which it came there.
+        goes_by: those by which it goes on.
+        topic: with which it goes on.
+    """
+    own: dict[str, HeaderValue] = dict(headers)
+    expiration = own.get(EXPIRATION)
+    entries = _counted(deaths_of(headers), death, queue, came_by, expiration, now_ns)
+    dropped = {DEATHS, TYPES, EXCHANGE, ROUTING_KEY, QUEUES}
+    if death is Death.EXPIRED:
+        dropped |= {EXPIRES, EXPIRATION}  # or it would expire again where it goes
+    kept = tuple((name, value) for name, value in headers if name not in dropped)
+    if f"{FIRST}queue" not in own:
+        kept += (
+            (f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0])
+        )  # fmt: skip
+    types = _types(own.get(TYPES))
+    types[DEATHS] = _ARRAY
+    kept += ((DEATHS, json.dumps(entries)), (TYPES, json.dumps(types)))
+    return kept + headers_of_route(*goes_by, topic)
+
+
+def _counted(  # noqa: PLR0917
+    entries: Sequence[dict[str, Any]], death: Death, queue: str, came_by: tuple[str, str], expiration: object,
+    now_ns: int,
+) -> list[dict[str, Any]]:  # fmt: skip
+    same = [each for each in entries if each["queue"] == queue and each["reason"] == death]
+    entry: dict[str, Any] = same[0] if same else {
+        "count": 0,
+        "reason": str(death),
+        "queue": queue,
+        "time": {"$timestamp": now_ns // _SECOND_NS},
+        "exchange": came_by[0],
+        "routing-keys": [came_by[1]],
+    }  # fmt: skip
+    entry["count"] = entry["count"] + 1 if isinstance(entry.get("count"), int) else 1
+    if death is Death.EXPIRED and isinstance(expiration, str):
+        entry["original-expiration"] = expiration
+    return [entry, *(each for each in entries if each not in same)][:DEATHS_MAX]
+
+
+def _types(value: HeaderValue) -> dict[str, Any]:
+    try:
+        found = json.loads(value) if isinstance(value, str) else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,195 @@
+"""What clients declare, bind and delete, in the order of what they publish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.edge_node.ingest.turn import Turn
+from weft.edge_node.queues.contents import Contents
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.message import Declared
+from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.registry import Registry
+from weft.edge_node.queues.unused import UnusedQueues
+
+
+class Declarations:
+    """The side of ``Queues`` that changes exchanges, queues and bindings. Event loop's thread only.
+
+    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
+    """
+
+    def __init__(self, registry: Registry, contents: Contents, turn: Turn, unused: UnusedQueues) -> None:
+        self._registry = registry
+        self._contents = contents
+        self._turn = turn
+        self._unused = unused
+
+    # --- exchanges
+
+    def declare_exchange(
+        self,
+        client: QueueClient,
+        name: str,
+        kind: str = "direct",
+        *,
+        durable: bool = False,
+        auto_delete: bool = False,
+        internal: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Declare an exchange: ``alternate-exchange`` is known of ``arguments``.
+
+        Raises:
+            QueueError: UNKNOWN_KIND, ACCESS_REFUSED (reserved name), PRECONDITION_FAILED (it exists and is another, or
+                an argument cannot be), TOO_MANY, NO_ROOM.
+        """
+        self._registry.declare_exchange(
+            client, name, kind, arguments or {}, durable=durable, auto_delete=auto_delete, internal=internal
+        )  # fmt: skip
+
+    def find_exchange(self, name: str) -> None:
+        """Check that there is an exchange: a passive declaration.
+
+        Raises:
+            QueueError: NOT_FOUND.
+        """
+        self._registry.topology.exchange(name)
+
+    def delete_exchange(self, client: QueueClient, name: str, *, if_unused: bool = False) -> None:
+        """Delete an exchange with its bindings; nothing happens where there is none.
+
+        Raises:
+            QueueError: ACCESS_REFUSED (the node's own, or another user's), IN_USE.
+        """
+        self._turn.store()
+        self._registry.delete_exchange(client, name, if_unused=if_unused)
+
+    # --- queues
+
+    def declare_queue(
+        self,
+        client: QueueClient,
+        name: str = "",
+        *,
+        durable: bool = False,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Declared:
+        """Declare a queue; without a name it gets one.
+
+        Raises:
+            QueueError: ACCESS_REFUSED (reserved name), RESOURCE_LOCKED, PRECONDITION_FAILED (it exists and is another,
+                or an argument cannot be), NOT_IMPLEMENTED (a stream), TOO_MANY, NO_ROOM.
+        """
+        self._turn.store()
+        queue = self._registry.declare_queue(
+            client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete
+        )  # fmt: skip
+        self._unused.used(queue)
+        return self._declared(queue)
+
+    def find_queue(self, client: QueueClient, name: str) -> Declared:
+        """Return what there is: a passive declaration.
+
+        Raises:
+            QueueError: NOT_FOUND, RESOURCE_LOCKED.
+        """
+        self._turn.store()
+        return self._declared(self._registry.queue(client, name))
+
+    def delete_queue(
+        self, client: QueueClient, name: str, *, if_unused: bool = False, if_empty: bool = False
+    ) -> int:
+        """Delete a queue; nothing happens where there is none. Return the number of messages that went with it.
+
+        Raises:
+            QueueError: RESOURCE_LOCKED, ACCESS_REFUSED (another user's), IN_USE.
+        """
+        if name not in self._registry.queues:
+            return 0
+        self._turn.store()
+        queue = self._registry.queue(client, name)
+        client.check_owns(queue.definition.owner, f"queue {name!r}")
+        if if_unused and queue.consumptions:
+            raise QueueError(Reason.IN_USE, f"queue {name!r} has consumers: cancel them, or delete it all the same")
+        if if_empty and queue.count:
+            raise QueueError(Reason.IN_USE, f"queue {name!r} has messages: purge it, or delete it all the same")
+        count = queue.count
+        self._registry.remove_queue(queue)
+        return count
+
+    def purge(self, client: QueueClient, name: str) -> int:
+        """Remove all messages that are ready. Return their number.
+
+        Raises:
+            QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (another user's).
+        """
+        self._turn.store()
+        queue = self._registry.queue(client, name)
+        client.check_owns(queue.definition.owner, f"queue {name!r}")
+        return self._contents.purge(queue)
+
+    # --- bindings
+
+    def bind(
+        self, client: QueueClient, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Bind a queue to an exchange.
+
+        Raises:
+            QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (the default exchange, or access rules),
+                PRECONDITION_FAILED (an argument cannot be), TOO_MANY, NO_ROOM.
+        """
+        found = self._registry.queue(client, queue)
+        binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
+        self._registry.bind(client, binding)
+
+    def unbind(
+        self, client: QueueClient, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Remove a binding; nothing happens where it is not there.
+
+        Raises:
+            QueueError: as ``bind``.
+        """
+        found = self._registry.queue(client, queue)
+        binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
+        self._registry.unbind(client, binding)
+
+    def bind_exchange(
+        self,
+        client: QueueClient,
+        destination: str,
+        source: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Bind an exchange to another: what ``source`` routes by the binding, ``destination`` routes on.
+
+        Raises:
+            QueueError: as ``bind``.
+        """
+        binding = self._registry.binding(source, destination, key, arguments or {}, to_exchange=True)
+        self._registry.bind(client, binding)
+
+    def unbind_exchange(
+        self,
+        client: QueueClient,
+        destination: str,
+        source: str,
+        key: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Remove a binding between exchanges; nothing happens where it is not there.
+
+        Raises:
+            QueueError: as ``bind``.
+        """
+        binding = self._registry.binding(source, destination, key, arguments or {}, to_exchange=True)
+        self._registry.unbind(client, binding)
+
+    def _declared(self, queue: Queue) -> Declared:
+        return Declared(queue.name, queue.count, len(queue.consumptions))

@@ -1,0 +1,124 @@
+"""Exchanges, queues and bindings as they are declared, kept and compared."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Final
+
+import msgspec
+
+from weft.bounds import Owner, OwnerKind
+from weft.edge_node.queues.arguments import QueueArguments
+from weft.edge_node.queues.errors import QueueError, Reason
+
+NAME_BYTES_MAX: Final = 255
+"""Longest name and routing key: a short string of AMQP 0-9-1."""
+OWN_NAMES: Final = "amq."
+"""Beginning of names that clients cannot give (AMQP 0-9-1, exchange.declare and queue.declare)."""
+DEFAULT_EXCHANGE: Final = ""
+
+
+class ExchangeKind(enum.StrEnum):
+    """Types of exchanges."""
+
+    DIRECT = "direct"
+    FANOUT = "fanout"
+    TOPIC = "topic"
+    HEADERS = "headers"
+
+
+PREDECLARED: Final = {
+    DEFAULT_EXCHANGE: ExchangeKind.DIRECT,
+    "amq.direct": ExchangeKind.DIRECT,
+    "amq.fanout": ExchangeKind.FANOUT,
+    "amq.topic": ExchangeKind.TOPIC,
+    "amq.headers": ExchangeKind.HEADERS,
+    "amq.match": ExchangeKind.HEADERS,
+}
+"""Exchanges that are always there."""
+
+
+class ExchangeDefinition(msgspec.Struct, frozen=True, array_like=True):
+    """An exchange as declared."""
+
+    name: str
+    kind: ExchangeKind
+    durable: bool
+    auto_delete: bool
+    internal: bool
+    alternate: str | None
+    owner_kind: OwnerKind
+    owner_name: str
+
+    @property
+    def owner(self) -> Owner:
+        """Return whom the exchange is charged to."""
+        return Owner(self.owner_kind, self.owner_name)
+
+
+class QueueDefinition(msgspec.Struct, frozen=True, array_like=True):
+    """A queue as declared."""
+
+    number: int
+    """Name of the queue in records. Never given again."""
+    name: str
+    durable: bool
+    exclusive: bool
+    auto_delete: bool
+    arguments: QueueArguments
+    owner_kind: OwnerKind
+    owner_name: str
+    since: int
+    """Number of the first message that can be its own: before a crash another queue may have had its number."""
+
+    @property
+    def owner(self) -> Owner:
+        """Return whom the queue and its messages are charged to."""
+        return Owner(self.owner_kind, self.owner_name)
+
+    @property
+    def kept(self) -> bool:
+        """Return whether the queue outlives the node's process: an exclusive one ends with its connection."""
+        return self.durable and not self.exclusive
+
+
+class BindingDefinition(msgspec.Struct, frozen=True, array_like=True):
+    """A binding as declared. One of the same source, destination, key and arguments is the same."""
+
+    source: str
+    destination: str
+    to_exchange: bool
+    key: str
+    arguments: bytes
+    """In MessagePack, ordered by name."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the arguments."""
+        found: dict[str, Any] = msgspec.msgpack.decode(self.arguments) if self.arguments else {}
+        return found
+
+
+def check_name(name: str, what: str) -> None:
+    """Check a name that a client gives to a queue or an exchange.
+
+    Raises:
+        QueueError: it is reserved, too long, or has a null character.
+    """
+    if name.startswith(OWN_NAMES):
+        raise QueueError(
+            Reason.ACCESS_REFUSED, f"the name {name!r} of the {what} is reserved: choose one without {OWN_NAMES!r}"
+        )
+    check_text(name, f"name of the {what}")
+
+
+def check_text(text: str, what: str) -> None:
+    """Check a name or routing key.
+
+    Raises:
+        QueueError: it is too long, or has a null character.
+    """
+    if len(text.encode()) > NAME_BYTES_MAX or "\0" in text:
+        raise QueueError(
+            Reason.PRECONDITION_FAILED, f"the {what} must have at most {NAME_BYTES_MAX} bytes and no null character"
+        )

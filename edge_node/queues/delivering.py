@@ -1,0 +1,371 @@
+"""Hands the messages of queues to those who read them, in order and by turns, from memory or from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from weft.bounds import Owner
+from weft.edge_node.queues.contents import LOADED_BYTES_MAX, Contents
+from weft.edge_node.queues.deaths import Death
+from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.state.writer import QueueStateWriter
+from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.protocols.message_headers import EXPIRES
+from weft.storage.segment_log import LogError, LogFailed
+
+SLICE = 128
+"""Messages of one queue that are delivered before it is others' turn."""
+PAGE_BYTES = 256 << 10
+"""Payload bytes that a queue reads from the log at a time, about."""
+PAGE_RECORDS = 256
+PAGE_SHARE = 8
+"""Part of the memory that is left which one page may take."""
+AHEAD_MAX = 1024
+"""Most messages that the log is told of before they are delivered. After a crash, those that were not are flagged as
+redelivered all the same."""
+RETRY_S = 1.0
+"""Time after which delivery from a full log is tried again."""
+_MS_NS = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+
+class Messages(Protocol):
+    """Stored messages by number; ``sessions.store.Backlog`` implements it."""
+
+    async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:
+        """Return those that are durable and there."""
+        ...
+
+
+class Log(Protocol):
+    """Part of the segment log that delivery needs."""
+
+    def durable_end(self, stream: int) -> int:
+        """Return the number after the last durable record."""
+        ...
+
+    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once everything appended so far is durable."""
+
+
+class Deliveries:
+    """Delivers. Event loop's thread only.
+
+    Args:
+        stream: number of the stream with the messages.
+        at_end: calls back at the end of the turn of the loop.
+        next_round: calls back when it is an owner's turn.
+        clock: ns since 1970.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: Log,
+        stream: int,
+        messages: Messages,
+        writer: QueueStateWriter,
+        contents: Contents,
+        at_end: Callable[[Callable[[], None]], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._stream = stream
+        self._messages = messages
+        self._writer = writer
+        self._contents = contents
+        self._at_end = at_end
+        self._next_round = next_round
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._due: dict[Queue, None] = {}
+        self._called = False
+        self._loading: set[asyncio.Task[None]] = set()
+        self.delivered = self.redelivered = 0
+
+    def close(self) -> None:
+        """Stop reading and timing."""
+        for task in self._loading:
+            task.cancel()
+
+    # --- out
+
+    def soon(self, queue: Queue) -> None:
+        """Deliver what can be delivered at the end of this turn of the loop."""
+        self._due[queue] = None
+        if not self._called:
+            self._called = True
+            self._at_end(self._deliver_due)
+
+    def _deliver_due(self) -> None:
+        self._called = False
+        due, self._due = self._due, {}
+        for queue in due:
+            self.deliver(queue)
+
+    def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
+        """Deliver what can be delivered now.
+
+        Args:
+            fresh: messages from this one on have come just now: they may be delivered before they expire, however
+                short their time.
+        """
+        if queue.deleted:
+            return
+        batches: dict[Consumption, list[tuple[Delivery, QueueMessage]]] = {}
+        left = SLICE
+        while left and queue.ready.count and (queue.consumptions or queue.getters):
+            seq, priority = queue.ready.peek()
+            message = queue.loaded.get(seq)
+            if message is None:
+                if seq in queue.gone:
+                    self._contents.lose(queue, seq)
+                    continue
+                if self._chosen(queue, None) is not None:
+                    self._read(queue)
+                break
+            if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
+                self._contents.remove_next(queue, Death.EXPIRED)
+                continue
+            consumption = self._chosen(queue, message.topic)
+            if consumption is None:
+                if self._may_anybody_read(queue, message.topic):
+                    break
+                self._withhold(queue)
+                continue
+            if queue.kept and seq >= queue.marked:
+                self._mark(queue, consumption)
+                break
+            batches.setdefault(consumption, []).append(self._give(queue, consumption, message, priority))
+            left -= 1
+        self._send(batches)
+        self._after(queue, more=not left)
+
+    def _after(self, queue: Queue, *, more: bool) -> None:
+        if more:
+            self._next_round(queue.definition.owner, partial(self.deliver, queue))
+        if queue.getters and not queue.ready.count and queue.loading is None:
+            getters, queue.getters = queue.getters, []
+            for getter in getters:
+                getter.end()
+                getter.consumer.deliver([])
+        if queue.expires:
+            self._time(queue)
+
+    def _send(self, batches: Mapping[Consumption, list[tuple[Delivery, QueueMessage]]]) -> None:
+        for consumption, batch in batches.items():
+            self.delivered += len(batch)
+            try:
+                consumption.consumer.deliver(batch)
+            except Exception:  # one client's trouble must not keep messages from the others
+                logger.exception("messages of queue %r could not be sent to a consumer", consumption.queue.name)
+
+    def _give(
+        self, queue: Queue, consumption: Consumption, message: QueueMessage, priority: int
+    ) -> tuple[Delivery, QueueMessage]:
+        seq = message.seq
+        redelivered = queue.was_delivered(seq)
+        delivery = Delivery(
+            seq, queue.take(seq), queue.attempts.get(seq, 0), priority, redelivered=redelivered, holder=consumption
+        )  # fmt: skip
+        self._contents.unload(queue, seq)
+        self.redelivered += redelivered
+        consumption.take(1)
+        if consumption.needs_acks:
+            self._contents.unacknowledged.hold(consumption.client.owner)
+            queue.unsettled[seq] = delivery
+            queue.unsettled_bytes += delivery.size
+            consumption.unsettled.add(delivery)
+        else:
+            self._contents.leave(queue, seq, delivery.size)
+        if consumption in queue.getters:
+            queue.getters.remove(consumption)
+            consumption.end()
+        return delivery, message
+
+    # --- whom
+
+    def _chosen(self, queue: Queue, topic: bytes | None) -> Consumption | None:
+        """Return who gets the next message; None when nobody can take it now.
+
+        Args:
+            topic: of the message; None when it is not known yet.
+        """
+        for getter in queue.getters:
+            if topic is None or getter.client.may_read(topic):
+                return getter
+        consumptions = queue.consumptions
+        if queue.definition.arguments.single_active:
+            consumptions = consumptions[:1]
+        for at, consumption in enumerate(consumptions):
+            if consumption.room <= 0:
+                consumption.wait()
+            elif topic is None or consumption.client.may_read(topic):
+                if consumption.needs_acks and not self._contents.unacknowledged.fits(consumption.client.owner):
+                    self._contents.unacknowledged.refuse(consumption.client.owner)
+                    self._contents.starved[queue] = None
+                    continue
+                if topic is not None and len(consumptions) > 1:
+                    _take_turn(queue.consumptions, at)
+                return consumption
+        return None
+
+    def _may_anybody_read(self, queue: Queue, topic: bytes) -> bool:
+        return any(each.client.may_read(topic) for each in queue.consumptions)
+
+    def _withhold(self, queue: Queue) -> None:
+        """Put the next message aside until another reader comes."""
+        seq, priority = queue.ready.peek()
+        queue.ready.pop()
+        self._contents.unload(queue, seq)
+        queue.withheld.append((seq, priority))
+
+    def reconsider(self, queue: Queue) -> None:
+        """Offer messages that nobody could read: there is another reader, or other access rules."""
+        withheld, queue.withheld = queue.withheld, []
+        for seq, priority in withheld:
+            queue.ready.put_back(seq, priority)
+        self.soon(queue)
+
+    # --- time to live
+
+    def _deadline(self, queue: Queue, message: QueueMessage) -> int:
+        """Return when a message expires, ns since 1970; far away where it does not."""
+        deadline = 1 << 63
+        for name, value in message.headers:
+            if name == EXPIRES and type(value) is int:
+                deadline = value
+        ttl_ms = queue.definition.arguments.message_ttl_ms
+        return deadline if ttl_ms is None else min(deadline, message.time + ttl_ms * _MS_NS)
+
+    def _time(self, queue: Queue) -> None:
+        """Remove messages whose time is over, and have a timer for the next one."""
+        if queue.timer is not None:
+            queue.timer.cancel()
+            queue.timer = None
+        while queue.ready.count:
+            seq, _ = queue.ready.peek()
+            message = queue.loaded.get(seq)
+            if seq in queue.gone:
+                self._contents.lose(queue, seq)
+                continue
+            if message is None:
+                self._read(queue)
+                return
+            left_ns = self._deadline(queue, message) - self._clock()
+            if left_ns > 0:
+                if left_ns < _FAR_NS:
+                    queue.timer = self._loop.call_later(left_ns / 1e9 + _LATE_S, self._timed, queue)
+                return
+            self._contents.remove_next(queue, Death.EXPIRED)
+
+    def _timed(self, queue: Queue) -> None:
+        queue.timer = None
+        if not queue.deleted:
+            self.deliver(queue)
+
+    # --- before a delivery
+
+    def before_store(self, first: int, queues: Iterable[tuple[Queue, ...]]) -> None:
+        """Mark messages that are about to be stored and can be delivered at once."""
+        rooms: dict[Queue, int] = {}
+        ends: dict[Queue, int] = {}
+        for seq, of_message in enumerate(queues, first):
+            for queue in of_message:
+                if not queue.kept or not queue.consumptions or queue.ready.count:
+                    continue
+                room = rooms.get(queue)
+                if room is None:
+                    room = sum(min(each.room, SLICE) for each in queue.consumptions)
+                if room > 0:
+                    ends[queue] = seq + 1
+                rooms[queue] = room - 1
+        for queue, end in ends.items():
+            if end > queue.marked:
+                self._writer.marked(queue, end)
+                queue.marked = queue.marking = end
+        if ends:
+            with contextlib.suppress(LogError):  # what says it again is the append of the messages
+                self._writer.flush()
+
+    def _mark(self, queue: Queue, consumption: Consumption) -> None:
+        """Have the log say that the next messages may have been delivered, and deliver them when it does."""
+        if queue.marking > queue.marked:
+            return
+        if consumption not in queue.getters:
+            queue.ahead = min(max(queue.ahead * 2, min(consumption.room, SLICE)), AHEAD_MAX)
+        end = max(queue.ready.next(queue.ahead)) + 1
+        self._writer.marked(queue, end)
+        try:
+            self._writer.flush()
+        except LogError as error:
+            logger.warning("messages of queue %r wait: %s", queue.name, error)
+            self._loop.call_later(RETRY_S, self.soon, queue)
+            return
+        queue.marking = end
+        self._log.on_durable(partial(self._marked, queue, end))
+
+    def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:
+        if error is None:
+            queue.marked = max(queue.marked, end)
+            self.deliver(queue)
+
+    def _read(self, queue: Queue) -> None:
+        """Read the next messages from the log."""
+        if queue.loading is None and not queue.waits:
+            task = queue.loading = self._loop.create_task(self._read_page(queue))
+            self._loading.add(task)
+            task.add_done_callback(self._loading.discard)
+
+    async def _read_page(self, queue: Queue) -> None:
+        try:
+            room = max(LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
+            mean = queue.bytes // max(queue.count, 1) + 1
+            wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
+            end = self._log.durable_end(self._stream)
+            found = await self._messages.fetch(self._stream, [seq for seq in wanted if seq not in queue.loaded])
+        except (OSError, LogFailed) as error:
+            logger.error("messages of queue %r cannot be read: %s", queue.name, error)
+            return
+        finally:
+            queue.loading = None
+        if queue.deleted:
+            return
+        # Meanwhile messages may have been purged, or dropped.
+        for seq in queue.ready.next(len(wanted)):
+            record = found.get(seq)
+            if record is not None:
+                self._contents.load(queue, QueueMessage(*record))
+            elif seq in wanted and seq < end and seq not in queue.loaded:
+                queue.gone[seq] = None
+        seq = queue.ready.peek()[0] if queue.ready.count else -1
+        if seq >= end and seq not in queue.loaded:
+            queue.waits = True
+            self._log.on_durable(partial(self._is_durable, queue))
+            return
+        self.deliver(queue)
+
+    def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
+        queue.waits = False
+        if error is None:
+            self.deliver(queue)
+
+
+_FAR_NS = 1 << 60
+_LATE_S = 0.001
+"""A timer goes off so much later than it could: the two clocks are not the same."""
+
+
+def _take_turn(consumptions: list[Consumption], at: int) -> None:
+    """Put a consumer behind the others of its priority."""
+    consumption = consumptions.pop(at)
+    while at < len(consumptions) and consumptions[at].priority >= consumption.priority:
+        at += 1
+    consumptions.insert(at, consumption)

@@ -1,0 +1,42 @@
+"""What a request about exchanges and queues can end in, the same for every protocol."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.Enum):
+    """Reason why a request was refused, from which each protocol makes its own reply code."""
+
+    NOT_FOUND = "not found"
+    """There is no such exchange or queue. AMQP 0-9-1: 404, a channel error."""
+    PRECONDITION_FAILED = "precondition failed"
+    """It exists with other properties or arguments, an argument has a value that it cannot have, or a delivery is not
+    known. 406, a channel error."""
+    IN_USE = "in use"
+    """It was to be deleted only if it is unused or empty. 406, a channel error."""
+    ACCESS_REFUSED = "access refused"
+    """Access rules forbid it, its name is reserved, or a consumer reads it exclusively. 403, a channel error."""
+    RESOURCE_LOCKED = "resource locked"
+    """It is exclusive to another connection. 405, a channel error."""
+    NOT_ALLOWED = "not allowed"
+    """No client may do that, such as publish to an internal exchange or rebind the default one. 403 or 530."""
+    UNKNOWN_KIND = "unknown kind"
+    """There is no exchange of that type. 503, a connection error."""
+    NOT_IMPLEMENTED = "not implemented"
+    """The node does not do that, such as queues of type stream. 540, a connection error."""
+    TOO_MANY = "too many"
+    """A share of exchanges, queues, bindings or deliveries is used up. 506, or 406 where a channel error is wanted."""
+    NO_ROOM = "no room"
+    """The log is full or has failed: nothing was changed. 506 or 541."""
+
+
+class QueueError(Exception):
+    """A request about exchanges or queues that was refused. Nothing was changed.
+
+    Its text says what went wrong and what to do; AMQP's reply text is made of it.
+    """
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason

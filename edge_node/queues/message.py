@@ -1,0 +1,87 @@
+"""A message in a queue, and its deliveries."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, Protocol
+
+from weft.protocols.batch import HeaderPairs
+
+ENTRY_BYTES = 128
+"""Bytes that a message in a queue is charged with beside its payload: its topic, its place in the log and in the
+queue's index."""
+
+
+class QueueMessage(NamedTuple):
+    """A message as it is given to consumers. ``topics.origin_of`` says by which exchange and routing key it came."""
+
+    seq: int
+    """Number of the message in the node's stream of queued messages."""
+    topic: bytes
+    payload: bytes
+    flags: int
+    """``protocols.batch.Flag`` bits."""
+    headers: HeaderPairs
+    """Headers as stored. Those of the node's own (``weft.queues``) are among them: pass over what you do not know."""
+    time: int
+    """When the node took it in, ns since 1970."""
+
+
+class Holder(Protocol):
+    """One to whom messages were given that are not settled: a consumption, or a client that gets them one by one."""
+
+    @property
+    def queue(self) -> Settling:
+        """Return the queue that they are of."""
+        ...
+
+    def settled(self, delivery: Delivery) -> None:
+        """Forget a delivery."""
+
+
+class Settling(Protocol):
+    """A queue, as far as deliveries know it."""
+
+    unsettled: dict[int, Delivery]
+
+
+class Delivery:
+    """A message that was given to somebody. It is settled once, by ``Queues.settle``, unless no acknowledgement is
+    wanted. Compared by identity; the message itself is not kept, so that many may be unsettled."""
+
+    __slots__ = ("attempts", "holder", "priority", "redelivered", "seq", "size")
+
+    def __init__(self, seq: int, size: int, attempts: int, priority: int, *, redelivered: bool, holder: Holder) -> None:
+        self.seq = seq
+        self.size = size
+        """Bytes of the payload."""
+        self.attempts = attempts
+        """Deliveries before this one that failed: the client went away, or said so. ``x-delivery-count`` of AMQP."""
+        self.priority = priority
+        self.redelivered = redelivered
+        """True if it was, or may have been, delivered before."""
+        self.holder = holder
+
+
+class Outcome(enum.Enum):
+    """What becomes of a delivery."""
+
+    ACCEPT = "accept"
+    """It was handled: it leaves the queue. AMQP 0-9-1's ack, AMQP 1.0's accepted."""
+    REJECT = "reject"
+    """It leaves the queue and is dead-lettered, if the queue says where to. Reject and nack without requeue, rejected,
+    and modified with undeliverable-here."""
+    REQUEUE = "requeue"
+    """It goes back to its place in the queue, and counts as a failed delivery. Reject and nack with requeue, recover,
+    modified with delivery-failed."""
+    RELEASE = "release"
+    """It goes back to its place and no delivery counts as failed; it is flagged all the same. AMQP 1.0's released."""
+
+
+class Declared(NamedTuple):
+    """Answer to the declaration of a queue."""
+
+    name: str
+    messages: int
+    """Messages that are ready to be delivered."""
+    consumers: int

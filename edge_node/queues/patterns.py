@@ -1,0 +1,88 @@
+"""Keys of topic bindings in a tree. ``*`` is one word, ``#`` any number of them, also in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class _Node(Generic[T]):
+    __slots__ = ("bound", "branches", "loops")
+
+    def __init__(self, *, loops: bool) -> None:
+        self.branches: dict[str, _Node[T]] = {}
+        self.bound: dict[T, int] = {}
+        """What is bound with the key that ends here -> number of times."""
+        self.loops = loops
+        """True for ``#``, which takes further words."""
+
+
+class PatternTree(Generic[T]):
+    """Patterns and what is bound by them.
+
+    A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way: of
+    many ``#`` in one pattern no more than for so many patterns.
+    """
+
+    def __init__(self) -> None:
+        self._root: _Node[T] = _Node(loops=False)
+
+    def add(self, pattern: str, bound: T) -> None:
+        """Bind something by a pattern; the same again counts."""
+        node = self._root
+        for word in _words(pattern):
+            found = node.branches.get(word)
+            if found is None:
+                found = node.branches[word] = _Node(loops=word == "#")
+            node = found
+        node.bound[bound] = node.bound.get(bound, 0) + 1
+
+    def remove(self, pattern: str, bound: T) -> None:
+        """Take back what ``add`` did, once."""
+        node, way = self._root, list[tuple[_Node[T], str]]()
+        for word in _words(pattern):
+            way.append((node, word))
+            node = node.branches[word]
+        node.bound[bound] -= 1
+        if not node.bound[bound]:
+            del node.bound[bound]
+        for parent, word in reversed(way):
+            child = parent.branches[word]
+            if child.bound or child.branches:
+                break
+            del parent.branches[word]
+
+    def match(self, key: str) -> set[T]:
+        """Return what is bound by patterns that match a key."""
+        active: set[_Node[T]] = set()
+        _reach(active, self._root)
+        for word in key.split(".") if key else ():
+            following: set[_Node[T]] = set()
+            for node in active:
+                if node.loops:
+                    _reach(following, node)
+                for branch in (word, "*"):
+                    if branch != "#" and (found := node.branches.get(branch)) is not None:
+                        _reach(following, found)
+                    if word == "*":
+                        break
+            active = following
+            if not active:
+                break
+        return {bound for node in active for bound in node.bound}
+
+
+def _words(pattern: str) -> list[str]:
+    words = pattern.split(".") if pattern else []
+    # `#.#` matches what `#` does: one of them, so that the tree has no chains to follow for nothing.
+    return [word for at, word in enumerate(words) if word != "#" or not at or words[at - 1] != "#"]
+
+
+def _reach(reached: set[_Node[T]], node: _Node[T]) -> None:
+    """Add a node, and those behind it by ``#`` for no word."""
+    reached.add(node)
+    behind = node.branches.get("#")
+    if behind is not None and behind not in reached:
+        _reach(reached, behind)

@@ -1,0 +1,130 @@
+"""Publishing to exchanges: from exchange and routing key to a route of the ingest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.bounds import Owner
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.routes import Route
+from weft.edge_node.queues.arguments import Overflow
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.exchange import Exchange
+from weft.edge_node.queues.message import ENTRY_BYTES
+from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.registry import Registry
+from weft.edge_node.queues.targets import Admission, BoundQueues, own_headers
+from weft.edge_node.queues.topology import Known
+from weft.protocols.batch import HeaderPairs
+
+NEAR_BYTES = 1 << 20
+"""Room in a share below which each message is asked for: what a turn of the loop brings is not more."""
+
+
+class Published(NamedTuple):
+    """Where a message goes, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
+
+    route: Route | None
+    """None when nothing takes it, and nothing keeps what nothing takes (``unrouted: refuse``)."""
+    topic: bytes
+    headers: HeaderPairs
+    """What the record says of exchange and routing key, beside the message's own headers."""
+    is_routed: bool
+    """True if a queue, a stream of the configuration or a subscriber takes the message. Otherwise a publisher of AMQP
+    that says ``mandatory`` gets it back."""
+    is_rejected: bool
+    """True if a queue that it should go to is full: a publisher that wants confirms gets a nack, whatever others do."""
+    is_constant: bool
+    """True if all further messages to this exchange with this key have the same answer, until ``Ingest.forget``."""
+
+
+class ExchangePublishing:
+    """Finds the routes of publishes to exchanges. Event loop's thread only."""
+
+    def __init__(self, registry: Registry, admission: Admission, ingest: Ingest) -> None:
+        self._registry = registry
+        self._admission = admission
+        self._ingest = ingest
+        self._near: set[Owner] = set()
+        """Owners whose queues hold nearly all that they may."""
+
+    def check_exchange(self, name: str) -> Exchange:
+        """Return an exchange to which clients may publish.
+
+        Raises:
+            QueueError: there is none of that name, or it is internal.
+        """
+        exchange = self._registry.topology.exchange(name)
+        if exchange.definition.internal:
+            raise QueueError(Reason.ACCESS_REFUSED, f"exchange {name!r} is internal: publish to one that leads to it")
+        return exchange
+
+    def route(self, client: QueueClient, name: str, key: str, headers: HeaderPairs, size: int) -> Published:
+        """Return where a message goes; ``Queues.route`` says more."""
+        exchange = self.check_exchange(name)
+        topology = self._registry.topology
+        known = topology.known(exchange, key)
+        if client.identity is not None or not known.is_plain:
+            client.check_publish(known.topic.decode())
+        bound = known.targets
+        if known.by_headers:
+            names, _ = topology.walk(exchange, key, own_headers(headers))
+            bound = self._registry.targets(names, reserved=True)
+        targets, is_rejected = self._reserve(bound, size) if bound is not None else (None, False)
+        if targets is not bound or known.by_headers:
+            route = self._ingest.route_to(known.topic, targets)
+        else:
+            route = self._remembered(known)
+        is_routed = bound is not None or (route.taken and not route.unrouted)
+        return Published(
+            None if route.unrouted and self._ingest.unrouted.refuses else route,
+            known.topic, known.headers, is_routed, is_rejected,
+            is_constant=not known.by_headers and not is_rejected and (bound is None or self._is_roomy(bound)),
+        )  # fmt: skip
+
+    def stored(self, queues: dict[Queue, None]) -> None:
+        """Ask for each message from now on where shares are nearly used up."""
+        waiting = self._admission.waiting
+        for queue in queues:
+            owner = queue.definition.owner
+            if owner not in self._near and not waiting.fits(owner, NEAR_BYTES):
+                self._near.add(owner)
+                self._ingest.forget()
+
+    def _is_roomy(self, bound: BoundQueues) -> bool:
+        for queue in bound.queues:
+            owner = queue.definition.owner
+            if queue.definition.arguments.rejects:
+                return False
+            if owner in self._near:
+                if not self._admission.waiting.fits(owner, NEAR_BYTES):
+                    return False
+                self._near.discard(owner)
+        return True
+
+    def _remembered(self, known: Known) -> Route:
+        if known.route is None or known.as_of != self._ingest.as_of:
+            known.route, known.as_of = self._ingest.route_to(known.topic, known.targets), self._ingest.as_of
+        return known.route
+
+    def _reserve(self, bound: BoundQueues, size: int) -> tuple[BoundQueues | None, bool]:
+        """Return the queues that take a message, and whether one of them does not. The same as came in where all do."""
+        full = [queue for queue in bound.queues if not self._admission.takes(queue, size)]
+        if not full:
+            return bound, False
+        left = {queue.name for queue in bound.queues if queue not in full}
+        for queue in full:
+            left |= self._dead_letter_queues(queue, size)
+        return self._registry.targets(frozenset(left), reserved=True), True
+
+    def _dead_letter_queues(self, queue: Queue, size: int) -> set[str]:
+        """Return the queues that get what a full queue does not take."""
+        arguments = queue.definition.arguments
+        if arguments.overflow is not Overflow.REJECT_PUBLISH_DLX or arguments.dead_letter_exchange is None:
+            return set()
+        exchange = self._registry.topology.exchanges.get(arguments.dead_letter_exchange)
+        if exchange is None or not self._admission.waiting.fits(queue.definition.owner, size + ENTRY_BYTES):
+            return set()
+        key = arguments.dead_letter_routing_key
+        names, _ = self._registry.topology.walk(exchange, queue.name if key is None else key, {})
+        return set(names) - {queue.name}

@@ -1,0 +1,392 @@
+"""The queues of the node, as protocols use them: declare, bind, publish, consume, settle.
+
+A message that is for queues is a record of the stream ``weft-queues``, which names them, in the commit of its turn. It
+is let go when all of them are done with it. What is declared and settled are records of ``weft-queues-state``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from weft.bounds import Refusals, Rounds
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
+from weft.edge_node.ingest.record import Records
+from weft.edge_node.queues.arguments import consumer_priority
+from weft.edge_node.queues.contents import Contents
+from weft.edge_node.queues.credit import Credit
+from weft.edge_node.queues.dead_letters import DeadLetters
+from weft.edge_node.queues.declarations import Declarations
+from weft.edge_node.queues.delivering import Deliveries, Messages
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.exchange import Exchange
+from weft.edge_node.queues.holders import Holders
+from weft.edge_node.queues.limits import QueueBounds, QueueLimits
+from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.publishing import ExchangePublishing, Published
+from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
+from weft.edge_node.queues.registry import Registry
+from weft.edge_node.queues.state.reader import QueueState, priority_of
+from weft.edge_node.queues.state.writer import QueueStateWriter
+from weft.edge_node.queues.targets import Admission, QueueSet, QueuesByHeaders
+from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
+from weft.edge_node.queues.unused import UnusedQueues
+from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
+from weft.edge_node.timer_wheel import TimerWheel
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogError, SegmentLog
+
+Got = Callable[[tuple[Delivery, QueueMessage, int] | None], None]
+"""Answer to ``Queues.get``: delivery, message, and how many are left; None from an empty queue."""
+
+logger = logging.getLogger(__name__)
+
+
+class Queues(Declarations):
+    """All exchanges and queues. Event loop's thread only.
+
+    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: SegmentLog,
+        ingest: Ingest,
+        messages: Messages,
+        limits: QueueLimits,
+        refusals: Refusals,
+        rounds: Rounds,
+        wheel: TimerWheel,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Put together what the last run left. Reads the log, and blocks until that is done.
+
+        Args:
+            messages: reads stored messages.
+            wall_clock: ns since 1970.
+
+        Raises:
+            OSError, LogError: the log cannot be read.
+            UnsupportedVersion: a later release wrote it.
+        """
+        self.stream = log.stream(QUEUES_STREAM)
+        state_stream = log.stream(QUEUES_STATE_STREAM)
+        self._log = log
+        self._ingest = ingest
+        self.bounds = QueueBounds(limits, refusals)
+        self._holders = Holders()
+        self._admission = Admission(self.bounds.waiting)
+        turn = ingest.turn
+        registry = Registry(self.bounds, self._admission, lambda: log.next_seq(self.stream), self._has_deleted)
+        self._writer = registry.writer = QueueStateWriter(
+            log, state_stream, self.stream, wall_clock, turn.at_end, registry
+        )  # fmt: skip
+        contents = Contents(
+            self._writer, self._holders, self.bounds.unacknowledged, self.bounds.waiting,
+            lambda queue: self._deliveries.soon(queue),
+        )  # fmt: skip
+        super().__init__(registry, contents, turn, UnusedQueues(wheel, self._expire))
+        self._deliveries = Deliveries(
+            log, self.stream, messages, self._writer, contents, turn.at_end, rounds.wait, wall_clock
+        )  # fmt: skip
+        self._dead_letters = contents.dead_letters = DeadLetters(
+            log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True), contents,
+            self._deliveries, self._writer, turn.store, self.stored, wall_clock,
+        )  # fmt: skip
+        self._publishing = ExchangePublishing(registry, self._admission, ingest)
+        self._restore(QueueState(log, state_stream, self.stream))
+        self._registry.topology.watch(TOPIC_EXCHANGE, ingest.forget)
+        ingest.queue_in(self)
+        self._unlisten = log.listen(self._release)
+
+    # --- publishing
+
+    def check_exchange(self, name: str) -> Exchange:
+        """Return an exchange to which clients may publish.
+
+        Raises:
+            QueueError: NOT_FOUND; ACCESS_REFUSED where it is internal.
+        """
+        return self._publishing.check_exchange(name)
+
+    def route(
+        self, client: QueueClient, exchange: str, key: str, headers: HeaderPairs = (), size: int = 0
+    ) -> Published:
+        """Return where a message goes. Add it to the turn at once, if it is added.
+
+        Args:
+            headers: of the message, as they are stored.
+            size: bytes of the payload, for queues with a limit.
+
+        Raises:
+            QueueError: NOT_FOUND; ACCESS_REFUSED where the exchange is internal, or access rules forbid the topic.
+        """
+        return self._publishing.route(client, exchange, key, headers, size)
+
+    # --- consuming
+
+    def consume(  # noqa: PLR0917
+        self,
+        client: QueueClient,
+        name: str,
+        consumer: Consumer,
+        credit: Sequence[Credit] = (),
+        *,
+        needs_acks: bool = True,
+        exclusive: bool = False,
+        priority: int = 0,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Consumption:
+        """Have a queue's messages delivered to a consumer, as far as all its credit goes: from the end of this turn of
+        the loop on.
+
+        Args:
+            credit: may be shared by several consumers.
+            needs_acks: False settles what is sent.
+            arguments: ``x-priority`` is known; it wins over ``priority``.
+
+        Raises:
+            QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED where one of the consumers wants to be the only one;
+                PRECONDITION_FAILED where an argument cannot be.
+        """
+        queue = self._registry.queue(client, name)
+        if queue.consumptions and (exclusive or queue.consumptions[0].exclusive):
+            raise QueueError(
+                Reason.ACCESS_REFUSED, f"queue {name!r} is in exclusive use, or has consumers: only one may have it so"
+            )
+        priority = consumer_priority(arguments or {}) or priority
+        consumption = Consumption(
+            queue, client, consumer, credit, self._deliveries.soon, needs_acks=needs_acks, exclusive=exclusive,
+            priority=priority,
+        )  # fmt: skip
+        client.consumptions[consumption] = None
+        at = len(queue.consumptions)
+        # The one that is active stays so, whatever the priority of others.
+        least = 1 if queue.definition.arguments.single_active else 0
+        while at > least and queue.consumptions[at - 1].priority < priority:
+            at -= 1
+        queue.consumptions.insert(at, consumption)
+        queue.has_consumed = True
+        self._unused.in_use(queue)
+        self._deliveries.reconsider(queue)
+        return consumption
+
+    def cancel(self, consumption: Consumption) -> None:
+        """Deliver nothing more to a consumer. What it was sent may still be settled."""
+        queue = consumption.queue
+        if not consumption.active:
+            return
+        consumption.end()
+        if queue.deleted:
+            return
+        queue.consumptions.remove(consumption)
+        if queue.consumptions:
+            self._deliveries.soon(queue)
+        elif queue.definition.auto_delete:
+            self._turn.store()
+            self._registry.remove_queue(queue)
+        else:
+            self._unused.used(queue)
+
+    def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> None:
+        """Give a client one message of a queue, now or when it was read from the log.
+
+        Raises:
+            QueueError: NOT_FOUND, RESOURCE_LOCKED. ``then`` is not called.
+        """
+        self._turn.store()
+        queue = self._registry.queue(client, name)
+        self._unused.used(queue)
+        consumption = Consumption(
+            queue, client, _Got(queue, then), (), self._deliveries.soon, needs_acks=needs_acks, exclusive=False,
+            priority=0,
+        )  # fmt: skip
+        client.consumptions[consumption] = None
+        queue.getters.append(consumption)
+        if queue.withheld:
+            self._deliveries.reconsider(queue)
+        self._deliveries.deliver(queue)
+
+    def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
+        """Settle deliveries. Those that are not known any more are passed over: their queue was deleted, or their
+        client has gone."""
+        self._contents.settle(deliveries, outcome)
+
+    # --- clients
+
+    def gone(self, client: QueueClient) -> None:
+        """Take note that a connection has ended: its exclusive queues are deleted, its consumers cancelled, and what
+        they did not settle goes back to its queues."""
+        self._turn.store()
+        for queue in list(client.exclusive):
+            self._registry.remove_queue(queue)
+        for consumption in list(client.consumptions):
+            if consumption in consumption.queue.getters:
+                consumption.queue.getters.remove(consumption)
+                consumption.active = False
+            unsettled = sorted(consumption.unsettled, key=lambda each: each.seq)
+            self.cancel(consumption)
+            self.settle(unsettled, Outcome.REQUEUE)
+        client.consumptions.clear()
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may read."""
+        for queue in self._registry.queues.values():
+            if queue.withheld:
+                self._deliveries.reconsider(queue)
+
+    def close(self) -> None:
+        """Write what is left to write. Clients have gone before."""
+        self._unlisten()
+        self._dead_letters.close()
+        self._deliveries.close()
+        try:
+            self._writer.stopped()
+        except LogError as error:
+            logger.warning("the state of queues was not saved and is put together again at the next start: %s", error)
+
+    # --- what the ingest asks
+
+    def of_topic(self, topic: bytes) -> QueueTargets | None:
+        """Return the queues of a topic that clients of other protocols publish to: those of ``amq.topic``."""
+        topology = self._registry.topology
+        exchange = topology.exchanges[TOPIC_EXCHANGE]
+        if not exchange.bindings and exchange.definition.alternate is None:
+            return None
+        key = routing_key_of(topic.decode())
+        names, by_headers = topology.walk(exchange, key, {})
+        if by_headers:
+            return QueuesByHeaders(
+                lambda headers: self._registry.targets(topology.walk(exchange, key, headers)[0], reserved=False)
+            )
+        return self._registry.targets(names, reserved=False) if names else None
+
+    def before_store(self, first_seq: int, admitted: Sequence[Admitted]) -> None:
+        """Note that messages are about to be stored: some are delivered at once."""
+        self._deliveries.before_store(first_seq, [each.queues for each in admitted if isinstance(each, QueueSet)])
+
+    def stored(self, records: Records, admitted: Sequence[Admitted], now: int) -> None:
+        """Take messages into their queues, and deliver them."""
+        self._admission.stored()
+        due: dict[Queue, None] = {}
+        first = -1
+        for index, (seq, for_queues) in enumerate(zip(records.seqs, admitted, strict=True)):
+            if seq is None:
+                continue
+            first = seq if first < 0 else first
+            assert isinstance(for_queues, QueueSet), "no one else admits messages"
+            headers = records.headers.get(index, ())
+            message = QueueMessage(
+                seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
+            )  # fmt: skip
+            queues = [queue for queue in for_queues.queues if not queue.deleted]
+            if queues:
+                self._holders.hold(seq, len(queues))
+            else:
+                self._holders.free.add(seq, seq + 1)
+            priority = priority_of(headers)
+            for queue in queues:
+                self._contents.add(queue, message, priority)
+                due[queue] = None
+            self._writer.message_bytes += len(message.payload)
+        for queue in due:
+            self._deliveries.deliver(queue, first)
+            self._contents.limit(queue)
+        self._publishing.stored(due)
+
+    # --- facts
+
+    def facts(self) -> dict[str, Any]:
+        """Return what status says."""
+        queues = self._registry.queues
+        longest = sorted(queues.values(), key=lambda queue: -(queue.bytes + queue.count))[:QUEUES_SHOWN]
+        return {
+            "queues": len(queues),
+            "exchanges": len(self._registry.topology.exchanges),
+            "bindings": self.bounds.bindings.used,
+            "messages": sum(queue.count for queue in queues.values()),
+            "unacknowledged": self.bounds.unacknowledged.used,
+            "bytes": self.bounds.waiting.used,
+            "bytes_max": self.bounds.waiting.total,
+            "longest": [
+                {
+                    "queue": queue.name,
+                    "messages": queue.count,
+                    "bytes": queue.bytes,
+                    "unacknowledged": len(queue.unsettled),
+                    "consumers": len(queue.consumptions),
+                    "not_taken": queue.dropped,
+                    "lost": queue.lost,
+                }
+                for queue in longest
+            ],
+        }
+
+    # --- inside
+
+    def _has_deleted(self, queue: Queue) -> None:
+        consumptions, queue.consumptions = queue.consumptions, []
+        getters, queue.getters = queue.getters, []
+        self._unused.in_use(queue)
+        self._contents.drop_all(queue)
+        for consumption in (*consumptions, *getters):
+            consumption.end()
+        error = QueueError(Reason.NOT_FOUND, f"queue {queue.name!r} was deleted")
+        for consumption in (*consumptions, *getters):
+            try:
+                consumption.consumer.cancelled(error)
+            except Exception:
+                logger.exception("a consumer of queue %r could not be told that it is gone", queue.name)
+
+    def _expire(self, queue: Queue) -> None:
+        self._turn.store()
+        if not queue.deleted and not queue.consumptions:
+            self._registry.remove_queue(queue)
+
+    def _release(self) -> None:
+        """Let the log have the room of messages that nobody needs: after a commit, so that it knows it, too."""
+        self._to_release, free = self._holders.take_free(), self._to_release
+        if free:
+            self._log.release(self.stream, free)
+
+    def _restore(self, state: QueueState) -> None:
+        self._to_release = RangeSet()
+        self._writer.next_number, self._writer.first = state.next_number, state.first
+        self._writer.changed_bytes, self._writer.message_bytes = state.changed_bytes, state.message_bytes
+        self._registry.restore(
+            state.exchanges.values(), [each.definition for each in state.queues.values()], state.bindings
+        )  # fmt: skip
+        for remembered in state.queues.values():
+            queue = self._registry.queues[remembered.definition.name]
+            self._contents.restore(queue, remembered)
+            self._unused.used(queue)
+        end = self._log.next_seq(self.stream)
+        self._log.release(self.stream, self._holders.unneeded(end))
+        if state.read:
+            self._writer.started(end)
+
+
+class _Got:
+    """One who gets a message."""
+
+    __slots__ = ("_queue", "_then")
+
+    def __init__(self, queue: Queue, then: Got) -> None:
+        self._queue = queue
+        self._then = then
+
+    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+        """Give it on, with how many are left."""
+        self._then((*batch[0], self._queue.count) if batch else None)
+
+    def cancelled(self, error: QueueError) -> None:
+        """There is none: the queue is gone."""
+        self._then(None)
+
+
+QUEUES_SHOWN = 10
+"""Longest queues in the node's status."""

@@ -1,0 +1,364 @@
+"""The exchanges, queues and bindings that there are: declared, checked, kept and deleted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from weft.bounds import Bound, Owner
+from weft.edge_node.queues.arguments import alternate_exchange, differences, plain_arguments, queue_arguments
+from weft.edge_node.queues.definitions import (
+    DEFAULT_EXCHANGE,
+    OWN_NAMES,
+    PREDECLARED,
+    BindingDefinition,
+    ExchangeDefinition,
+    ExchangeKind,
+    QueueDefinition,
+    check_name,
+    check_text,
+)
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.exchange import MATCHES, Destination
+from weft.edge_node.queues.limits import QueueBounds
+from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.state.writer import QueueStateWriter
+from weft.edge_node.queues.targets import Admission, BoundQueues
+from weft.edge_node.queues.topics import topic_of
+from weft.edge_node.queues.topology import Topology
+from weft.storage.segment_log import LogError
+
+SERVER_NAME = "amq.gen-"
+"""Beginning of the names that the node gives to queues."""
+
+
+class Registry:
+    """What is declared. Event loop's thread only.
+
+    What outlives a restart is in the log when the call returns, and durable with the next commit: answer after that.
+
+    Args:
+        next_message: returns the number that the next message will get.
+        deleted: called with a queue that is no more, before its messages are let go.
+    """
+
+    def __init__(
+        self,
+        bounds: QueueBounds,
+        admission: Admission,
+        next_message: Callable[[], int],
+        deleted: Callable[[Queue], None],
+    ) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.topology = Topology(lambda names: self.targets(names, reserved=True))
+        self._bounds = bounds
+        self._admission = admission
+        self._next_message = next_message
+        self._deleted = deleted
+        self.writer: QueueStateWriter
+
+    # --- for the state
+
+    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition | BindingDefinition]:
+        """Yield what outlives a restart."""
+        for name, exchange in self.topology.exchanges.items():
+            if exchange.definition.durable and name not in PREDECLARED:
+                yield exchange.definition
+        for queue in self.kept_queues():
+            yield queue.definition
+        for binding in self.topology.bindings():
+            if self._is_kept(binding):
+                yield binding
+
+    def kept_queues(self) -> Iterable[Queue]:
+        """Return the queues that outlive a restart."""
+        return [queue for queue in self.queues.values() if queue.kept]
+
+    def restore(
+        self,
+        exchanges: Iterable[ExchangeDefinition],
+        queues: Iterable[QueueDefinition],
+        bindings: Iterable[BindingDefinition],
+    ) -> None:
+        """Take in what a start found."""
+        for exchange in exchanges:
+            self._bounds.exchanges.hold(exchange.owner)
+            self.topology.add_exchange(exchange)
+        for definition in queues:
+            self._bounds.queues.hold(definition.owner)
+            self._add(Queue(definition))
+        for binding in bindings:
+            to = self.topology.exchanges if binding.to_exchange else self.queues
+            if binding.source in self.topology.exchanges and binding.destination in to:
+                self._bounds.bindings.hold(self._owner_of(binding))
+                self.topology.bind(binding)
+
+    # --- what routes ask
+
+    def targets(self, names: frozenset[str], *, reserved: bool) -> BoundQueues | None:
+        """Return what takes messages for queues; None when there are none of these names."""
+        found = [self.queues[name] for name in sorted(names) if name in self.queues]
+        return BoundQueues(found, self._admission, reserved=reserved) if found else None
+
+    # --- exchanges
+
+    def declare_exchange(  # noqa: PLR0917
+        self,
+        client: QueueClient,
+        name: str,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        durable: bool,
+        auto_delete: bool,
+        internal: bool,
+    ) -> None:
+        """Declare an exchange; ``Queues.declare_exchange`` says more."""
+        if kind not in list(ExchangeKind):
+            raise QueueError(
+                Reason.UNKNOWN_KIND, f"unknown type of exchange {kind!r:.60}: use {', '.join(ExchangeKind)}"
+            )
+        had = self.topology.exchanges.get(name)
+        definition = ExchangeDefinition(
+            name, ExchangeKind(kind), durable, auto_delete, internal, alternate_exchange(arguments) or None,
+            *(client.owner if had is None else had.definition.owner),
+        )  # fmt: skip
+        if had is not None:
+            if had.definition != definition:
+                raise QueueError(
+                    Reason.PRECONDITION_FAILED,
+                    f"exchange {name!r} exists and is not the same: {_differing(had.definition, definition)} differ. "
+                    "Declare it as it is, or delete it first",
+                )
+            return
+        check_name(name, "exchange")
+        _charge(self._bounds.exchanges, client.owner)
+        try:
+            if durable:
+                self._write(exchanges=[definition])
+        except QueueError:
+            self._bounds.exchanges.free(client.owner)
+            raise
+        self.topology.add_exchange(definition)
+
+    def delete_exchange(self, client: QueueClient, name: str, *, if_unused: bool) -> None:
+        """Delete an exchange; nothing happens where there is none."""
+        if name in PREDECLARED or name.startswith(OWN_NAMES):
+            raise QueueError(Reason.ACCESS_REFUSED, f"the exchange {name!r} is the node's own and stays")
+        exchange = self.topology.exchanges.get(name)
+        if exchange is None:
+            return
+        client.check_owns(exchange.definition.owner, f"exchange {name!r}")
+        if if_unused and exchange.bindings:
+            raise QueueError(Reason.IN_USE, f"exchange {name!r} has bindings: unbind them, or delete it all the same")
+        self._remove_exchange(name)
+
+    def _remove_exchange(self, name: str) -> None:
+        exchange = self.topology.exchanges[name]
+        definition = exchange.definition
+        kept = [each for each in self.topology.of_exchange(name) if self._is_kept(each)]
+        owners = [self._owner_of(each) for each in self.topology.of_exchange(name)]
+        gone = self.topology.remove_exchange(name)
+        self.writer.gone(bindings=kept, exchanges=[name] if definition.durable else ())
+        self._bounds.exchanges.free(definition.owner)
+        for owner in owners:
+            self._bounds.bindings.free(owner)
+        self._delete_unused(each.source for each in gone)
+
+    # --- queues
+
+    def queue(self, client: QueueClient, name: str) -> Queue:
+        """Return a queue that a client may use.
+
+        Raises:
+            QueueError: there is none of that name, or it is exclusive to another connection.
+        """
+        found = self.queues.get(name)
+        if found is None:
+            raise QueueError(Reason.NOT_FOUND, f"no queue {name!r}: declare it first")
+        if found.client is not None and found.client is not client:
+            raise QueueError(Reason.RESOURCE_LOCKED, f"queue {name!r} is exclusive to another connection")
+        return found
+
+    def declare_queue(  # noqa: PLR0917
+        self,
+        client: QueueClient,
+        name: str,
+        raw: Mapping[str, Any],
+        *,
+        durable: bool,
+        exclusive: bool,
+        auto_delete: bool,
+    ) -> Queue:
+        """Declare a queue; ``Queues.declare_queue`` says more."""
+        arguments = queue_arguments(raw, durable=durable, exclusive=exclusive)
+        if name in self.queues:
+            queue = self.queue(client, name)
+            had = queue.definition
+            flags = [
+                word
+                for word, before, now in (
+                    ("durable", had.durable, durable),
+                    ("exclusive", had.exclusive, exclusive),
+                    ("auto_delete", had.auto_delete, auto_delete),
+                )
+                if before != now
+            ]
+            if flags or had.arguments != arguments:
+                found = ", ".join([*flags, *filter(None, [differences(had.arguments, arguments)])])
+                raise QueueError(
+                    Reason.PRECONDITION_FAILED,
+                    f"queue {name!r} exists and is not the same: {found} differ. Declare it as it is, or delete it "
+                    "first",
+                )
+            return queue
+        if name:
+            check_name(name, "queue")
+        else:
+            name = SERVER_NAME + secrets.token_urlsafe(16)
+        if arguments.dead_letter_exchange is not None and arguments.dead_letter_routing_key is not None:
+            client.check_publish(topic_of(arguments.dead_letter_exchange, arguments.dead_letter_routing_key))
+        _charge(self._bounds.queues, client.owner)
+        definition = QueueDefinition(
+            self.writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,
+            since=self._next_message(),
+        )  # fmt: skip
+        try:
+            if definition.kept:
+                self._write(queues=[definition])
+        except QueueError:
+            self._bounds.queues.free(client.owner)
+            raise
+        self.writer.next_number += 1
+        queue = Queue(definition, client if exclusive else None)
+        if exclusive:
+            client.exclusive[queue] = None
+        self._add(queue)
+        return queue
+
+    def _add(self, queue: Queue) -> None:
+        self.queues[queue.name] = queue
+        self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
+
+    def remove_queue(self, queue: Queue) -> None:
+        """Delete a queue, with its messages and bindings."""
+        queue.deleted = True
+        gone = [*self.topology.incoming(Destination(queue.name, False))]
+        kept = [each for each in gone if self._is_kept(each)]
+        for binding in gone:
+            self.topology.unbind(binding)
+        del self.queues[queue.name]
+        self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
+        if queue.client is not None:
+            queue.client.exclusive.pop(queue, None)
+        self.writer.gone(bindings=kept, queues=[queue.number] if queue.kept else ())
+        self._bounds.queues.free(queue.definition.owner)
+        if gone:
+            self._bounds.bindings.free(queue.definition.owner, len(gone))
+        self._deleted(queue)
+        self._delete_unused(each.source for each in gone)
+
+    # --- bindings
+
+    def binding(
+        self, source: str, destination: str, key: str, arguments: Mapping[str, Any], *, to_exchange: bool
+    ) -> BindingDefinition:
+        """Return a binding as it is compared.
+
+        Raises:
+            QueueError: source or destination is the default exchange, or an argument cannot be.
+        """
+        if source == DEFAULT_EXCHANGE or (to_exchange and destination == DEFAULT_EXCHANGE):
+            raise QueueError(
+                Reason.ACCESS_REFUSED, "the default exchange has one binding for each queue, and no others: name one"
+            )
+        check_text(key, "routing key")
+        exchange = self.topology.exchange(source)
+        if to_exchange:
+            self.topology.exchange(destination)
+        plain = plain_arguments(arguments)
+        if exchange.kind is ExchangeKind.HEADERS and plain.get("x-match", "all") not in MATCHES:
+            raise QueueError(Reason.PRECONDITION_FAILED, f"invalid x-match {plain['x-match']!r:.60}: expected all or any")
+        return BindingDefinition(
+            source, destination, to_exchange, key, msgspec.msgpack.encode(plain) if plain else b""
+        )  # fmt: skip
+
+    def bind(self, client: QueueClient, binding: BindingDefinition) -> None:
+        """Add a binding; nothing happens where it is there."""
+        exchange = self.topology.exchange(binding.source)
+        if exchange.kind is ExchangeKind.TOPIC:
+            client.check_subscribe(filter_of(binding.key))
+        elif exchange.kind is ExchangeKind.DIRECT:
+            client.check_subscribe(topic_of(binding.source, binding.key))
+        if self.topology.has(binding):
+            return
+        owner = self._owner_of(binding)
+        client.check_owns(owner, f"{'exchange' if binding.to_exchange else 'queue'} {binding.destination!r}")
+        _charge(self._bounds.bindings, owner)
+        try:
+            if self._is_kept(binding):
+                self._write(bindings=[binding])
+        except QueueError:
+            self._bounds.bindings.free(owner)
+            raise
+        self.topology.bind(binding)
+
+    def unbind(self, client: QueueClient, binding: BindingDefinition) -> None:
+        """Remove a binding; nothing happens where it is not there."""
+        if not self.topology.has(binding):
+            return
+        owner = self._owner_of(binding)
+        client.check_owns(owner, f"{'exchange' if binding.to_exchange else 'queue'} {binding.destination!r}")
+        kept = self._is_kept(binding)
+        self.topology.unbind(binding)
+        if kept:
+            self.writer.gone(bindings=[binding])
+        self._bounds.bindings.free(owner)
+        self._delete_unused([binding.source])
+
+    def _delete_unused(self, sources: Iterable[str]) -> None:
+        for name in dict.fromkeys(sources):
+            exchange = self.topology.exchanges.get(name)
+            if exchange is not None and exchange.definition.auto_delete and not exchange.bindings:
+                self._remove_exchange(name)
+
+    # --- inside
+
+    def _owner_of(self, binding: BindingDefinition) -> Owner:
+        """Return whom a binding is charged to: the owner of its destination."""
+        if binding.to_exchange:
+            return self.topology.exchanges[binding.destination].definition.owner
+        return self.queues[binding.destination].definition.owner
+
+    def _is_kept(self, binding: BindingDefinition) -> bool:
+        source = self.topology.exchanges[binding.source].definition.durable
+        if binding.to_exchange:
+            return source and self.topology.exchanges[binding.destination].definition.durable
+        return source and self.queues[binding.destination].kept
+
+    def _write(self, **came: Any) -> None:
+        try:
+            self.writer.came(**came)
+        except LogError as error:
+            raise QueueError(Reason.NO_ROOM, f"the log takes nothing more: {error}") from error
+
+
+def _charge(bound: Bound, owner: Owner) -> None:
+    if not bound.take(owner):
+        bound.refuse(owner)
+        raise QueueError(Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit")
+
+
+def _differing(had: ExchangeDefinition, asked: ExchangeDefinition) -> str:
+    return ", ".join(name for name in had.__struct_fields__ if getattr(had, name) != getattr(asked, name))
+
+
+def filter_of(key: str) -> str:
+    """Return a filter of topics that has all that a binding key of a topic exchange matches."""
+    words = key.split(".")
+    if "#" in words:
+        words = words[: words.index("#") + 1]
+    return "/".join("+" if word == "*" else word for word in words) or "#"

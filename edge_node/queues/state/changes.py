@@ -1,0 +1,76 @@
+"""Records of the stream ``weft-queues-state``: changes to exchanges, queues and bindings, and copies of all of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
+
+VERSION = 1
+
+
+class Runs(msgspec.Struct, array_like=True):
+    """Numbers of messages (``SeqRuns.to_bytes``)."""
+
+    firsts: bytes = b""
+    counts: bytes = b""
+
+
+class Settled(msgspec.Struct, array_like=True):
+    """Messages that left a queue."""
+
+    messages: Runs
+    bytes: int
+    """Their payload bytes."""
+
+
+class QueueCopy(msgspec.Struct, array_like=True):
+    """Content of a queue."""
+
+    number: int
+    bytes: int
+    """Payload bytes of its messages, delivered ones included."""
+    levels: dict[int, Runs]
+    """Priority -> messages in their order."""
+    others: list[tuple[int, int]]
+    """Number and priority of messages outside of that order: those that were delivered or came back."""
+    attempts: dict[int, int]
+    marked: int
+    suspect: int
+
+
+class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
+    """Value of one record. What goes is taken before what comes."""
+
+    version: int = VERSION
+    settled: dict[int, Settled] = {}
+    """Number of a queue -> what left it."""
+    marked: dict[int, int] = {}
+    """Number of a queue -> first message that may not have been delivered yet."""
+    attempts: dict[int, dict[int, int]] = {}
+    """Number of a queue -> message -> failed deliveries."""
+    bindings_gone: list[BindingDefinition] = []
+    queues_gone: list[int] = []
+    exchanges_gone: list[str] = []
+    exchanges: list[ExchangeDefinition] = []
+    queues: list[QueueDefinition] = []
+    bindings: list[BindingDefinition] = []
+    started: int = -1
+    """At the start of a run: number after the last message that the log has. What was said of later ones before is
+    void, since a crash took them."""
+    stopped: bool = False
+    """True for the last record of a run that ended in order: what was delivered and not settled is in ``attempts``."""
+    copy_begins: bool = False
+    """True for the first record of a copy: all before it is void once ``copy_ends`` is there."""
+    copy_ends: bool = False
+    through: int = 0
+    """Of a copy: number of the first message that is not in it."""
+    next_number: int = 0
+    """Of a copy: number of the next queue."""
+    contents: list[QueueCopy] = []
+
+
+class Beginning(msgspec.Struct, array_like=True):
+    """Part of a record's value that each release can read."""
+
+    version: int

@@ -1,0 +1,253 @@
+"""Puts the state of queues together again when a node starts: from the last copy, the changes since, and the messages
+since, of which no payload is looked at."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
+from weft.edge_node.queues.runs import SeqRuns
+from weft.edge_node.queues.state.changes import VERSION, Beginning, Changes, QueueCopy
+from weft.edge_node.queues.targets import numbers_in
+from weft.edge_node.sessions.store.batches import DecodedBatch
+from weft.protocols.batch import records
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.message_headers import PRIORITY
+from weft.protocols.ranges import RangeSet
+
+READ_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """Part of the segment log that a start reads."""
+
+    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
+        """Return encoded batches."""
+        ...
+
+    def durable_end(self, stream: int) -> int:
+        """Return the number after the last durable record."""
+        ...
+
+
+class Remembered:
+    """What the log knows of one queue."""
+
+    def __init__(self, definition: QueueDefinition) -> None:
+        self.definition = definition
+        self.levels: dict[int, SeqRuns] = {}
+        """Priority -> messages."""
+        self.others: dict[int, int] = {}
+        """Message outside of that order -> its priority."""
+        self.bytes = 0
+        self.attempts: dict[int, int] = {}
+        self.marked = self.suspect = 0
+        self.left: list[tuple[int, int]] = []
+        """First and end of runs of messages that left since the copy."""
+
+    def copied(self, copy: QueueCopy) -> None:
+        """Take in a part of a copy."""
+        for priority, runs in copy.levels.items():
+            self.levels.setdefault(priority, SeqRuns()).add_bytes(runs.firsts, runs.counts)
+        self.others.update(copy.others)
+        self.bytes += copy.bytes
+        self.attempts.update(copy.attempts)
+        self.marked = max(self.marked, copy.marked)
+        self.suspect = max(self.suspect, copy.suspect)
+
+    def add(self, seq: int, priority: int, size: int) -> None:
+        """Take in a message that is newer than all others."""
+        level = min(priority, self.definition.arguments.priority_max)
+        self.levels.setdefault(level, SeqRuns()).append(seq)
+        self.bytes += size
+
+    def crashed(self, end: int) -> None:
+        """Forget all that was said of messages that a crash took: they will be others."""
+        self.left = [(first, min(last, end)) for first, last in self.left if first < end]
+        self.levels = {priority: runs.below(end) for priority, runs in self.levels.items()}
+        self.others = {seq: priority for seq, priority in self.others.items() if seq < end}
+        self.attempts = {seq: count for seq, count in self.attempts.items() if seq < end}
+        self.marked, self.suspect = min(self.marked, end), min(self.suspect, end)
+
+    def settle(self) -> None:
+        """Take out what left."""
+        left = RangeSet()
+        left.update(sorted(self.left))
+        taken = SeqRuns()
+        for first, end in left:
+            taken.extend(first, end)
+        self.levels = {priority: runs.without(taken) for priority, runs in self.levels.items()}
+        self.others = {seq: priority for seq, priority in self.others.items() if not left.covers(seq, seq + 1)}
+        self.attempts = {seq: count for seq, count in self.attempts.items() if not left.covers(seq, seq + 1)}
+        self.left = []
+        if not self.others and not any(self.levels.values()):
+            self.bytes = 0  # what a crash took was counted in a copy perhaps
+
+    def __iter__(self) -> Iterator[int]:
+        for runs in self.levels.values():
+            yield from runs
+        yield from self.others
+
+
+class QueueState:
+    """All that a start finds. Blocks; for a thread, or before clients are served.
+
+    Raises:
+        OSError, LogFailed: the log cannot be read.
+        UnsupportedVersion: a later release wrote it.
+    """
+
+    def __init__(self, log: Log, stream: int, messages: int) -> None:
+        """Read the log.
+
+        Args:
+            stream: number of the stream with the state.
+            messages: number of the stream with the messages.
+        """
+        self.exchanges: dict[str, ExchangeDefinition] = {}
+        self.queues: dict[int, Remembered] = {}
+        self.bindings: dict[BindingDefinition, None] = {}
+        self.next_number = 1
+        self.first = 0
+        """Number of the first record of the state that is needed."""
+        self.changed_bytes = self.message_bytes = 0
+        """Bytes read since the last copy."""
+        self.clean = True
+        """True if the last run ended in order."""
+        self.read = False
+        """True if there is any state."""
+        self._through = 0
+        self._copy: _Fold | None = None
+        self._read_changes(log, stream)
+        self._fold_ends(log, messages)
+
+    def _read_changes(self, log: Log, stream: int) -> None:
+        decoder = msgspec.msgpack.Decoder(Changes)
+        self._fold = fold = _Fold()
+        copy: _Fold | None = None
+        seq, end = 0, log.durable_end(stream)
+        while seq < end and (batches := log.read(stream, seq, READ_BYTES)):
+            for data in batches:
+                for record in records(data):
+                    seq = record.seq + 1
+                    changes = _decoded(record.payload, decoder)
+                    if changes is None:
+                        continue
+                    self.read = True
+                    self.changed_bytes += len(record.payload)
+                    if changes.copy_begins:
+                        copy = _Fold()
+                        copy.first = record.seq
+                    (copy or fold).take(changes)
+                    if changes.copy_ends and copy is not None:
+                        fold, copy = copy, None
+                        self.changed_bytes = 0
+                    self.clean = changes.stopped
+        self._fold = fold
+
+    def _fold_ends(self, log: Log, messages: int) -> None:
+        fold = self._fold
+        end = log.durable_end(messages)
+        fold.crashed(end)
+        seq = fold.through
+        while seq < end and (batches := log.read(messages, seq, READ_BYTES)):
+            for data in batches:
+                batch = DecodedBatch(data)
+                self.message_bytes += len(data)
+                for each in range(max(seq, batch.base_seq), min(end, batch.end_seq)):
+                    fold.add_message(each, batch)
+                seq = batch.end_seq
+        for queue in fold.queues.values():
+            queue.settle()
+            if not self.clean:
+                queue.suspect = max(queue.suspect, queue.marked)
+            queue.marked = 0
+        self.exchanges, self.queues, self.bindings = fold.exchanges, fold.queues, fold.bindings
+        self.next_number, self.first = fold.next_number, fold.first
+
+
+class _Fold:
+    """State as of some record."""
+
+    def __init__(self) -> None:
+        self.exchanges: dict[str, ExchangeDefinition] = {}
+        self.queues: dict[int, Remembered] = {}
+        self.bindings: dict[BindingDefinition, None] = {}
+        self.next_number = 1
+        self.through = self.first = 0
+
+    def take(self, changes: Changes) -> None:
+        """Take in a record."""
+        if changes.started >= 0:
+            self.crashed(changes.started)
+        for number, settled in changes.settled.items():
+            if (queue := self.queues.get(number)) is not None:
+                left = SeqRuns()
+                left.add_bytes(settled.messages.firsts, settled.messages.counts)
+                queue.left += left.runs()
+                queue.bytes -= settled.bytes
+        for number, marked in changes.marked.items():
+            if (queue := self.queues.get(number)) is not None:
+                queue.marked = max(queue.marked, marked)
+        for number, attempts in changes.attempts.items():
+            if (queue := self.queues.get(number)) is not None:
+                queue.attempts.update(attempts)
+        for binding in changes.bindings_gone:
+            self.bindings.pop(binding, None)
+        for number in changes.queues_gone:
+            self.queues.pop(number, None)
+        for name in changes.exchanges_gone:
+            self.exchanges.pop(name, None)
+        for exchange in changes.exchanges:
+            self.exchanges[exchange.name] = exchange
+        for definition in changes.queues:
+            self.queues[definition.number] = Remembered(definition)
+            self.next_number = max(self.next_number, definition.number + 1)
+        self.bindings.update(dict.fromkeys(changes.bindings))
+        if changes.copy_begins:
+            self.through = changes.through
+        self.next_number = max(self.next_number, changes.next_number)
+        for copy in changes.contents:
+            if (queue := self.queues.get(copy.number)) is not None:
+                queue.copied(copy)
+
+    def crashed(self, end: int) -> None:
+        """Forget all that was said of messages from ``end`` on: a crash took them."""
+        for queue in self.queues.values():
+            queue.crashed(end)
+        self.through = min(self.through, end)
+
+    def add_message(self, seq: int, batch: DecodedBatch) -> None:
+        """Take in a message that is newer than all others."""
+        headers = batch.headers(seq)
+        priority = -1
+        for number in numbers_in(headers):
+            queue = self.queues.get(number)
+            if queue is not None and seq >= queue.definition.since:
+                if priority < 0:
+                    priority = priority_of(headers)
+                queue.add(seq, priority, batch.payload_bytes(seq))
+
+
+def priority_of(headers: tuple[tuple[str, object], ...]) -> int:
+    """Return the priority of a message, 0 without one."""
+    for name, value in headers:
+        if name == PRIORITY and type(value) is int and value > 0:
+            return value
+    return 0
+
+
+def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[Changes]) -> Changes | None:
+    try:
+        if msgspec.msgpack.decode(payload, type=Beginning).version > VERSION:
+            raise UnsupportedVersion("a later release has changed the queues of this node: install that again")
+        return decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        logger.error("a change of exchanges and queues cannot be read: %s", error)
+        return None

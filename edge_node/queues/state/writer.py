@@ -1,0 +1,328 @@
+"""Writes what becomes of exchanges, queues and their messages into the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import msgspec
+
+from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
+from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.runs import SeqRuns
+from weft.edge_node.queues.state.changes import Changes, QueueCopy, Runs, Settled
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogError
+
+RESERVE_BYTES = 4096
+"""Room beside its value that a record takes in the log."""
+COPY_CHANGES_BYTES = 1 << 20
+"""Least bytes of changes after which a copy is written."""
+COPY_MESSAGES_BYTES = 32 << 20
+"""Least bytes of messages after which a copy is written: a start reads no more of them than that, about."""
+COPY_FACTOR = 4
+"""Times that the changes outweigh the last copy, and a sixteenth of the messages, when the next is written."""
+PIECE_BYTES = 1 << 20
+"""Length of a record of a copy, about."""
+DEFINITION_BYTES = 200
+"""Length of a definition, about."""
+ENTRY_BYTES = 12
+"""Length of the number of a message, about."""
+
+logger = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """Part of the segment log that the state needs."""
+
+    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
+        """Take a run of records."""
+        ...
+
+    def together(self, reserve_bytes: int, *, uses_spare: bool = False) -> AbstractContextManager[object]:
+        """Return a context in which all appends go into one commit."""
+        ...
+
+    def appended_together(self) -> object | None:
+        """Return the context's appends so far; None outside of one."""
+        ...
+
+    def lead(self, stream: int) -> None:
+        """Have the stream's batches stand first in each commit."""
+
+    def next_seq(self, stream: int) -> int:
+        """Return the number that the next record will get."""
+        ...
+
+    def release(self, stream: int, ranges: RangeSet) -> None:
+        """Let records go."""
+
+    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once everything appended so far is durable."""
+
+
+class Content(Protocol):
+    """All that a copy has; ``Queues`` implements it."""
+
+    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition | BindingDefinition]:
+        """Yield what outlives a restart."""
+        ...
+
+    def kept_queues(self) -> Iterable[Queue]:
+        """Return the queues that outlive a restart."""
+        ...
+
+
+class QueueStateWriter:
+    """Gathers changes, and writes them together at the end of each turn of the loop. Event loop's thread only.
+
+    Its records stand first in each commit. So a message that a crash left in the log was not delivered without the log
+    knowing; and what is said of messages that a crash took is void (``Changes.started``).
+
+    Args:
+        stream: number of the stream with the state.
+        messages: number of the stream with the messages.
+        end_of_turn: calls back at the end of the turn.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        log: Log,
+        stream: int,
+        messages: int,
+        wall_clock: Callable[[], int],
+        end_of_turn: Callable[[Callable[[], None]], None],
+        content: Content,
+    ) -> None:
+        self._log = log
+        self._stream = stream
+        self._messages = messages
+        self._wall_clock = wall_clock
+        self._end_of_turn = end_of_turn
+        self._content = content
+        self._settled: dict[int, list[tuple[int, int]]] = {}
+        self._settled_bytes: dict[int, int] = {}
+        self._marked: dict[int, int] = {}
+        self._attempts: dict[int, dict[int, int]] = {}
+        self._queues_gone: list[int] = []
+        self._bindings_gone: list[BindingDefinition] = []
+        self._exchanges_gone: list[str] = []
+        self._started = -1
+        self._awaited = False
+        self.first = 0
+        """Number of the first record that is needed."""
+        self.changed_bytes = self.message_bytes = self.copied_bytes = 0
+        """Bytes of changes and of messages since the last copy, and of that copy."""
+        self.next_number = 1
+        log.lead(stream)
+
+    # --- changes
+
+    def settled(self, queue: Queue, first: int, end: int, size: int) -> None:
+        """Note that messages left a queue.
+
+        Args:
+            size: what they were charged with.
+        """
+        if queue.kept:
+            number = queue.number
+            self._settled.setdefault(number, []).append((first, end))
+            self._settled_bytes[number] = self._settled_bytes.get(number, 0) + size
+            self._call()
+
+    def marked(self, queue: Queue, end: int) -> None:
+        """Note that messages of a queue below a number may be delivered from now on."""
+        self._marked[queue.number] = end
+        self._call()
+
+    def attempted(self, queue: Queue, seq: int) -> None:
+        """Note that a delivery failed."""
+        if queue.kept:
+            self._attempts.setdefault(queue.number, {})[seq] = queue.attempts[seq]
+            self._call()
+
+    def gone(
+        self,
+        *,
+        queues: Iterable[int] = (),
+        bindings: Iterable[BindingDefinition] = (),
+        exchanges: Iterable[str] = (),
+    ) -> None:
+        """Note that something was deleted."""
+        for number in queues:
+            self._queues_gone.append(number)
+            for changes in (self._settled, self._settled_bytes, self._marked, self._attempts):
+                changes.pop(number, None)
+        self._bindings_gone += bindings
+        self._exchanges_gone += exchanges
+        if self._waits:
+            self._call()
+
+    def came(
+        self,
+        *,
+        queues: Iterable[QueueDefinition] = (),
+        bindings: Iterable[BindingDefinition] = (),
+        exchanges: Iterable[ExchangeDefinition] = (),
+    ) -> None:
+        """Write that something was declared, and all changes before.
+
+        Raises:
+            LogFull, LogFailed: it is not written; earlier changes still wait.
+        """
+        changes = self._take()
+        changes.queues, changes.bindings, changes.exchanges = [*queues], [*bindings], [*exchanges]
+        self._write_or_keep(changes, uses_spare=False)
+
+    # --- writing
+
+    def flush(self) -> None:
+        """Write what changed. What finds no room waits for the next time: after a crash, messages come again.
+
+        Raises:
+            LogFailed: the log takes nothing more.
+        """
+        if self._waits:
+            self._write_or_keep(self._take(), uses_spare=True)
+
+    def started(self, end: int) -> None:
+        """Note that a run begins, and where the messages end. It is written before anything else is."""
+        self._started = end
+        self._call()
+
+    def stopped(self) -> None:
+        """Write a copy, and that the run ended in order."""
+        self.copy()
+        self._write(Changes(stopped=True), uses_spare=True)
+
+    def copy_if_due(self) -> None:
+        """Write a copy when the changes outweigh the last one."""
+        least = COPY_FACTOR * self.copied_bytes
+        if self.changed_bytes > max(COPY_CHANGES_BYTES, least) or self.message_bytes > max(
+            COPY_MESSAGES_BYTES, 16 * least
+        ):
+            try:
+                self.copy()
+            except LogError as error:
+                logger.warning("no copy of the state of queues was written: %s", error)
+
+    def copy(self) -> None:
+        """Write all of the state, in one commit that a crash leaves whole or not at all.
+
+        Raises:
+            LogFull, LogFailed: it is not written.
+        """
+        self.flush()
+        encoder = msgspec.msgpack.Encoder()
+        pieces = [encoder.encode(each) for each in self._pieces()]
+        size = sum(map(len, pieces))
+        first = self._log.next_seq(self._stream)
+        with self._log.together(size + RESERVE_BYTES * len(pieces), uses_spare=True):
+            for piece in pieces:
+                self._log.append(self._stream, self._wall_clock(), [b""], [piece])
+        self.copied_bytes, self.changed_bytes, self.message_bytes = size, 0, 0
+        old = RangeSet([(self.first, first)])
+        self.first = first
+        self._log.on_durable(lambda error: None if error else self._log.release(self._stream, old))
+
+    def _pieces(self) -> Iterator[Changes]:
+        piece = Changes(copy_begins=True, through=self._log.next_seq(self._messages), next_number=self.next_number)
+        size = 0
+        for each in self._content.definitions():
+            if isinstance(each, ExchangeDefinition):
+                piece.exchanges.append(each)
+            elif isinstance(each, QueueDefinition):
+                piece.queues.append(each)
+            else:
+                piece.bindings.append(each)
+                size += len(each.arguments)
+            size += DEFINITION_BYTES
+            if size > PIECE_BYTES:
+                yield piece
+                piece, size = Changes(), 0
+        for queue in self._content.kept_queues():
+            for found in contents_of(queue):
+                piece.contents.append(found)
+                size += DEFINITION_BYTES + sum(2 * len(runs.firsts) for runs in found.levels.values())
+                size += ENTRY_BYTES * (len(found.others) + len(found.attempts))
+                if size > PIECE_BYTES:
+                    yield piece
+                    piece, size = Changes(), 0
+        piece.copy_ends = True
+        yield piece
+
+    @property
+    def _waits(self) -> bool:
+        return bool(
+            self._settled or self._marked or self._attempts or self._queues_gone or self._bindings_gone
+            or self._exchanges_gone or self._started >= 0
+        )  # fmt: skip
+
+    def _take(self) -> Changes:
+        return Changes(
+            settled={
+                number: Settled(_runs_of(parts), self._settled_bytes[number])
+                for number, parts in self._settled.items()
+            },
+            marked=self._marked,
+            attempts=self._attempts,
+            bindings_gone=self._bindings_gone,
+            queues_gone=self._queues_gone,
+            exchanges_gone=self._exchanges_gone,
+            started=self._started,
+        )
+
+    def _write_or_keep(self, changes: Changes, *, uses_spare: bool) -> None:
+        self._write(changes, uses_spare=uses_spare)
+        self._settled, self._settled_bytes, self._marked, self._attempts = {}, {}, {}, {}
+        self._queues_gone, self._bindings_gone, self._exchanges_gone = [], [], []
+        self._started = -1
+
+    def _write(self, changes: Changes, *, uses_spare: bool) -> None:
+        payload = msgspec.msgpack.encode(changes)
+        self.changed_bytes += len(payload)
+        if self._log.appended_together() is not None:
+            self._log.append(self._stream, self._wall_clock(), [b""], [payload])
+            return
+        with self._log.together(len(payload) + RESERVE_BYTES, uses_spare=uses_spare):
+            self._log.append(self._stream, self._wall_clock(), [b""], [payload])
+
+    def _call(self) -> None:
+        if not self._awaited:
+            self._awaited = True
+            self._end_of_turn(self._at_end)
+
+    def _at_end(self) -> None:
+        self._awaited = False
+        try:
+            self.flush()
+        except LogError as error:
+            logger.warning("what became of queued messages is not in the log yet: %s", error)
+            return
+        self.copy_if_due()
+
+
+def _runs_of(parts: list[tuple[int, int]]) -> Runs:
+    runs = SeqRuns()
+    for first, end in sorted(parts):
+        runs.extend(first, end)
+    firsts, counts = b"", b""
+    for more_firsts, more_counts in runs.to_bytes():
+        firsts += more_firsts
+        counts += more_counts
+    return Runs(firsts, counts)
+
+
+def contents_of(queue: Queue) -> Iterator[QueueCopy]:
+    """Yield what a copy says of a queue: in several parts where it is much."""
+    others = [*queue.withheld]
+    others += [(seq, delivery.priority) for seq, delivery in queue.unsettled.items()]
+    for priority, _, returned in queue.ready.runs():
+        others += [(seq, priority) for seq in returned]
+    size = queue.bytes + queue.unsettled_bytes
+    yield QueueCopy(queue.number, size, {}, others, queue.attempts, queue.marked, queue.suspect)
+    for priority, fresh, _ in queue.ready.runs():
+        for firsts, counts in fresh.to_bytes():
+            yield QueueCopy(queue.number, 0, {priority: Runs(firsts, counts)}, [], {}, 0, 0)

@@ -1,0 +1,122 @@
+"""The queues of a route: which of them take a message, and how its record names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from weft.bounds import Bound
+from weft.edge_node.queues.message import ENTRY_BYTES
+from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.topics import QUEUES
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.columns import HeaderValue, read_u32s, u32s
+from weft.protocols.message_headers import own_name
+
+
+class QueueSet:
+    """Queues that take a message."""
+
+    __slots__ = ("header", "queues")
+
+    def __init__(self, queues: Iterable[Queue]) -> None:
+        self.queues = tuple(queues)
+        self.header = (QUEUES, _pack([queue.number for queue in self.queues]))
+        """Header of the message's record."""
+
+
+def _pack(numbers: list[int]) -> HeaderValue:
+    return numbers[0] if len(numbers) == 1 else u32s(numbers).tobytes()
+
+
+def numbers_in(headers: HeaderPairs) -> Iterable[int]:
+    """Return the numbers of the queues that a record is for."""
+    for name, value in reversed(headers):
+        if name == QUEUES:
+            if type(value) is int:
+                return (value,)
+            if isinstance(value, bytes) and not len(value) % 4:
+                return read_u32s(value)
+    return ()
+
+
+class Admission:
+    """Decides which queues take a message: what an owner's queues hold is bounded, and queues may have limits.
+
+    Args:
+        waiting: bytes of messages in queues.
+    """
+
+    def __init__(self, waiting: Bound) -> None:
+        self.waiting = waiting
+        self.reserved: dict[Queue, None] = {}
+        """Queues that have messages which are accepted and not stored."""
+
+    def takes(self, queue: Queue, size: int) -> bool:
+        """Return whether a queue takes one more message, and count it where it does not."""
+        arguments = queue.definition.arguments
+        if arguments.rejects and queue.is_full(queue.reserved + 1, size):
+            queue.dropped += 1
+            return False
+        if not self.waiting.fits(queue.definition.owner, size + ENTRY_BYTES):
+            queue.dropped += 1
+            self.waiting.refuse(queue.definition.owner, size + ENTRY_BYTES)
+            return False
+        if arguments.rejects:
+            queue.reserved += 1
+            self.reserved[queue] = None
+        return True
+
+    def stored(self) -> None:
+        """Forget what was accepted: it is in the queues now, or was refused."""
+        if self.reserved:
+            for queue in self.reserved:
+                queue.reserved = 0
+            self.reserved.clear()
+
+
+class BoundQueues:
+    """Queues that the messages of a route go to.
+
+    Args:
+        reserved: ``Admission.takes`` was asked for each message of theirs, whose publisher has its answer.
+    """
+
+    __slots__ = ("_admission", "all", "queues", "reserved")
+
+    def __init__(self, queues: Iterable[Queue], admission: Admission, *, reserved: bool) -> None:
+        self.all = QueueSet(queues)
+        self.queues = self.all.queues
+        self._admission = admission
+        self.reserved = reserved
+
+    def admit(self, headers: HeaderPairs, size: int) -> QueueSet | None:
+        """Return the queues that take a message, None for none of them."""
+        takes = self._admission.takes
+        found = [queue for queue in self.queues if not queue.deleted and (self.reserved or takes(queue, size))]
+        if len(found) == len(self.queues):
+            return self.all
+        return QueueSet(found) if found else None
+
+
+class QueuesByHeaders:
+    """Queues that depend on the headers of each message, of a publisher that was not asked for them.
+
+    Args:
+        find: headers -> the queues of a message that has them.
+    """
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[Mapping[str, Any]], BoundQueues | None]) -> None:
+        self._find = find
+
+    def admit(self, headers: HeaderPairs, size: int) -> QueueSet | None:
+        """Return the queues that take a message, None for none of them."""
+        found = self._find(own_headers(headers))
+        return None if found is None else found.admit(headers, size)
+
+
+def own_headers(headers: HeaderPairs) -> Mapping[str, Any]:
+    """Return the headers that the publisher gave, by their names."""
+    return {own: value for name, value in headers if (own := own_name(name)) is not None}

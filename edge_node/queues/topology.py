@@ -1,0 +1,202 @@
+"""Exchanges and bindings: what is bound to what, and where a message goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from weft.bounds import OwnerKind
+from weft.edge_node.ingest.routes import Route
+from weft.edge_node.queues.definitions import (
+    DEFAULT_EXCHANGE,
+    PREDECLARED,
+    BindingDefinition,
+    ExchangeDefinition,
+    ExchangeKind,
+)
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.exchange import Destination, Exchange
+from weft.edge_node.queues.targets import BoundQueues
+from weft.edge_node.queues.topics import headers_of_route, topic_of
+
+KNOWN_MAX = 100_000
+"""Routing keys whose queues are remembered; when there are more, all are forgotten and found again."""
+KEY_REMEMBERED_MAX = 512
+_NODE = (OwnerKind.USER, "")
+_NO_HEADERS: Mapping[str, Any] = {}
+
+
+class Known:
+    """What an exchange knows of messages with one routing key, the same for every publisher."""
+
+    __slots__ = ("as_of", "by_headers", "headers", "is_plain", "route", "targets", "topic")
+
+    def __init__(self, exchange: str, key: str, targets: BoundQueues | None, *, by_headers: bool) -> None:
+        topic = topic_of(exchange, key)
+        self.topic = topic.encode()
+        self.is_plain = not topic.startswith("$SYS/")
+        """False for topics that no client may publish to."""
+        self.headers = headers_of_route(exchange, key, topic)
+        """Headers that the record needs beside the topic."""
+        self.targets = targets
+        """Queues, for publishers that are told whether they take the message; None for none, or with ``by_headers``."""
+        self.by_headers = by_headers
+        """True if the queues depend on the headers of each message."""
+        self.route: Route | None = None
+        """Route of the messages, as of the state ``as_of`` of all routes."""
+        self.as_of = -1
+
+
+class Topology:
+    """The exchanges of the node. It says who gets what, and checks no permissions. Event loop's thread only."""
+
+    def __init__(self, targets: Callable[[frozenset[str]], BoundQueues | None]) -> None:
+        """Begin with the exchanges that are always there.
+
+        Args:
+            targets: names of queues -> what routes to them have; None for no queue.
+        """
+        self._targets = targets
+        self.exchanges: dict[str, Exchange] = {
+            name: Exchange(ExchangeDefinition(name, kind, True, False, False, None, *_NODE))
+            for name, kind in PREDECLARED.items()
+        }
+        self._incoming: dict[Destination, set[BindingDefinition]] = {}
+        self._alternates: dict[str, dict[str, None]] = {}
+        """Exchange -> those that have it as their alternate."""
+        self._known = 0
+        self._watchers: dict[str, Callable[[], None]] = {}
+
+    def watch(self, exchange: str, callback: Callable[[], None]) -> None:
+        """Call back when messages of an exchange may go elsewhere than before."""
+        self._watchers[exchange] = callback
+
+    # --- what there is
+
+    def exchange(self, name: str) -> Exchange:
+        """Return an exchange.
+
+        Raises:
+            QueueError: there is none of that name.
+        """
+        found = self.exchanges.get(name)
+        if found is None:
+            raise QueueError(Reason.NOT_FOUND, f"no exchange {name!r}: declare it first")
+        return found
+
+    def incoming(self, to: Destination) -> set[BindingDefinition]:
+        """Return the bindings that lead somewhere."""
+        return self._incoming.get(to, set())
+
+    def of_exchange(self, name: str) -> list[BindingDefinition]:
+        """Return the bindings that lead from or to an exchange."""
+        return [*dict.fromkeys([*self.exchanges[name].bindings, *self.incoming(Destination(name, True))])]
+
+    def bindings(self) -> Iterator[BindingDefinition]:
+        """Yield all bindings."""
+        for bindings in self._incoming.values():
+            yield from bindings
+
+    # --- changes
+
+    def add_exchange(self, definition: ExchangeDefinition) -> None:
+        """Add an exchange of a new name."""
+        self.exchanges[definition.name] = Exchange(definition)
+        if definition.alternate is not None:
+            self._alternates.setdefault(definition.alternate, {})[definition.name] = None
+        self.changed(definition.name)
+
+    def remove_exchange(self, name: str) -> list[BindingDefinition]:
+        """Remove an exchange. Return the bindings that went with it."""
+        exchange = self.exchanges[name]
+        gone = self.of_exchange(name)
+        for binding in gone:
+            self.unbind(binding)
+        self.changed(name)
+        if exchange.definition.alternate is not None:
+            self._alternates[exchange.definition.alternate].pop(name, None)
+        del self.exchanges[name]
+        return gone
+
+    def has(self, binding: BindingDefinition) -> bool:
+        """Return whether a binding is there."""
+        return binding in self.exchanges[binding.source].bindings
+
+    def bind(self, binding: BindingDefinition) -> None:
+        """Add a binding that is not there."""
+        self.exchanges[binding.source].add(binding)
+        self._incoming.setdefault(Destination(binding.destination, binding.to_exchange), set()).add(binding)
+        self.changed(binding.source)
+
+    def unbind(self, binding: BindingDefinition) -> None:
+        """Remove a binding that is there."""
+        self.exchanges[binding.source].remove(binding)
+        to = Destination(binding.destination, binding.to_exchange)
+        found = self._incoming[to]
+        found.remove(binding)
+        if not found:
+            del self._incoming[to]
+        self.changed(binding.source)
+
+    def changed(self, name: str) -> None:
+        """Forget where messages of an exchange go, and those of all that lead to it."""
+        reached, waiting = {name}, [name]
+        while waiting:
+            at = waiting.pop()
+            before = [each.source for each in self.incoming(Destination(at, True))]
+            for other in (*before, *self._alternates.get(at, ())):
+                if other not in reached:
+                    reached.add(other)
+                    waiting.append(other)
+        for each in reached:
+            exchange = self.exchanges.get(each)
+            if exchange is not None:
+                self._known -= len(exchange.known)
+                exchange.known.clear()
+            callback = self._watchers.get(each)
+            if callback is not None:
+                callback()
+
+    def forget(self) -> None:
+        """Forget where messages go, of all exchanges."""
+        for exchange in self.exchanges.values():
+            exchange.known.clear()
+        self._known = 0
+
+    def forget_key(self, exchange: str, key: str) -> None:
+        """Forget where messages of one key go, of an exchange that no other leads to."""
+        self._known -= self.exchanges[exchange].known.pop(key, None) is not None
+
+    # --- where messages go
+
+    def known(self, exchange: Exchange, key: str) -> Known:
+        """Return what is known of an exchange's messages of one routing key."""
+        found: Known | None = exchange.known.get(key)
+        if found is None:
+            names, by_headers = self.walk(exchange, key, _NO_HEADERS)
+            found = Known(exchange.name, key, None if by_headers else self._targets(names), by_headers=by_headers)
+            if len(key) <= KEY_REMEMBERED_MAX:
+                if self._known >= KNOWN_MAX:
+                    self.forget()
+                exchange.known[key] = found
+                self._known += 1
+        return found
+
+    def walk(self, exchange: Exchange, key: str, headers: Mapping[str, Any]) -> tuple[frozenset[str], bool]:
+        """Return the names of the queues that a message reaches, each once, and whether its headers matter."""
+        names: set[str] = set()
+        reached, waiting = {exchange.name}, [exchange]
+        by_headers = False
+        while waiting:
+            at = waiting.pop()
+            by_headers = by_headers or at.kind is ExchangeKind.HEADERS
+            found = {Destination(key, False)} if at.name == DEFAULT_EXCHANGE else at.match(key, headers)
+            if not found and at.definition.alternate is not None:
+                found = {Destination(at.definition.alternate, True)}
+            for to in found:
+                if not to.is_exchange:
+                    names.add(to.name)
+                elif to.name not in reached and to.name in self.exchanges:
+                    reached.add(to.name)
+                    waiting.append(self.exchanges[to.name])
+        return frozenset(names), by_headers
