@@ -10,7 +10,7 @@ from weft.edge_node.ingest.back_pressure import BackPressure
 from weft.edge_node.ingest.before_log import BeforeLog, Run
 from weft.edge_node.ingest.log import Log
 from weft.edge_node.ingest.queue_targets import QueueTargets
-from weft.edge_node.ingest.queueing import Queueing, QueuedRun, queued_run
+from weft.edge_node.ingest.queueing import QueuedRun, Queueing, queued_run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.routes import Destination, Remembering, Route, RouteCache

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.queues.contents import Contents
+from weft.edge_node.queues.contents.contents import Contents
+from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
-from weft.edge_node.queues.unused import UnusedQueues
 
 
 class Declarations:
@@ -100,9 +100,7 @@ class Declarations:
         self._turn.store()
         return self._declared(self._registry.queue(client, name))
 
-    def delete_queue(
-        self, client: QueueClient, name: str, *, if_unused: bool = False, if_empty: bool = False
-    ) -> int:
+    def delete_queue(self, client: QueueClient, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; nothing happens where there is none. Return the number of messages that went with it.
 
         Raises:

@@ -8,18 +8,18 @@ from typing import Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.queues.contents.ready import Ready
 from weft.edge_node.queues.credit import UNLIMITED, Credit
 from weft.edge_node.queues.definitions import QueueDefinition
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.ready import Ready
 
 
 class Queue:
     """State of a queue. ``Queues`` and its parts change it; compared by identity."""
 
-    __slots__ = ("ahead", "attempts", "bytes", "client", "consumptions", "definition", "deleted", "dropped", "expires",
-                 "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking",
+    __slots__ = ("attempts", "bytes", "client", "consumptions", "definition", "deleted", "dropped", "expires",
+                 "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking", "marks",
                  "ready", "reserved", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
                  "withheld")  # fmt: skip
 
@@ -42,8 +42,8 @@ class Queue:
         """Messages below this one may be delivered: after a crash the log says that they may have been."""
         self.marking = 0
         """The same once what is being written is durable."""
-        self.ahead = 1
-        """Messages to be marked at a time, at least: more, the longer consumers go on."""
+        self.marks = 0
+        """Times that delivery waited for that."""
         self.suspect = 0
         """Messages below this one may have been delivered before the last crash."""
         self.loaded: dict[int, QueueMessage] = {}

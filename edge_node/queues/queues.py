@@ -16,24 +16,24 @@ from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
 from weft.edge_node.ingest.record import Records
 from weft.edge_node.queues.arguments import consumer_priority
-from weft.edge_node.queues.contents import Contents
+from weft.edge_node.queues.contents.contents import Contents
+from weft.edge_node.queues.contents.dead_letters import DeadLetters
+from weft.edge_node.queues.contents.delivering import Deliveries, Messages
+from weft.edge_node.queues.contents.holders import Holders
+from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.credit import Credit
-from weft.edge_node.queues.dead_letters import DeadLetters
 from weft.edge_node.queues.declarations import Declarations
-from weft.edge_node.queues.delivering import Deliveries, Messages
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.exchange import Exchange
-from weft.edge_node.queues.holders import Holders
 from weft.edge_node.queues.limits import QueueBounds, QueueLimits
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
-from weft.edge_node.queues.publishing import ExchangePublishing, Published
 from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
+from weft.edge_node.queues.routing.exchange import Exchange
+from weft.edge_node.queues.routing.publishing import ExchangePublishing, Published
+from weft.edge_node.queues.routing.targets import Admission, QueuesByHeaders, QueueSet
 from weft.edge_node.queues.state.reader import QueueState, priority_of
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.queues.targets import Admission, QueueSet, QueuesByHeaders
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
-from weft.edge_node.queues.unused import UnusedQueues
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
 from weft.edge_node.timer_wheel import TimerWheel
 from weft.protocols.batch import HeaderPairs
@@ -87,7 +87,7 @@ class Queues(Declarations):
         )  # fmt: skip
         contents = Contents(
             self._writer, self._holders, self.bounds.unacknowledged, self.bounds.waiting,
-            lambda queue: self._deliveries.soon(queue),
+            lambda queue: self._deliveries.soon(queue),  # noqa: PLW0108 - it is made below
         )  # fmt: skip
         super().__init__(registry, contents, turn, UnusedQueues(wheel, self._expire))
         self._deliveries = Deliveries(
@@ -129,7 +129,7 @@ class Queues(Declarations):
 
     # --- consuming
 
-    def consume(  # noqa: PLR0917
+    def consume(
         self,
         client: QueueClient,
         name: str,
@@ -383,7 +383,7 @@ class _Got:
         """Give it on, with how many are left."""
         self._then((*batch[0], self._queue.count) if batch else None)
 
-    def cancelled(self, error: QueueError) -> None:
+    def cancelled(self, _error: QueueError) -> None:
         """There is none: the queue is gone."""
         self._then(None)
 

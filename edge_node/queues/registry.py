@@ -22,13 +22,13 @@ from weft.edge_node.queues.definitions import (
     check_text,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.exchange import MATCHES, Destination
 from weft.edge_node.queues.limits import QueueBounds
 from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.routing.exchange import MATCHES, Destination
+from weft.edge_node.queues.routing.targets import Admission, BoundQueues
+from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.queues.targets import Admission, BoundQueues
 from weft.edge_node.queues.topics import topic_of
-from weft.edge_node.queues.topology import Topology
 from weft.storage.segment_log import LogError
 
 SERVER_NAME = "amq.gen-"
@@ -105,7 +105,7 @@ class Registry:
 
     # --- exchanges
 
-    def declare_exchange(  # noqa: PLR0917
+    def declare_exchange(
         self,
         client: QueueClient,
         name: str,
@@ -183,7 +183,7 @@ class Registry:
             raise QueueError(Reason.RESOURCE_LOCKED, f"queue {name!r} is exclusive to another connection")
         return found
 
-    def declare_queue(  # noqa: PLR0917
+    def declare_queue(
         self,
         client: QueueClient,
         name: str,
@@ -281,7 +281,9 @@ class Registry:
             self.topology.exchange(destination)
         plain = plain_arguments(arguments)
         if exchange.kind is ExchangeKind.HEADERS and plain.get("x-match", "all") not in MATCHES:
-            raise QueueError(Reason.PRECONDITION_FAILED, f"invalid x-match {plain['x-match']!r:.60}: expected all or any")
+            raise QueueError(
+                Reason.PRECONDITION_FAILED, f"invalid x-match {plain['x-match']!r:.60}: expected all or any"
+            )
         return BindingDefinition(
             source, destination, to_exchange, key, msgspec.msgpack.encode(plain) if plain else b""
         )  # fmt: skip
@@ -349,7 +351,9 @@ class Registry:
 def _charge(bound: Bound, owner: Owner) -> None:
     if not bound.take(owner):
         bound.refuse(owner)
-        raise QueueError(Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit")
+        raise QueueError(
+            Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
+        )
 
 
 def _differing(had: ExchangeDefinition, asked: ExchangeDefinition) -> str:

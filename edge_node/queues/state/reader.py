@@ -9,10 +9,10 @@ from typing import Protocol
 
 import msgspec
 
+from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
-from weft.edge_node.queues.runs import SeqRuns
+from weft.edge_node.queues.routing.targets import numbers_in
 from weft.edge_node.queues.state.changes import VERSION, Beginning, Changes, QueueCopy
-from weft.edge_node.queues.targets import numbers_in
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion

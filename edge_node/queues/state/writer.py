@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
+from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
 from weft.edge_node.queues.queue import Queue
-from weft.edge_node.queues.runs import SeqRuns
 from weft.edge_node.queues.state.changes import Changes, QueueCopy, Runs, Settled
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError
@@ -263,8 +263,7 @@ class QueueStateWriter:
     def _take(self) -> Changes:
         return Changes(
             settled={
-                number: Settled(_runs_of(parts), self._settled_bytes[number])
-                for number, parts in self._settled.items()
+                number: Settled(_runs_of(parts), self._settled_bytes[number]) for number, parts in self._settled.items()
             },
             marked=self._marked,
             attempts=self._attempts,

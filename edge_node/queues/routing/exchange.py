@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
-from weft.edge_node.queues.patterns import PatternTree
+from weft.edge_node.queues.routing.patterns import PatternTree
 
 
 class Destination(NamedTuple):

@@ -15,8 +15,8 @@ from weft.edge_node.queues.definitions import (
     ExchangeKind,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.exchange import Destination, Exchange
-from weft.edge_node.queues.targets import BoundQueues
+from weft.edge_node.queues.routing.exchange import Destination, Exchange
+from weft.edge_node.queues.routing.targets import BoundQueues
 from weft.edge_node.queues.topics import headers_of_route, topic_of
 
 KNOWN_MAX = 100_000

@@ -90,7 +90,7 @@ class BoundQueues:
         self._admission = admission
         self.reserved = reserved
 
-    def admit(self, headers: HeaderPairs, size: int) -> QueueSet | None:
+    def admit(self, _headers: HeaderPairs, size: int) -> QueueSet | None:
         """Return the queues that take a message, None for none of them."""
         takes = self._admission.takes
         found = [queue for queue in self.queues if not queue.deleted and (self.reserved or takes(queue, size))]

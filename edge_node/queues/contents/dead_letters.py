@@ -14,15 +14,15 @@ from typing import NamedTuple, Protocol
 
 from weft.edge_node.ingest.queue_targets import Admitted
 from weft.edge_node.ingest.record import Origin, Records
-from weft.edge_node.queues.contents import Contents
-from weft.edge_node.queues.deaths import Death, goes_in_circles, with_death
-from weft.edge_node.queues.delivering import Deliveries, Messages
+from weft.edge_node.queues.contents.contents import Contents
+from weft.edge_node.queues.contents.deaths import Death, goes_in_circles, with_death
+from weft.edge_node.queues.contents.delivering import Deliveries, Messages
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.routing.targets import BoundQueues, QueueSet, own_headers
+from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.queues.targets import BoundQueues, QueueSet, own_headers
 from weft.edge_node.queues.topics import origin_of, topic_of
-from weft.edge_node.queues.topology import Topology
 from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import LogError
 
@@ -175,7 +175,9 @@ class DeadLetters:
             for_queues = self._letter(each, records, now)
             if for_queues is not None:
                 admitted.append(for_queues)
-        size = sum(map(len, records.keys)) + sum(map(len, records.payloads)) + sum(map(_bytes, records.headers.values()))
+        size = (
+            sum(map(len, records.keys)) + sum(map(len, records.payloads)) + sum(map(_bytes, records.headers.values()))
+        )
         with self._log.together(size + RECORD_BYTES * (2 + len(part)), uses_spare=True):
             first = self._log.next_seq(self._stream)
             self._deliveries.before_store(first, [each.queues for each in admitted])

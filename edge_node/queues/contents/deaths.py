@@ -60,7 +60,7 @@ def goes_in_circles(headers: HeaderPairs, queue: str) -> bool:
     )
 
 
-def with_death(
+def with_death(  # noqa: PLR0917
     headers: HeaderPairs,
     death: Death,
     queue: str,

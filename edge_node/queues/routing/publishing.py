@@ -9,12 +9,12 @@ from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.queues.arguments import Overflow
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.exchange import Exchange
 from weft.edge_node.queues.message import ENTRY_BYTES
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
-from weft.edge_node.queues.targets import Admission, BoundQueues, own_headers
-from weft.edge_node.queues.topology import Known
+from weft.edge_node.queues.routing.exchange import Exchange
+from weft.edge_node.queues.routing.targets import Admission, BoundQueues, own_headers
+from weft.edge_node.queues.routing.topology import Known
 from weft.protocols.batch import HeaderPairs
 
 NEAR_BYTES = 1 << 20

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Protocol
 
 from weft.bounds import Owner
-from weft.edge_node.queues.contents import LOADED_BYTES_MAX, Contents
-from weft.edge_node.queues.deaths import Death
+from weft.edge_node.queues.contents.contents import LOADED_BYTES_MAX, Contents
+from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue import Consumption, Queue
 from weft.edge_node.queues.state.writer import QueueStateWriter
@@ -29,6 +29,8 @@ PAGE_SHARE = 8
 AHEAD_MAX = 1024
 """Most messages that the log is told of before they are delivered. After a crash, those that were not are flagged as
 redelivered all the same."""
+MARKS_EXACT = 16
+"""Times that the log is told of no more than what is delivered at once."""
 RETRY_S = 1.0
 """Time after which delivery from a full log is tried again."""
 _MS_NS = 1_000_000
@@ -299,9 +301,11 @@ class Deliveries:
         """Have the log say that the next messages may have been delivered, and deliver them when it does."""
         if queue.marking > queue.marked:
             return
-        if consumption not in queue.getters:
-            queue.ahead = min(max(queue.ahead * 2, min(consumption.room, SLICE)), AHEAD_MAX)
-        end = max(queue.ready.next(queue.ahead)) + 1
+        count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
+        # Those who go on taking a message or two at a time would wait for the disk each time.
+        queue.marks += 1
+        count = max(count, min(1 << max(queue.marks - MARKS_EXACT, 0), AHEAD_MAX))
+        end = max(queue.ready.next(count)) + 1
         self._writer.marked(queue, end)
         try:
             self._writer.flush()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from weft.bounds import Bound
-from weft.edge_node.queues.deaths import Death
-from weft.edge_node.queues.holders import Holders
+from weft.edge_node.queues.contents.deaths import Death
+from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome, QueueMessage
 from weft.edge_node.queues.queue import Consumption, Queue
 from weft.edge_node.queues.state.reader import Remembered
@@ -34,7 +34,7 @@ class Contents:
         deliver_soon: called with queues that may have something to deliver.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         writer: QueueStateWriter,
         holders: Holders,

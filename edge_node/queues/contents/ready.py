@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import islice
 
-from weft.edge_node.queues.runs import SeqRuns
+from weft.edge_node.queues.contents.runs import SeqRuns
 
 
 class _Level:

@@ -1,0 +1,1 @@
+"""What is in queues, and how it leaves them."""

@@ -1,0 +1,1 @@
+"""Where messages go: exchanges, bindings, and the queues at the end."""

@@ -1,0 +1,224 @@
+"""Queues over a log on the fake disk: commits when a test says so, power cuts, consumers that write down what they
+get."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import Clock
+from weft.bounds import Owner, OwnerKind, Refusals, Rounds
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.turn import Turn
+from weft.edge_node.ingest.unrouted import Policy, Unrouted
+from weft.edge_node.queues.credit import Credit
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
+from weft.edge_node.queues.queues import Queues
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.timer_wheel import TimerWheel
+from weft.protocols.batch import HeaderPairs, records
+from weft.storage.segment_log import LogSettings, SegmentLog
+
+LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)
+OWNER = Owner(OwnerKind.USER, "ann")
+
+
+class Publisher:
+    """A source of records that writes down its answers."""
+
+    publisher: str | None = None
+
+    def __init__(self) -> None:
+        self.confirmed: list[bytes] = []
+        self.refused: list[BaseException] = []
+
+    def acknowledge(self, answers: bytes) -> None:
+        self.confirmed.append(answers)
+
+    def refuse(self, error: BaseException) -> None:
+        self.refused.append(error)
+
+
+class Taker:
+    """A consumer that keeps what it gets, and settles when it is told to."""
+
+    def __init__(self, room: Room, prefetch: int = 0) -> None:
+        self.room = room
+        self.credit = Credit(prefetch, comes_back=True) if prefetch else Credit(comes_back=True)
+        self.got: list[tuple[Delivery, QueueMessage]] = []
+        self.unsettled: list[Delivery] = []
+        self.cancelled_by: list[Reason] = []
+        self.consumption: Consumption
+
+    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+        self.got += batch
+        self.unsettled += [delivery for delivery, _ in batch]
+
+    def cancelled(self, error: QueueError) -> None:
+        self.cancelled_by.append(error.reason)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        return [message.payload for _, message in self.got]
+
+    @property
+    def flagged(self) -> list[bytes]:
+        return [message.payload for delivery, message in self.got if delivery.redelivered]
+
+    def settle(self, outcome: Outcome = Outcome.ACCEPT, count: int | None = None) -> None:
+        count = len(self.unsettled) if count is None else count
+        taken, self.unsettled = self.unsettled[:count], self.unsettled[count:]
+        self.room.queues.settle(taken, outcome)
+
+
+@dataclass
+class Room:
+    """A node's queues. ``restart`` and ``power_cut`` stand for what happens to nodes."""
+
+    disk: FakeFileSystem = field(default_factory=FakeFileSystem)
+    settings: LogSettings = LOG
+    limits: QueueLimits = QueueLimits()
+    patterns: dict[str, list[str]] = field(default_factory=dict)
+    unrouted: Policy = "live"
+    clock: Clock = field(default_factory=Clock)
+    queues: Queues = field(init=False)
+    log: SegmentLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        loop, clock = asyncio.get_running_loop(), self.clock
+        self.posted: list[Callable[[], None]] = []
+        self.turn = Turn(loop.call_soon, loop.time, Counters())
+        self.log = SegmentLog.open(
+            "/node/log", self.settings, filesystem=self.disk, wall_clock=clock.wall, clock_reading=clock.reading,
+            random_bits=lambda bits: 0xABCD, post=self.posted.append, start_writer=False, end_of_turn=self.turn.at_end,
+        )  # fmt: skip
+        self.refusals = Refusals(loop.time)
+        subscriptions = Subscriptions()
+        self.ingest = Ingest(
+            self.log, Router(self.patterns, self.log.stream), subscriptions, FanOut(subscriptions, Outbox()),
+            clock.wall, Counters(), Unrouted(self.unrouted, self.log, Counters()), self.turn,
+            session_topics=self.log.stream("weft-sessions-topics"), pending_bytes_max=1 << 20,
+        )  # fmt: skip
+        self.wheel = TimerWheel(loop, 0.01)
+        self.queues = Queues(
+            self.log, self.ingest, Backlog(self.log, StateSettings(), StateCounters()), self.limits, self.refusals,
+            Rounds(lambda: None, pause_s=0), self.wheel, clock.wall,
+        )  # fmt: skip
+        self.client = self.new_client()
+        self.publisher = Publisher()
+
+    def new_client(self, user: str = "ann", identity: Any = None) -> QueueClient:
+        return QueueClient(Owner(OwnerKind.USER, user), identity)
+
+    # --- time
+
+    def commit(self) -> None:
+        """Make what was appended durable, and tell those who wait for it."""
+        while self.log.committer.run_once():
+            pass
+        posted, self.posted[:] = list(self.posted), []
+        for callback in posted:
+            callback()
+
+    async def settle_down(self) -> None:
+        """Commit, deliver and read until nothing moves any more."""
+        for _ in range(12):
+            self.turn.store()
+            await asyncio.sleep(0)
+            self.commit()
+            while self.queues._deliveries._loading:
+                await asyncio.wait(self.queues._deliveries._loading)
+        await asyncio.sleep(0)
+
+    def power_cut(self, seed: int = 0) -> None:
+        """Lose what was not synced, or some of it, and start again."""
+        self.disk = self.disk.power_cut(random.Random(seed))
+        self.wheel.close()
+        self.start()
+
+    async def restart(self) -> None:
+        """Stop in order, and start again."""
+        await self.settle_down()
+        self.queues.close()
+        self.log.close()
+        self.wheel.close()
+        self.start()
+
+    # --- what clients do
+
+    def publish(
+        self, *payloads: bytes, exchange: str = "", key: str = "q", headers: HeaderPairs = (),
+        client: QueueClient | None = None,
+    ) -> list[bool]:
+        """Publish with confirms. Returns of each message whether it was rejected."""
+        rejected = []
+        for payload in payloads:
+            found = self.queues.route(client or self.client, exchange, key, headers, len(payload))
+            if found.route is not None:
+                self.turn.add(found.route, found.topic, payload, self.publisher, 0, (*headers, *found.headers))
+            if not found.is_rejected:
+                self.turn.answer(self.publisher, payload + b" ")
+            rejected.append(found.is_rejected)
+        return rejected
+
+    def publish_mqtt(self, topic: bytes, *payloads: bytes, headers: HeaderPairs = ()) -> None:
+        route = self.ingest.everybody.route(topic)
+        assert route is not None
+        for payload in payloads:
+            self.turn.add(route, topic, payload, self.publisher, 0, headers)
+            self.turn.answer(self.publisher, payload + b" ")
+
+    def confirmed(self) -> list[bytes]:
+        return b"".join(self.publisher.confirmed).split()
+
+    def consume(
+        self, queue: str = "q", prefetch: int = 0, client: QueueClient | None = None, credit: Credit | None = None,
+        **options: Any,
+    ) -> Taker:
+        taker = Taker(self, prefetch)
+        credits_ = [taker.credit] if credit is None else [taker.credit, credit]
+        taker.consumption = self.queues.consume(client or self.client, queue, taker, credits_, **options)
+        return taker
+
+    async def get(self, queue: str = "q", **options: Any) -> tuple[Delivery, QueueMessage, int] | None:
+        found: list[tuple[Delivery, QueueMessage, int] | None] = []
+        self.queues.get(self.client, queue, found.append, **options)
+        await self.settle_down()
+        assert len(found) == 1, found
+        return found[0]
+
+    async def drain(self, queue: str = "q") -> list[bytes]:
+        """Take all messages of a queue, in order."""
+        taker = self.consume(queue, needs_acks=False)
+        await self.settle_down()
+        while self.queues.find_queue(self.client, queue).messages:
+            await self.settle_down()
+        self.queues.cancel(taker.consumption)
+        return taker.payloads
+
+    def queue(self, name: str = "q") -> Queue:
+        return self.queues._registry.queues[name]
+
+    def stored(self, stream: str = "weft-queues") -> list[bytes]:
+        """Payloads that a stream of the log still has."""
+        return [
+            each.payload for data in self.log.read(self.log.streams()[stream], 0, 1 << 24) for each in records(data)
+        ]
+
+

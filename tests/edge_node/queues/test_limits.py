@@ -1,0 +1,219 @@
+"""What bounds queues: lengths, times to live, dead letters, shares of an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.edge_node.queues.room import OWNER, Room
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.message import ENTRY_BYTES, Outcome, QueueMessage
+from weft.edge_node.queues.topics import origin_of
+from weft.protocols.message_headers import EXPIRES, PRIORITY
+
+MS = 1_000_000
+
+
+def declare(room: Room, name: str = "q", **arguments: Any) -> None:
+    room.queues.declare_queue(
+        room.client, name, durable=True, arguments={name.replace("_", "-"): value for name, value in arguments.items()}
+    )
+
+
+def dead_letters(room: Room, **arguments: Any) -> None:
+    room.queues.declare_queue(room.client, "dead", durable=True)
+    room.queues.bind(room.client, "dead", "amq.direct", "gone")
+    declare(room, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone", **arguments)
+
+
+def deaths(message: QueueMessage) -> list[tuple[str, str, int]]:
+    entries = json.loads(str(dict(message.headers)["x-death"]))
+    return [(each["queue"], each["reason"], each["count"]) for each in entries]
+
+
+async def test_a_full_queue_drops_its_oldest_messages() -> None:
+    room = Room()
+    declare(room, x_max_length=2)
+    room.publish(b"1", b"2", b"3", b"4")
+    await room.settle_down()
+    room.power_cut()
+    assert await room.drain() == [b"3", b"4"]
+
+
+async def test_bytes_count_as_well() -> None:
+    room = Room()
+    declare(room, x_max_length_bytes=10)
+    room.publish(b"12345", b"67890", b"x")
+    await room.settle_down()
+    assert await room.drain() == [b"67890", b"x"]
+
+
+async def test_a_queue_that_rejects_says_so_message_by_message() -> None:
+    room = Room()
+    declare(room, x_max_length=2, x_overflow="reject-publish")
+    assert room.publish(b"1", b"2", b"3", b"4") == [False, False, True, True]
+    await room.settle_down()
+    assert room.publish(b"5") == [True]
+    await room.settle_down()
+    assert room.confirmed() == [b"1", b"2"]
+    assert await room.drain() == [b"1", b"2"]
+    assert room.publish(b"6") == [False]
+
+
+async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
+    room = Room()
+    dead_letters(room, x_max_length=1)
+    room.publish(b"1", b"2")
+    await room.settle_down()
+    found = await room.get("dead")
+    assert found is not None
+    assert deaths(found[1]) == [("q", "maxlen", 1)]
+    assert origin_of(found[1].topic, found[1].headers) == ("amq.direct", "gone")
+    headers = dict(found[1].headers)
+    assert headers["x-first-death-queue"] == "q"
+    assert json.loads(str(headers["amqp.types"])) == {"x-death": "A"}
+    assert await room.drain() == [b"2"]
+
+
+async def test_a_rejected_message_is_a_dead_letter_in_the_same_commit() -> None:
+    room = Room()
+    dead_letters(room)
+    room.publish(b"1", b"2")
+    taker = room.consume()
+    await room.settle_down()
+    taker.settle(Outcome.REJECT, count=1)
+    await room.settle_down()
+    room.queues.cancel(taker.consumption)
+    room.power_cut()
+    assert await room.drain("dead") == [b"1"]
+    assert await room.drain("q") == [b"2"]
+
+
+async def test_messages_expire_by_the_queue_and_by_themselves() -> None:
+    room = Room()
+    dead_letters(room, x_message_ttl=50)
+    room.publish(b"short", headers=((EXPIRES, room.clock.wall() + 10 * MS), ("amqp.expiration", "10")))
+    room.publish(b"long")
+    await room.settle_down()
+    room.clock.ahead += 20 * MS
+    await asyncio.sleep(0.02)
+    await room.settle_down()
+    found = await room.get("dead")
+    assert found is not None
+    assert found[1].payload == b"short"
+    entry = json.loads(str(dict(found[1].headers)["x-death"]))[0]
+    assert (entry["reason"], entry["original-expiration"]) == ("expired", "10")
+    assert EXPIRES not in dict(found[1].headers)
+    room.clock.ahead += 40 * MS
+    assert await room.drain() == [], "also before the timer"
+
+
+async def test_a_message_without_time_goes_to_a_consumer_that_waits() -> None:
+    room = Room()
+    declare(room, x_message_ttl=0)
+    taker = room.consume(prefetch=1)
+    room.publish(b"1", b"2")
+    await room.settle_down()
+    assert taker.payloads == [b"1"]
+    assert room.queue().count == 0
+
+
+async def test_a_dead_letter_does_not_go_round_without_end() -> None:
+    room = Room()
+    declare(room, x_message_ttl=0, x_dead_letter_exchange="", x_dead_letter_routing_key="q")
+    room.publish(b"1")
+    await room.settle_down()
+    assert room.queue().count == 0
+    assert room.queues.bounds.waiting.used == 0
+
+
+async def test_a_message_that_fails_too_often_is_a_dead_letter() -> None:
+    room = Room()
+    dead_letters(room, x_queue_type="quorum", x_delivery_limit=2)
+    room.publish(b"1")
+    taker = room.consume()
+    for attempt in range(3):
+        await room.settle_down()
+        assert taker.got[-1][0].attempts == attempt
+        taker.settle(Outcome.REQUEUE)
+    await room.settle_down()
+    assert len(taker.got) == 3
+    assert await room.drain("dead") == [b"1"]
+
+
+async def test_the_highest_priority_comes_first_also_after_a_restart() -> None:
+    room = Room()
+    declare(room, x_max_priority=5)
+    for payload, priority in ((b"low", 0), (b"high", 5), (b"mid", 3), (b"higher", 9)):
+        room.publish(payload, headers=((PRIORITY, priority),))
+    await room.settle_down()
+    room.power_cut()
+    assert await room.drain() == [b"high", b"higher", b"mid", b"low"]
+
+
+async def test_a_queue_that_nobody_uses_is_deleted() -> None:
+    room = Room()
+    declare(room, x_expires=30)
+    taker = room.consume()
+    await asyncio.sleep(0.06)
+    room.queues.cancel(taker.consumption)
+    room.queues.find_queue(room.client, "q")
+    await asyncio.sleep(0.06)
+    with pytest.raises(QueueError) as missing:
+        room.queues.find_queue(room.client, "q")
+    assert missing.value.reason is Reason.NOT_FOUND
+
+
+async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -> None:
+    entry = ENTRY_BYTES + 1
+    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    declare(room)
+    other = room.new_client("bob")
+    room.queues.declare_queue(other, "bobs", durable=True)
+    rejected = []
+    for number in range(5):
+        rejected += room.publish(b"%d" % number)
+        await room.settle_down()
+    assert rejected == [False, False, False, True, True]
+    assert room.publish(b"x", key="bobs") == [False]
+    room.publish_mqtt(b"q", b"devices are not held up")
+    await room.settle_down()
+    assert room.refusals
+    assert await room.drain() == [b"0", b"1", b"2"]
+    assert room.publish(b"5") == [False]
+    await room.settle_down()
+    assert room.queues.facts()["bytes"] == 2 * entry
+
+
+async def test_numbers_of_things_have_shares() -> None:
+    room = Room(limits=QueueLimits(queues_max=10, queues_per_user_max=2, bindings_max=10, bindings_per_user_max=1))
+    declare(room, "a")
+    declare(room, "b")
+    with pytest.raises(QueueError) as refused:
+        declare(room, "c")
+    assert refused.value.reason is Reason.TOO_MANY
+    room.queues.bind(room.client, "a", "amq.direct", "1")
+    room.queues.bind(room.client, "a", "amq.direct", "1")
+    with pytest.raises(QueueError) as refused:
+        room.queues.bind(room.client, "a", "amq.direct", "2")
+    assert refused.value.reason is Reason.TOO_MANY
+    room.queues.delete_queue(room.client, "a")
+    declare(room, "c")
+    room.queues.bind(room.client, "c", "amq.direct", "2")
+    assert room.queues.bounds.queues.taken(OWNER) == 2
+
+
+async def test_unacknowledged_deliveries_have_a_share() -> None:
+    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=2))
+    declare(room)
+    room.publish(b"1", b"2", b"3")
+    taker = room.consume()
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2"]
+    taker.settle(count=1)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2", b"3"]

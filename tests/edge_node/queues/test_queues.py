@@ -1,0 +1,136 @@
+"""Queues as clients see them: what is published to them, who gets it, and what becomes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.edge_node.queues.room import Room
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.message import Outcome
+
+
+async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    taker = room.consume()
+    room.publish(b"a", b"b")
+    room.turn.store()
+    assert taker.payloads == [b"a", b"b"], "consumers do not wait for the disk"
+    assert room.confirmed() == []
+    await room.settle_down()
+    assert room.confirmed() == [b"a", b"b"]
+    taker.settle()
+    await room.settle_down()
+    assert room.queues.find_queue(room.client, "q").messages == 0
+
+
+async def test_what_was_confirmed_is_there_after_a_power_cut_and_what_was_settled_is_not() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    room.publish(b"1", b"2", b"3", b"4")
+    await room.settle_down()
+    taker = room.consume(prefetch=2)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2"]
+    taker.settle(count=1)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2", b"3"]
+    room.power_cut()
+    taker = room.consume()
+    await room.settle_down()
+    assert taker.payloads == [b"2", b"3", b"4"]
+    assert taker.flagged == [b"2", b"3"]
+    room.publish(b"5")
+    await room.settle_down()
+    assert taker.payloads == [b"2", b"3", b"4", b"5"]
+    assert taker.flagged == [b"2", b"3"]
+
+
+async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    room.publish(*(b"%d" % number for number in range(20)))
+    taker = room.consume(prefetch=5)
+    await room.settle_down()
+    taker.settle(count=2)
+    await room.settle_down()
+    room.queues.gone(room.client)
+    await room.restart()
+    taker = room.consume()
+    await room.settle_down()
+    assert taker.payloads == [b"%d" % number for number in range(2, 20)]
+    assert taker.flagged == [b"%d" % number for number in range(2, 7)]
+    assert [delivery.attempts for delivery, _ in taker.got[:6]] == [1, 1, 1, 1, 1, 0]
+
+
+async def test_messages_come_in_order_from_memory_and_from_the_log() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    numbers = [b"%d" % number for number in range(1000)]
+    room.publish(*numbers[:500])
+    await room.settle_down()
+    room.queue().loaded.clear()
+    room.publish(*numbers[500:])
+    await room.settle_down()
+    assert await room.drain() == numbers
+    await room.settle_down()
+    assert room.stored() == [] or room.queues.bounds.waiting.used == 0
+
+
+async def test_what_goes_back_comes_again_at_its_place_and_flagged() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    room.publish(b"1", b"2", b"3", b"4", b"5")
+    taker = room.consume(prefetch=3)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2", b"3"]
+    room.queues.settle([taker.unsettled.pop(1)], Outcome.REQUEUE)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2", b"3", b"2"]
+    assert taker.flagged == [b"2"]
+    assert taker.got[-1][0].attempts == 1
+    taker.settle(Outcome.RELEASE)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2", b"3", b"2", b"1", b"2", b"3"]
+
+
+async def test_exchanges_route_by_their_types() -> None:
+    room = Room()
+    queues, client = room.queues, room.client
+    for name in ("direct", "topic", "fanout", "headers", "all"):
+        queues.declare_queue(client, name, durable=True)
+    queues.bind(client, "direct", "amq.direct", "red")
+    queues.bind(client, "topic", "amq.topic", "plant.*.#.end")
+    queues.bind(client, "fanout", "amq.fanout")
+    queues.bind(client, "headers", "amq.headers", "", {"x-match": "any", "a": 1, "b": "two"})
+    for exchange in ("amq.direct", "amq.topic", "amq.fanout", "amq.headers"):
+        queues.bind_exchange(client, "amq.fanout", exchange, "#")
+        with pytest.raises(QueueError) as refused:
+            queues.bind(client, "all", "", "all")
+        assert refused.value.reason is Reason.ACCESS_REFUSED
+    room.publish(b"1", exchange="amq.direct", key="red")
+    room.publish(b"2", exchange="amq.direct", key="blue")
+    room.publish(b"3", exchange="amq.topic", key="plant.a.end")
+    room.publish(b"4", exchange="amq.topic", key="plant.a.b.c.end")
+    room.publish(b"5", exchange="amq.topic", key="plant.end")
+    room.publish(b"6", exchange="amq.headers", key="", headers=(("a", 1),))
+    room.publish(b"7", exchange="amq.headers", key="", headers=(("a", 2), ("b", "three")))
+    await room.settle_down()
+    assert await room.drain("direct") == [b"1"]
+    assert await room.drain("topic") == [b"3", b"4"]
+    assert await room.drain("headers") == [b"6"]
+    assert await room.drain("fanout") == [b"3", b"4", b"5", b"6", b"7"]
+
+
+async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> None:
+    room = Room(patterns={"plant": ["plant/#"]})
+    room.queues.declare_queue(room.client, "q", durable=True)
+    assert room.ingest.route(b"plant/a/t").queues is None, "nothing is bound: publishes cost what they did"
+    room.publish_mqtt(b"plant/a/t", b"before")
+    room.queues.bind(room.client, "q", "amq.topic", "plant.*.t")
+    room.publish_mqtt(b"plant/a/t", b"1")
+    room.publish_mqtt(b"plant/a/u", b"2")
+    await room.settle_down()
+    assert await room.drain() == [b"1"]
+    assert room.stored("plant") == [b"before", b"1", b"2"]
+    assert room.confirmed() == [b"before", b"1", b"2"]
