@@ -33,7 +33,7 @@ class Overflow(enum.StrEnum):
     DROP_HEAD = "drop-head"
     """Its oldest messages leave it, and are dead-lettered if it says where to."""
     REJECT_PUBLISH = "reject-publish"
-    """It takes no more; publishers that ask for confirms are told so."""
+    """It takes no more; publishers that ask for confirms get a nack."""
     REJECT_PUBLISH_DLX = "reject-publish-dlx"
     """The same, and what it does not take is dead-lettered."""
 

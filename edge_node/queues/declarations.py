@@ -1,4 +1,4 @@
-"""What clients declare, bind and delete, in the order of what they publish."""
+"""Requests of clients to declare, bind and delete, in the order of their publishes."""
 
 from __future__ import annotations
 

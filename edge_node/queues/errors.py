@@ -1,4 +1,4 @@
-"""What a request about exchanges and queues can end in, the same for every protocol."""
+"""Refusals of requests about exchanges and queues, the same for every protocol."""
 
 from __future__ import annotations
 

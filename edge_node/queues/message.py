@@ -24,7 +24,7 @@ class QueueMessage(NamedTuple):
     headers: HeaderPairs
     """Headers as stored. Those of the node's own (``weft.queues``) are among them: pass over what you do not know."""
     time: int
-    """When the node took it in, ns since 1970."""
+    """Time at which the node took it in, ns since 1970."""
 
 
 class Holder(Protocol):
@@ -46,7 +46,7 @@ class Settling(Protocol):
 
 
 class Delivery:
-    """A message that was given to somebody. It is settled once, by ``Queues.settle``, unless no acknowledgement is
+    """A message that was given to a reader. It is settled once, by ``Queues.settle``, unless no acknowledgement is
     wanted. Compared by identity; the message itself is not kept, so that many may be unsettled."""
 
     __slots__ = ("attempts", "holder", "priority", "redelivered", "seq", "size")
@@ -64,7 +64,7 @@ class Delivery:
 
 
 class Outcome(enum.Enum):
-    """What becomes of a delivery."""
+    """Outcome of a delivery, for the message."""
 
     ACCEPT = "accept"
     """It was handled: it leaves the queue. AMQP 0-9-1's ack, AMQP 1.0's accepted."""

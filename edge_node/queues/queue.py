@@ -19,8 +19,8 @@ class Queue:
     """State of a queue. ``Queues`` and its parts change it; compared by identity."""
 
     __slots__ = ("attempts", "bytes", "client", "consumptions", "definition", "deleted", "dropped", "expires",
-                 "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking", "marks",
-                 "ready", "reserved", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
+                 "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking",
+                 "marks", "ready", "reserved", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
                  "withheld")  # fmt: skip
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
@@ -86,7 +86,7 @@ class Queue:
 
     @property
     def count(self) -> int:
-        """Return the number of ready messages, those that nobody of now may read included."""
+        """Return the number of ready messages, those that no reader of now may have included."""
         return self.ready.count + len(self.withheld)
 
     def is_full(self, more: int = 0, more_bytes: int = 0) -> bool:

@@ -340,7 +340,7 @@ class Queues(Declarations):
             try:
                 consumption.consumer.cancelled(error)
             except Exception:
-                logger.exception("a consumer of queue %r could not be told that it is gone", queue.name)
+                logger.exception("a consumer of queue %r did not take the news that it is gone", queue.name)
 
     def _expire(self, queue: Queue) -> None:
         self._turn.store()
@@ -348,7 +348,7 @@ class Queues(Declarations):
             self._registry.remove_queue(queue)
 
     def _release(self) -> None:
-        """Let the log have the room of messages that nobody needs: after a commit, so that it knows it, too."""
+        """Let the log have the room of messages that no queue needs: after a commit, so that it knows it, too."""
         self._to_release, free = self._holders.take_free(), self._to_release
         if free:
             self._log.release(self.stream, free)
@@ -384,7 +384,7 @@ class _Got:
         self._then((*batch[0], self._queue.count) if batch else None)
 
     def cancelled(self, _error: QueueError) -> None:
-        """There is none: the queue is gone."""
+        """Say that there is none: the queue is gone."""
         self._then(None)
 
 

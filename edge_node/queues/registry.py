@@ -36,7 +36,7 @@ SERVER_NAME = "amq.gen-"
 
 
 class Registry:
-    """What is declared. Event loop's thread only.
+    """All that is declared. Event loop's thread only.
 
     What outlives a restart is in the log when the call returns, and durable with the next commit: answer after that.
 

@@ -1,1 +1,1 @@
-"""What is in queues, and how it leaves them."""
+"""Contents of queues, and the ways in which messages leave them."""

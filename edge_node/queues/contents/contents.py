@@ -1,4 +1,4 @@
-"""What is in queues: messages come, wait, are settled, and leave for good; what of that the log and the bounds know."""
+"""The way of messages through queues: they come, wait, are settled, and leave for good, and log and bounds know it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Contents:
         holder.settled(delivery)
 
     def remove_next(self, queue: Queue, death: Death) -> None:
-        """Take the next message out of a queue, without anybody having handled it."""
+        """Take the next message out of a queue, which no consumer has handled."""
         seq, priority = queue.ready.peek()
         size = queue.take(seq)
         message = self.unload(queue, seq)

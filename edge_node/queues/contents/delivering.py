@@ -27,10 +27,10 @@ PAGE_RECORDS = 256
 PAGE_SHARE = 8
 """Part of the memory that is left which one page may take."""
 AHEAD_MAX = 1024
-"""Most messages that the log is told of before they are delivered. After a crash, those that were not are flagged as
+"""Most messages that the log notes before they are delivered. After a crash, those that were not are flagged as
 redelivered all the same."""
 MARKS_EXACT = 16
-"""Times that the log is told of no more than what is delivered at once."""
+"""Times that the log notes no more than what is delivered at once."""
 RETRY_S = 1.0
 """Time after which delivery from a full log is tried again."""
 _MS_NS = 1_000_000
@@ -195,7 +195,7 @@ class Deliveries:
     # --- whom
 
     def _chosen(self, queue: Queue, topic: bytes | None) -> Consumption | None:
-        """Return who gets the next message; None when nobody can take it now.
+        """Return who gets the next message; None when no reader can take it now.
 
         Args:
             topic: of the message; None when it is not known yet.
@@ -230,7 +230,7 @@ class Deliveries:
         queue.withheld.append((seq, priority))
 
     def reconsider(self, queue: Queue) -> None:
-        """Offer messages that nobody could read: there is another reader, or other access rules."""
+        """Offer messages that no reader was allowed to have: there is another reader, or other access rules."""
         withheld, queue.withheld = queue.withheld, []
         for seq, priority in withheld:
             queue.ready.put_back(seq, priority)

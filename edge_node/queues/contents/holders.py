@@ -12,7 +12,7 @@ _MANY = 255
 
 
 class Holders:
-    """Counts by the number of the message, a byte for each in blocks of 512. Blocks that nobody needs take nothing."""
+    """Counts by the number of the message: a byte for each, in blocks of 512, of which those without need take nothing."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytearray] = {}
@@ -21,7 +21,7 @@ class Holders:
         self._many: dict[int, int] = {}
         """Message -> queues, of those in 255 or more."""
         self.free = RangeSet()
-        """Messages that nobody needs any more, and that the log has not been told of."""
+        """Messages that no queue needs any more, and that the log still has to release."""
 
     def hold(self, seq: int, queues: int = 1) -> None:
         """Note that so many more queues need a message."""
@@ -91,12 +91,12 @@ class Holders:
             first += until - at
 
     def take_free(self) -> RangeSet:
-        """Return what nobody needs any more, once."""
+        """Return what no queue needs any more, once."""
         free, self.free = self.free, RangeSet()
         return free
 
     def unneeded(self, end: int) -> RangeSet:
-        """Return all numbers below ``end`` that nobody needs."""
+        """Return all numbers below ``end`` that no queue needs."""
         found = RangeSet([(0, end)])
         for number in sorted(self._blocks):
             block, base = self._blocks[number], number << _BLOCK_BITS

@@ -1,4 +1,4 @@
-"""Queues that are deleted when nobody has used them for a while (``x-expires``)."""
+"""Queues that are deleted when no client has used them for a while (``x-expires``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Unused:
 
 class UnusedQueues:
     """Looks after queues that expire. They are used by consumers, ``get``, and being declared again; after a restart
-    the time begins anew."""
+    the time begins again."""
 
     def __init__(self, wheel: TimerWheel, expire: Callable[[Queue], None]) -> None:
         self._wheel = wheel

@@ -1,1 +1,1 @@
-"""Where messages go: exchanges, bindings, and the queues at the end."""
+"""The way of messages to queues: exchanges, bindings, and what is remembered of them."""

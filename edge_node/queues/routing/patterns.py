@@ -14,7 +14,7 @@ class _Node(Generic[T]):
     def __init__(self, *, loops: bool) -> None:
         self.branches: dict[str, _Node[T]] = {}
         self.bound: dict[T, int] = {}
-        """What is bound with the key that ends here -> number of times."""
+        """Bound things with the key that ends here -> number of times."""
         self.loops = loops
         """True for ``#``, which takes further words."""
 

@@ -22,13 +22,13 @@ NEAR_BYTES = 1 << 20
 
 
 class Published(NamedTuple):
-    """Where a message goes, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
+    """Way of a message, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
 
     route: Route | None
     """None when nothing takes it, and nothing keeps what nothing takes (``unrouted: refuse``)."""
     topic: bytes
     headers: HeaderPairs
-    """What the record says of exchange and routing key, beside the message's own headers."""
+    """Headers that tell exchange and routing key, beside the message's own headers."""
     is_routed: bool
     """True if a queue, a stream of the configuration or a subscriber takes the message. Otherwise a publisher of AMQP
     that says ``mandatory`` gets it back."""

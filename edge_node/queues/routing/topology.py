@@ -27,7 +27,7 @@ _NO_HEADERS: Mapping[str, Any] = {}
 
 
 class Known:
-    """What an exchange knows of messages with one routing key, the same for every publisher."""
+    """Knowledge of an exchange about messages with one routing key, the same for every publisher."""
 
     __slots__ = ("as_of", "by_headers", "headers", "is_plain", "route", "targets", "topic")
 
@@ -39,7 +39,7 @@ class Known:
         self.headers = headers_of_route(exchange, key, topic)
         """Headers that the record needs beside the topic."""
         self.targets = targets
-        """Queues, for publishers that are told whether they take the message; None for none, or with ``by_headers``."""
+        """Queues, for publishers that learn whether they take the message; None for none, or with ``by_headers``."""
         self.by_headers = by_headers
         """True if the queues depend on the headers of each message."""
         self.route: Route | None = None

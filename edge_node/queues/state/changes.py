@@ -64,9 +64,9 @@ class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
     """True for the first record of a copy: all before it is void once ``copy_ends`` is there."""
     copy_ends: bool = False
     through: int = 0
-    """Of a copy: number of the first message that is not in it."""
+    """Number of the first message that is not in the copy."""
     next_number: int = 0
-    """Of a copy: number of the next queue."""
+    """Number of the next queue, in a copy."""
     contents: list[QueueCopy] = []
 
 

@@ -37,7 +37,7 @@ class Log(Protocol):
 
 
 class Remembered:
-    """What the log knows of one queue."""
+    """Knowledge of the log about one queue."""
 
     def __init__(self, definition: QueueDefinition) -> None:
         self.definition = definition

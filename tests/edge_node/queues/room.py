@@ -53,7 +53,7 @@ class Publisher:
 
 
 class Taker:
-    """A consumer that keeps what it gets, and settles when it is told to."""
+    """A consumer that keeps what it gets, and settles when a test says so."""
 
     def __init__(self, room: Room, prefetch: int = 0) -> None:
         self.room = room
@@ -90,7 +90,7 @@ class Room:
 
     disk: FakeFileSystem = field(default_factory=FakeFileSystem)
     settings: LogSettings = LOG
-    limits: QueueLimits = QueueLimits()
+    limits: QueueLimits = field(default_factory=QueueLimits)
     patterns: dict[str, list[str]] = field(default_factory=dict)
     unrouted: Policy = "live"
     clock: Clock = field(default_factory=Clock)
@@ -163,7 +163,11 @@ class Room:
     # --- what clients do
 
     def publish(
-        self, *payloads: bytes, exchange: str = "", key: str = "q", headers: HeaderPairs = (),
+        self,
+        *payloads: bytes,
+        exchange: str = "",
+        key: str = "q",
+        headers: HeaderPairs = (),
         client: QueueClient | None = None,
     ) -> list[bool]:
         """Publish with confirms. Returns of each message whether it was rejected."""
@@ -188,7 +192,11 @@ class Room:
         return b"".join(self.publisher.confirmed).split()
 
     def consume(
-        self, queue: str = "q", prefetch: int = 0, client: QueueClient | None = None, credit: Credit | None = None,
+        self,
+        queue: str = "q",
+        prefetch: int = 0,
+        client: QueueClient | None = None,
+        credit: Credit | None = None,
         **options: Any,
     ) -> Taker:
         taker = Taker(self, prefetch)
@@ -220,5 +228,3 @@ class Room:
         return [
             each.payload for data in self.log.read(self.log.streams()[stream], 0, 1 << 24) for each in records(data)
         ]
-
-

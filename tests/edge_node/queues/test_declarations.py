@@ -1,0 +1,201 @@
+"""Exchanges, queues and bindings: declared, found again, refused, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.edge_node.queues.room import Room
+from weft.edge_node.queues.errors import QueueError, Reason
+
+
+class Restricted:
+    """A user who may publish and subscribe only below ``own/``."""
+
+    username = "eve"
+    unrestricted = False
+    admitted = True
+
+    def may_publish(self, topic: bytes) -> bool:
+        return topic.startswith(b"own/")
+
+    def may_subscribe(self, topic_filter: str) -> bool:
+        return topic_filter.startswith("own/")
+
+    def may_read(self, topic: bytes) -> bool:
+        return topic.startswith(b"own/")
+
+
+def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> Reason:
+    with pytest.raises(QueueError) as refused:
+        call(*args, **options)
+    assert len(str(refused.value)) > 20, "says what to do"
+    return refused.value.reason
+
+
+async def test_a_declaration_that_differs_is_an_error_and_one_that_does_not_is_none() -> None:
+    room = Room()
+    queues, client = room.queues, room.client
+    assert queues.declare_queue(client, "q", durable=True, arguments={"x-max-length": 5}) == ("q", 0, 0)
+    assert queues.declare_queue(client, "q", durable=True, arguments={"x-max-length": 5, "x-unknown": 1}).name == "q"
+    for options in (
+        {"durable": False},
+        {"durable": True, "auto_delete": True},
+        {"durable": True, "arguments": {"x-max-length": 6}},
+        {"durable": True},
+    ):
+        assert refusal(queues.declare_queue, client, "q", **options) is Reason.PRECONDITION_FAILED
+    queues.declare_exchange(client, "e", "topic", durable=True)
+    queues.declare_exchange(client, "e", "topic", durable=True)
+    assert refusal(queues.declare_exchange, client, "e", "direct", durable=True) is Reason.PRECONDITION_FAILED
+    queues.declare_exchange(client, "amq.topic", "topic", durable=True)
+    assert refusal(queues.declare_exchange, client, "amq.new", "topic") is Reason.ACCESS_REFUSED
+    assert refusal(queues.declare_queue, client, "amq.new") is Reason.ACCESS_REFUSED
+    assert refusal(queues.declare_exchange, client, "x", "x-delayed") is Reason.UNKNOWN_KIND
+    assert refusal(queues.find_exchange, "missing") is Reason.NOT_FOUND
+    assert refusal(queues.find_queue, client, "missing") is Reason.NOT_FOUND
+    assert refusal(queues.delete_exchange, client, "amq.topic") is Reason.ACCESS_REFUSED
+    assert refusal(queues.bind, client, "q", "missing") is Reason.NOT_FOUND
+    assert refusal(queues.bind, client, "missing", "e") is Reason.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"x-message-ttl": -1}, Reason.PRECONDITION_FAILED),
+        ({"x-message-ttl": "5"}, Reason.PRECONDITION_FAILED),
+        ({"x-expires": 0}, Reason.PRECONDITION_FAILED),
+        ({"x-max-length": True}, Reason.PRECONDITION_FAILED),
+        ({"x-overflow": "drop-tail"}, Reason.PRECONDITION_FAILED),
+        ({"x-max-priority": 256}, Reason.PRECONDITION_FAILED),
+        ({"x-dead-letter-exchange": 1}, Reason.PRECONDITION_FAILED),
+        ({"x-dead-letter-routing-key": "k"}, Reason.PRECONDITION_FAILED),
+        ({"x-single-active-consumer": 1}, Reason.PRECONDITION_FAILED),
+        ({"x-queue-type": "quorum"}, Reason.PRECONDITION_FAILED),
+        ({"x-queue-type": "fast"}, Reason.PRECONDITION_FAILED),
+        ({"x-queue-type": "stream"}, Reason.NOT_IMPLEMENTED),
+    ],
+)
+async def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], reason: Reason) -> None:
+    room = Room()
+    assert refusal(room.queues.declare_queue, room.client, "q", arguments=arguments) is reason
+
+
+async def test_what_is_durable_is_there_after_a_power_cut_and_what_is_not_has_gone() -> None:
+    room = Room()
+    queues, client = room.queues, room.client
+    queues.declare_exchange(client, "kept", "topic", durable=True, arguments={"alternate-exchange": "amq.fanout"})
+    queues.declare_exchange(client, "gone", "topic")
+    queues.declare_exchange(client, "deleted", "topic", durable=True)
+    for name, options in (("q", {"durable": True}), ("t", {}), ("d", {"durable": True}), ("x", {"durable": True})):
+        queues.declare_queue(client, name, exclusive=name == "x", **options)
+    queues.bind(client, "q", "kept", "a.#")
+    queues.bind(client, "q", "kept", "b.#")
+    queues.bind(client, "q", "gone", "c.#")
+    queues.bind(client, "t", "kept", "a.#")
+    queues.bind(client, "q", "amq.fanout", arguments={"list": [1, "two"], "flag": True})
+    queues.unbind(client, "q", "kept", "b.#")
+    queues.delete_exchange(client, "deleted")
+    queues.delete_queue(client, "d")
+    room.publish(b"transient", key="t")
+    await room.settle_down()
+    room.power_cut()
+    queues, client = room.queues, room.client
+    for name in ("t", "d", "x"):
+        assert refusal(queues.find_queue, client, name) is Reason.NOT_FOUND
+    for name in ("gone", "deleted"):
+        assert refusal(queues.find_exchange, name) is Reason.NOT_FOUND
+    room.publish(b"1", exchange="kept", key="a.x")
+    room.publish(b"2", exchange="kept", key="b.x")
+    await room.settle_down()
+    assert await room.drain() == [b"1", b"2"], "the second by the alternate exchange"
+    queues.unbind(client, "q", "amq.fanout", arguments={"flag": True, "list": [1, "two"]})
+    queues.declare_queue(client, "new", durable=True)
+    assert await room.drain("new") == [], "its number is not that of the transient queue"
+    assert room.publish(b"3", exchange="kept", key="b.x") == [False]
+    await room.settle_down()
+    assert await room.drain() == []
+
+
+async def test_exclusive_queues_belong_to_their_connection_and_end_with_it() -> None:
+    room = Room()
+    other = room.new_client()
+    name = room.queues.declare_queue(room.client, exclusive=True).name
+    assert name.startswith("amq.gen-")
+    assert refusal(room.queues.find_queue, other, name) is Reason.RESOURCE_LOCKED
+    assert refusal(room.queues.declare_queue, other, name, exclusive=True) is Reason.RESOURCE_LOCKED
+    assert refusal(room.queues.delete_queue, other, name) is Reason.RESOURCE_LOCKED
+    room.publish(b"1", key=name)
+    room.queues.gone(room.client)
+    assert refusal(room.queues.find_queue, other, name) is Reason.NOT_FOUND
+    await room.settle_down()
+    assert room.queues.bounds.waiting.used == 0
+
+
+async def test_what_deletes_itself_does_so_when_it_is_not_used_any_more() -> None:
+    room = Room()
+    queues, client = room.queues, room.client
+    queues.declare_exchange(client, "e", "fanout", auto_delete=True)
+    queues.declare_queue(client, "q", auto_delete=True)
+    queues.bind(client, "q", "e")
+    first, second = room.consume(), room.consume()
+    queues.cancel(first.consumption)
+    queues.find_queue(client, "q")
+    queues.cancel(second.consumption)
+    assert refusal(queues.find_queue, client, "q") is Reason.NOT_FOUND
+    assert refusal(queues.find_exchange, "e") is Reason.NOT_FOUND
+
+
+async def test_deletion_may_depend_on_use() -> None:
+    room = Room()
+    queues, client = room.queues, room.client
+    queues.declare_queue(client, "q", durable=True)
+    queues.declare_exchange(client, "e", "fanout")
+    queues.bind(client, "q", "e")
+    room.publish(b"1", b"2")
+    taker = room.consume(prefetch=1)
+    assert refusal(queues.delete_queue, client, "q", if_unused=True) is Reason.IN_USE
+    assert refusal(queues.delete_queue, client, "q", if_empty=True) is Reason.IN_USE
+    assert refusal(queues.delete_exchange, client, "e", if_unused=True) is Reason.IN_USE
+    await room.settle_down()
+    assert queues.purge(client, "q") == 1
+    assert queues.delete_queue(client, "q", if_empty=True) == 0
+    assert taker.cancelled_by == [Reason.NOT_FOUND]
+    taker.settle()
+    queues.delete_exchange(client, "e", if_unused=True)
+    assert queues.delete_queue(client, "q") == 0
+    assert queues.bounds.waiting.used == queues.bounds.unacknowledged.used == queues.bounds.bindings.used == 0
+
+
+async def test_only_one_may_have_a_queue_to_itself() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q")
+    taker = room.consume(exclusive=True)
+    assert refusal(room.consume) is Reason.ACCESS_REFUSED
+    room.queues.cancel(taker.consumption)
+    room.consume()
+    assert refusal(room.consume, exclusive=True) is Reason.ACCESS_REFUSED
+
+
+async def test_access_rules_hold_for_publishing_binding_delivery_and_deletion() -> None:
+    room = Room()
+    queues = room.queues
+    eve = room.new_client("eve", Restricted())
+    queues.declare_queue(room.client, "q", durable=True)
+    queues.bind(room.client, "q", "amq.topic", "#")
+    queues.declare_queue(eve, "eves", durable=True)
+    assert refusal(queues.bind, eve, "eves", "amq.topic", "#") is Reason.ACCESS_REFUSED
+    assert refusal(queues.bind, eve, "eves", "amq.topic", "#.own") is Reason.ACCESS_REFUSED
+    queues.bind(eve, "eves", "amq.topic", "own.#")
+    assert refusal(room.publish, b"x", exchange="amq.topic", key="other", client=eve) is Reason.ACCESS_REFUSED
+    assert refusal(queues.delete_queue, eve, "q") is Reason.ACCESS_REFUSED
+    assert refusal(queues.purge, eve, "q") is Reason.ACCESS_REFUSED
+    for key in ("own.1", "secret", "own.2"):
+        room.publish(key.encode(), exchange="amq.topic", key=key)
+    taker = room.consume(client=eve)
+    await room.settle_down()
+    assert taker.payloads == [b"own.1", b"own.2"]
+    assert queues.find_queue(room.client, "q").messages == 1, "what she may not read waits for another"
+    assert await room.drain() == [b"secret"]
