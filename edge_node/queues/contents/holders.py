@@ -12,7 +12,7 @@ _MANY = 255
 
 
 class Holders:
-    """Counts by the number of the message: a byte for each, in blocks of 512, of which those without need take nothing."""
+    """Counts by the number of the message: a byte for each, in blocks of 512. Blocks without any count take nothing."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytearray] = {}

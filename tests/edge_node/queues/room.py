@@ -59,12 +59,15 @@ class Taker:
         self.room = room
         self.credit = Credit(prefetch, comes_back=True) if prefetch else Credit(comes_back=True)
         self.got: list[tuple[Delivery, QueueMessage]] = []
+        self.seen: dict[int, bytes] = {}
+        """Number of a message -> payload, of everything that came."""
         self.unsettled: list[Delivery] = []
         self.cancelled_by: list[Reason] = []
         self.consumption: Consumption
 
     def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
         self.got += batch
+        self.seen |= {message.seq: message.payload for _, message in batch}
         self.unsettled += [delivery for delivery, _ in batch]
 
     def cancelled(self, error: QueueError) -> None:

@@ -1,0 +1,138 @@
+"""The parts of queues that know no log: numbers in little memory, patterns, and counts of who needs what."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.edge_node.queues.contents.holders import Holders
+from weft.edge_node.queues.contents.ready import Ready
+from weft.edge_node.queues.contents.runs import SeqRuns
+from weft.edge_node.queues.routing.patterns import PatternTree
+from weft.edge_node.queues.topics import headers_of_route, origin_of, topic_of
+from weft.protocols.topics import check_topic
+
+WORDS = st.sampled_from(["a", "b", "*", "#", ""])
+KEYS = st.lists(st.sampled_from(["a", "b", "*", "#", "", "c"]), max_size=5).map(".".join)
+NUMBERS = st.lists(st.integers(0, 5000), unique=True, max_size=60)
+
+
+def as_expression(pattern: str) -> re.Pattern[str]:
+    """The same pattern for words that each end with a dot."""
+    parts = []
+    for word in pattern.split(".") if pattern else []:
+        parts.append({"*": r"[^.]*\.", "#": r"(?:[^.]*\.)*"}.get(word, re.escape(word) + r"\."))
+    return re.compile("".join(parts))
+
+
+@given(st.lists(st.lists(WORDS, max_size=5).map(".".join), max_size=8), st.lists(KEYS, min_size=1, max_size=8))
+def test_patterns_match_word_by_word(patterns: list[str], keys: list[str]) -> None:
+    tree: PatternTree[int] = PatternTree()
+    for number, pattern in enumerate(patterns):
+        tree.add(pattern, number)
+    for key in keys:
+        words = "".join(f"{word}." for word in key.split(".")) if key else ""
+        wanted = {number for number, each in enumerate(patterns) if as_expression(each).fullmatch(words)}
+        assert tree.match(key) == wanted
+    for number, pattern in enumerate(patterns):
+        tree.remove(pattern, number)
+    assert not tree._root.branches
+
+
+def test_many_wildcards_in_one_pattern_do_not_multiply() -> None:
+    tree: PatternTree[int] = PatternTree()
+    tree.add(".".join(["#", "a"] * 30), 1)
+    assert tree.match(".".join(["a"] * 120)) == {1}
+    assert tree.match(".".join(["a"] * 120) + ".b") == set()
+
+
+@given(NUMBERS, NUMBERS, st.integers(0, 5000))
+def test_runs_are_the_numbers_they_were_made_of(numbers: list[int], taken: list[int], end: int) -> None:
+    runs, left = SeqRuns(), SeqRuns()
+    for number in sorted(numbers):
+        runs.append(number)
+    for number in sorted(taken):
+        left.extend(number, number + 1)
+    assert list(runs) == sorted(numbers)
+    assert list(runs.without(left)) == sorted(set(numbers) - set(taken))
+    assert list(runs.below(end)) == [number for number in sorted(numbers) if number < end]
+    copy = SeqRuns()
+    for columns in runs.to_bytes():
+        copy.add_bytes(*columns)
+    assert list(copy) == list(runs)
+    assert [runs.pop() for _ in numbers] == sorted(numbers)
+    assert len(runs) == 0
+
+
+def test_a_backlog_takes_next_to_nothing() -> None:
+    runs = SeqRuns()
+    runs.extend(0, 1_000_000)
+    ((firsts, counts),) = runs.to_bytes()
+    assert len(firsts) + len(counts) == 16
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=60))
+def test_what_comes_back_goes_to_its_place(steps: list[tuple[int, int]]) -> None:
+    ready, model, out = Ready(), list[tuple[int, int]](), list[tuple[int, int]]()
+    for number, (is_new, priority) in enumerate(steps):
+        if is_new:
+            ready.add(number, priority)
+            model.append((-priority, number))
+        elif model:
+            model.sort()
+            negative, seq = model.pop(0)
+            assert ready.peek() == (seq, -negative)
+            ready.pop()
+            out.append((negative, seq))
+        elif out:
+            negative, seq = out.pop()
+            ready.put_back(seq, -negative)
+            model.append((negative, seq))
+    assert list(ready) == [seq for _, seq in sorted(model)]
+    assert len(ready) == len(model)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 300)), max_size=12), st.data())
+def test_a_message_is_free_when_no_queue_needs_it(parts: list[tuple[int, int]], data: st.DataObject) -> None:
+    holders, model = Holders(), dict[int, int]()
+    for first, length in parts:
+        if length % 2:
+            holders.hold_run(first, first + length)
+            change = dict.fromkeys(range(first, first + length), 1)
+        else:
+            holders.hold(first, length)
+            change = {first: length}
+        for seq, count in change.items():
+            model[seq] = model.get(seq, 0) + count
+    unneeded = {seq for first, end in holders.unneeded(2000) for seq in range(first, end)}
+    assert unneeded == {seq for seq in range(2000) if not model.get(seq)}
+    for first, length in data.draw(st.permutations(parts)):
+        if length % 2:
+            holders.drop_run(first, first + length)
+            change = dict.fromkeys(range(first, first + length), 1)
+        else:
+            for _ in range(length):
+                holders.drop(first)
+            change = {first: length}
+        freed = {seq for seq, count in change.items() if model[seq] == count}
+        for seq, count in change.items():
+            model[seq] -= count
+        assert {seq for first, end in holders.take_free() for seq in range(first, end)} == freed
+    unneeded = {seq for first, end in holders.unneeded(2000) for seq in range(first, end)}
+    assert unneeded == set(range(2000))
+    assert not holders._blocks
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_a_key_is_a_topic_and_comes_back_as_it_was(exchange: str, key: str) -> None:
+    try:
+        key.encode()
+        exchange.encode()
+    except UnicodeEncodeError:
+        return
+    topic = topic_of(exchange, key)
+    check_topic(topic)
+    assert origin_of(topic.encode(), headers_of_route(exchange, key, topic)) == (exchange, key)
