@@ -30,19 +30,8 @@ class QueueMessage(NamedTuple):
 class Holder(Protocol):
     """One to whom messages were given that are not settled: a consumption, or a client that gets them one by one."""
 
-    @property
-    def queue(self) -> Settling:
-        """Return the queue that they are of."""
-        ...
-
     def settled(self, delivery: Delivery) -> None:
         """Forget a delivery."""
-
-
-class Settling(Protocol):
-    """A queue, as far as deliveries know it."""
-
-    unsettled: dict[int, Delivery]
 
 
 class Delivery:

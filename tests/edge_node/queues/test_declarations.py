@@ -89,8 +89,8 @@ async def test_what_is_durable_is_there_after_a_power_cut_and_what_is_not_has_go
     queues.declare_exchange(client, "kept", "topic", durable=True, arguments={"alternate-exchange": "amq.fanout"})
     queues.declare_exchange(client, "gone", "topic")
     queues.declare_exchange(client, "deleted", "topic", durable=True)
-    for name, options in (("q", {"durable": True}), ("t", {}), ("d", {"durable": True}), ("x", {"durable": True})):
-        queues.declare_queue(client, name, exclusive=name == "x", **options)
+    for name in ("q", "t", "d", "x"):
+        queues.declare_queue(client, name, durable=name != "t", exclusive=name == "x")
     queues.bind(client, "q", "kept", "a.#")
     queues.bind(client, "q", "kept", "b.#")
     queues.bind(client, "q", "gone", "c.#")

@@ -37,8 +37,8 @@ def batch(node: Node) -> DecodedBatch:
 def test_a_record_is_as_it_was_appended(node: Node) -> None:
     found = batch(node)
     assert (found.base_seq, found.end_seq) == (2, 8)
-    assert found.record(3) == (3, b"b", b"3" * 10, 8, (("name", "value"),))
-    assert found.record(7) == (7, b"b", b"7" * 10, 0, ())
+    assert found.record(3) == (3, b"b", b"3" * 10, 8, (("name", "value"),), 1)
+    assert found.record(7) == (7, b"b", b"7" * 10, 0, (), 1)
 
 
 def test_wanted_records_are_picked_a_page_at_a_time(node: Node) -> None:
