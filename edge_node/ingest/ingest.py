@@ -128,10 +128,14 @@ class Ingest:
         self._routes.clear()
         self.forget()
 
-<<<<<<< HEAD
     def matches(self, topic: bytes, stream: int) -> bool:
         """Return whether a stream takes a topic's messages without being named."""
         return stream in self._router.streams(topic.decode())
+
+    def queue_in(self, queueing: Queueing) -> None:
+        """Have queues take the messages that are for them."""
+        self._queueing = queueing
+        self.forget()
 
     def route(self, topic: bytes, into: int | None = None) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher.
@@ -139,19 +143,10 @@ class Ingest:
         Args:
             into: the stream that the sender names, in place of those that match the topic.
         """
-=======
-    def queue_in(self, queueing: Queueing) -> None:
-        """Have queues take the messages that are for them."""
-        self._queueing = queueing
-        self.forget()
+        return self.route_to(topic, None if self._queueing is None else self._queueing.of_topic(topic), into)
 
-    def route(self, topic: bytes) -> Route:
-        """Return where a topic's records go. The answer is the same for every publisher."""
-        return self.route_to(topic, None if self._queueing is None else self._queueing.of_topic(topic))
-
-    def route_to(self, topic: bytes, queues: QueueTargets | None) -> Route:
-        """Return where records go that have a topic and are for some queues."""
->>>>>>> 508cb447 (Have exchanges and queues for every protocol)
+    def route_to(self, topic: bytes, queues: QueueTargets | None, into: int | None = None) -> Route:
+        """Return where records go that have a topic and are for some queues; ``into`` as for ``route``."""
         recipients = self._subscriptions.recipients(topic)
         matching = self._router.streams(topic.decode()) if into is None else (into,)
         before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
@@ -258,14 +253,10 @@ class Ingest:
                 except LogError:
                     self._append_by_source(stream, records, now, refused)
                 else:
-<<<<<<< HEAD
                     records.seqs = records.by_stream[stream] = range(seq, seq + len(records.keys))
-=======
-                    records.seqs = range(seq, seq + len(records.keys))
         queued = queued_run(gathered, refused) if gathered.queued else None
         if queued is not None:
             self._append_queued(queued, now, refused)
->>>>>>> 508cb447 (Have exchanges and queues for every protocol)
         self._stored(gathered)
         self._enqueue(queued, now)
         return refused
