@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fuzz import edge_targets, expression_targets, fabric_targets, payload_targets
+from tests.fuzz import amqp_targets, edge_targets, expression_targets, fabric_targets, payload_targets
 from tests.fuzz.target import Target
 
 TARGETS: Mapping[str, Target] = {
+    **amqp_targets.TARGETS,
     **edge_targets.TARGETS,
     **expression_targets.TARGETS,
     **fabric_targets.TARGETS,

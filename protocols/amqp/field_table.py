@@ -1,0 +1,212 @@
+"""Field tables: named values of many types (section 4.2.5.5, with the types as RabbitMQ and its clients use them).
+
+Read in one pass, with a bound on how deep tables stand in tables. Values are Python's, with two types of their own:
+``Timestamp`` for type ``T``, and ``bytes`` for long strings that are no UTF-8 and for byte arrays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+
+DEPTH_MAX = 16
+"""Tables and arrays within each other. Deeper ones are refused, whatever the stack could hold."""
+NAME_BYTES_MAX = 255
+SCALE_MAX = 255
+_MANTISSA = range(-(1 << 31), 1 << 31)
+_INT32 = range(-(1 << 31), 1 << 31)
+_INT64 = range(-(1 << 63), 1 << 63)
+
+FieldValue = Any
+"""``None``, ``bool``, ``int``, ``float``, ``str``, ``bytes``, ``Decimal``, ``Timestamp``, a list or a dict of them."""
+FieldTable = dict[str, FieldValue]
+
+
+class Timestamp(int):
+    """Seconds since 1970 (type ``T``)."""
+
+    __slots__ = ()
+
+
+_FIXED: Mapping[int, tuple[struct.Struct, Callable[[Any], FieldValue]]] = {
+    ord(letter): (struct.Struct(">" + code), make)
+    for letter, code, make in (
+        ("t", "B", bool), ("b", "b", int), ("B", "B", int), ("s", "h", int), ("U", "h", int), ("u", "H", int),
+        ("I", "i", int), ("i", "I", int), ("l", "q", int), ("L", "q", int), ("f", "f", float), ("d", "d", float),
+        ("T", "Q", Timestamp),
+    )
+}  # fmt: skip
+"""Types of one length."""
+_LONG_STRING, _BYTES, _TABLE, _ARRAY, _VOID, _DECIMAL = b"SxFAVD"
+_U32 = struct.Struct(">I")
+_DECIMAL_VALUE = struct.Struct(">Bi")
+_DOUBLE = struct.Struct(">d")
+
+
+def read_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[FieldTable, int]:
+    """Return the table whose length stands at ``at``, and where it ends. Of a name that comes twice, the last counts.
+
+    Args:
+        end: of the bytes that it may be in.
+
+    Raises:
+        AmqpError: it is not well formed.
+    """
+    at, last = _span(data, at, end, depth)
+    found: FieldTable = {}
+    while at < last:
+        start = at + 1
+        at = start + data[at]
+        if at >= last:
+            raise _malformed("a name passes the end of its table")
+        found[_text(data[start:at], "the name of a field")], at = _read_value(data, at, last, depth)
+    return found, at
+
+
+def read_text(data: bytes, at: int, end: int, what: str) -> tuple[str, int]:
+    """Return the short string at ``at``, and where it ends.
+
+    Raises:
+        AmqpError: it is not well formed, or no UTF-8.
+    """
+    if at >= end or at + 1 + data[at] > end:
+        raise _malformed(f"{what} passes the end of its frame")
+    start = at + 1
+    at = start + data[at]
+    return _text(data[start:at], what), at
+
+
+def write_text(text: str, what: str = "a short string") -> bytes:
+    """Return a short string. Raises ``ValueError`` for one that is too long."""
+    data = text.encode()
+    if len(data) > 255:
+        raise ValueError(f"{what} has {len(data)} bytes; 255 are possible")
+    return bytes((len(data),)) + data
+
+
+def write_table(table: Mapping[str, FieldValue]) -> bytes:
+    """Return a table with its length. What cannot be said in a table raises ``ValueError``."""
+    body = b"".join(write_text(name, "the name of a field") + _write_value(value) for name, value in table.items())
+    return _U32.pack(len(body)) + body
+
+
+def _span(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
+    if depth > DEPTH_MAX:
+        raise _malformed(f"tables and arrays stand more than {DEPTH_MAX} deep in each other")
+    if at + 4 > end:
+        raise _malformed("a table has no length")
+    (size,) = _U32.unpack_from(data, at)
+    at += 4
+    if at + size > end:
+        raise _malformed("a table passes the end of what it stands in")
+    return at, at + size
+
+
+def _read_value(data: bytes, at: int, end: int, depth: int) -> tuple[FieldValue, int]:
+    kind = data[at]
+    at += 1
+    fixed = _FIXED.get(kind)
+    if fixed is not None:
+        form, make = fixed
+        if at + form.size > end:
+            raise _malformed("a value passes the end of its table")
+        return make(form.unpack_from(data, at)[0]), at + form.size
+    if kind in (_LONG_STRING, _BYTES):
+        if at + 4 > end:
+            raise _malformed("a string has no length")
+        start = at + 4
+        at = start + int(_U32.unpack_from(data, at)[0])
+        if at > end:
+            raise _malformed("a string passes the end of its table")
+        return (data[start:at] if kind == _BYTES else text_or_bytes(data[start:at])), at
+    if kind == _VOID:
+        return None, at
+    if kind == _TABLE:
+        return read_table(data, at, end, depth + 1)
+    if kind == _ARRAY:
+        return _read_array(data, at, end, depth + 1)
+    if kind == _DECIMAL:
+        if at + _DECIMAL_VALUE.size > end:
+            raise _malformed("a decimal passes the end of its table")
+        scale, mantissa = _DECIMAL_VALUE.unpack_from(data, at)
+        return Decimal((int(mantissa < 0), tuple(map(int, str(abs(mantissa)))), -scale)), at + _DECIMAL_VALUE.size
+    raise _malformed(f"a field has the unknown type {bytes((kind,))!r}")
+
+
+def _read_array(data: bytes, at: int, end: int, depth: int) -> tuple[list[FieldValue], int]:
+    at, last = _span(data, at, end, depth)
+    found: list[FieldValue] = []
+    while at < last:
+        value, at = _read_value(data, at, last, depth)
+        found.append(value)
+    return found, at
+
+
+def text_or_bytes(data: bytes) -> str | bytes:
+    """Return a long string: text, where it is UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _malformed(f"{what} is no UTF-8") from None
+
+
+def _malformed(reason: str) -> AmqpError:
+    return AmqpError(ReplyCode.SYNTAX_ERROR, reason)
+
+
+def _write_value(value: FieldValue) -> bytes:
+    if isinstance(value, str):
+        data = value.encode()
+        return b"S" + _U32.pack(len(data)) + data
+    if isinstance(value, bool):
+        return b"t\1" if value else b"t\0"
+    if isinstance(value, Timestamp):
+        return b"T" + value.to_bytes(8, "big")
+    if isinstance(value, int):
+        return _write_integer(value)
+    if isinstance(value, float):
+        return b"d" + _DOUBLE.pack(value)
+    if value is None:
+        return b"V"
+    if isinstance(value, bytes | bytearray):
+        return b"x" + _U32.pack(len(value)) + value
+    if isinstance(value, Mapping):
+        return b"F" + write_table(value)
+    if isinstance(value, Decimal):
+        return b"D" + _write_decimal(value)
+    if isinstance(value, Sequence):
+        body = b"".join(map(_write_value, value))
+        return b"A" + _U32.pack(len(body)) + body
+    raise ValueError(f"a field table cannot hold a {type(value).__name__}")
+
+
+def _write_integer(value: int) -> bytes:
+    # Of the types that hold it, one that every client knows: some clients lack the unsigned and the short ones.
+    if value in _INT32:
+        return b"I" + value.to_bytes(4, "big", signed=True)
+    if value in _INT64:
+        return b"l" + value.to_bytes(8, "big", signed=True)
+    raise ValueError(f"{value} has more than 64 bits")
+
+
+def _write_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int) or not exponent >= -SCALE_MAX:
+        raise ValueError(f"{value} is no decimal of AMQP")
+    mantissa = int("".join(map(str, digits))) * (-1 if sign else 1)
+    if exponent > 0:
+        mantissa, exponent = (mantissa * 10**exponent if exponent < 10 else 1 << 32), 0
+    if mantissa not in _MANTISSA:
+        raise ValueError(f"{value} has more than 32 bits")
+    return _DECIMAL_VALUE.pack(-exponent, mantissa)

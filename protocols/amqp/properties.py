@@ -1,0 +1,359 @@
+"""Properties of content: from a content header to the headers of a record, and back.
+
+docs/reference/message-headers.md has the table of names. A field of ``headers`` keeps its name and type as far as a
+record's header has that type; the others are text, and ``amqp.types`` says of which fields, so that a client of AMQP
+gets what was sent:
+
+    D   decimal          ``12.50``
+    T   timestamp        ``2026-11-21T17:00:00Z``; seconds since 1970 after the year 9999
+    F   table            JSON
+    A   array            JSON
+
+In JSON, what JSON lacks is an object of one member: ``{"$bytes": BASE64}``, ``{"$decimal": TEXT}``,
+``{"$timestamp": SECONDS}``, ``{"$float": "nan"}``; a table whose only name begins with ``$`` gets another ``$`` there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, NamedTuple
+
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.field_table import (
+    FieldTable,
+    FieldValue,
+    Timestamp,
+    read_table,
+    text_or_bytes,
+    write_table,
+)
+from weft.protocols.columns import HEADER_PAIRS_MAX, HeaderPairs, HeaderValue
+from weft.protocols.message_headers import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    CORRELATION_ID,
+    EXPIRES,
+    MESSAGE_ID,
+    PRIORITY,
+    REPLY_TO,
+    SENT,
+    SUBJECT,
+    USER_ID,
+    own_name,
+    stored_name,
+)
+
+APP_ID: Final = "amqp.app-id"
+CLUSTER_ID: Final = "amqp.cluster-id"
+DELIVERY_MODE: Final = "amqp.delivery-mode"
+EXPIRATION: Final = "amqp.expiration"
+"""Milliseconds as the publisher wrote them; ``weft.expires`` has the time that follows from it."""
+TYPES: Final = "amqp.types"
+"""Names and types of the fields that are stored as text, as a JSON object."""
+
+FIELDS_MAX: Final = HEADER_PAIRS_MAX - 24
+"""Most fields of ``headers`` in one message: with the other headers a record has no room for more."""
+BASIC: Final = 60
+EXPIRATION_MS_MAX: Final = (1 << 32) - 1
+_SECOND_NS = 1_000_000_000
+_MS_NS = 1_000_000
+_INT64_MAX = (1 << 63) - 1
+_FLAGS = struct.Struct(">H")
+_MORE_FLAGS = 0b11
+"""Bits that stand for no property: another word of flags follows, and an unused one."""
+
+
+class Content(NamedTuple):
+    """Properties as headers of a record."""
+
+    headers: HeaderPairs
+    expires_ms: int | None
+    """Milliseconds that the message may wait; None for any time."""
+    user_id: str | None
+    """User that the publisher says it is."""
+
+    def at(self, now_ns: int) -> HeaderPairs:
+        """Return the headers of a message that comes now."""
+        if self.expires_ms is None:
+            return self.headers
+        return (*self.headers, (EXPIRES, min(now_ns + self.expires_ms * _MS_NS, _INT64_MAX)))
+
+
+def _short(data: bytes, at: int, name: str) -> tuple[bytes, int]:
+    if at >= len(data) or at + 1 + data[at] > len(data):
+        raise _malformed(f"{name} passes the end of the content header")
+    start = at + 1
+    end = start + data[at]
+    return data[start:end], end
+
+
+def _text(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
+    value, at = _short(data, at, name)
+    try:
+        return value.decode(), at
+    except UnicodeDecodeError:
+        raise _malformed(f"{name} is no UTF-8") from None
+
+
+def _identifier(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
+    value, at = _short(data, at, name)
+    return text_or_bytes(value), at
+
+
+def _octet(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
+    if at >= len(data):
+        raise _malformed(f"{name} passes the end of the content header")
+    return data[at], at + 1
+
+
+def _time(data: bytes, at: int, name: str) -> tuple[HeaderValue, int]:
+    if at + 8 > len(data):
+        raise _malformed(f"{name} passes the end of the content header")
+    return min(int.from_bytes(data[at : at + 8], "big"), _INT64_MAX // _SECOND_NS) * _SECOND_NS, at + 8
+
+
+_Read = Callable[[bytes, int, str], tuple[HeaderValue, int]]
+_PROPERTIES: tuple[tuple[int, str, str, _Read], ...] = (
+    (1 << 15, CONTENT_TYPE, "content-type", _text),
+    (1 << 14, CONTENT_ENCODING, "content-encoding", _text),
+    (1 << 13, "", "headers", _text),
+    (1 << 12, DELIVERY_MODE, "delivery-mode", _octet),
+    (1 << 11, PRIORITY, "priority", _octet),
+    (1 << 10, CORRELATION_ID, "correlation-id", _identifier),
+    (1 << 9, REPLY_TO, "reply-to", _text),
+    (1 << 8, EXPIRATION, "expiration", _text),
+    (1 << 7, MESSAGE_ID, "message-id", _identifier),
+    (1 << 6, SENT, "timestamp", _time),
+    (1 << 5, SUBJECT, "type", _text),
+    (1 << 4, USER_ID, "user-id", _text),
+    (1 << 3, APP_ID, "app-id", _text),
+    (1 << 2, CLUSTER_ID, "cluster-id", _text),
+)
+"""(bit, name of the header, name of the property, reader), in the order of the wire. ``headers`` is read apart."""
+_BITS = {name: bit for bit, name, _, _ in _PROPERTIES}
+_HEADERS_BIT = 1 << 13
+
+
+def read_properties(data: bytes) -> Content:
+    """Return what a content header says, from its flags on.
+
+    Raises:
+        AmqpError: it is not well formed, or says what cannot be: an expiration that is no number of milliseconds, too
+            many fields.
+    """
+    if len(data) < 2:
+        raise _malformed("a content header without flags")
+    (flags,) = _FLAGS.unpack_from(data)
+    if flags & _MORE_FLAGS:
+        raise _malformed("a content header with flags of unknown properties")
+    at = 2
+    pairs: list[tuple[str, HeaderValue]] = []
+    expires_ms = user_id = None
+    for bit, name, called, read in _PROPERTIES:
+        if not flags & bit:
+            continue
+        if bit == _HEADERS_BIT:
+            table, at = read_table(data, at, len(data))
+            pairs += _stored(table)
+            continue
+        value, at = read(data, at, called)
+        pairs.append((name, value))
+        if name == EXPIRATION:
+            expires_ms = _milliseconds(str(value))
+        elif name == USER_ID:
+            user_id = str(value)
+    if at != len(data):
+        raise _malformed(f"{len(data) - at} octets behind the properties")
+    return Content(tuple(pairs), expires_ms, user_id)
+
+
+def write_properties(headers: HeaderPairs, now_ns: int = 0) -> bytes:
+    """Return flags and properties for a record's headers. What AMQP cannot say is left out.
+
+    Args:
+        now_ns: tells how long a message of another protocol that expires may still wait.
+    """
+    if not headers:
+        return b"\0\0"
+    flags, parts, own = 0, dict[int, bytes](), list[tuple[str, HeaderValue]]()
+    types: Mapping[str, Any] = {}
+    for name, value in headers:
+        bit = _BITS.get(name)
+        if bit is not None and name:
+            data = _written(name, value)
+            if data is not None:
+                flags |= bit
+                parts[bit] = data
+        elif name == TYPES and isinstance(value, str):
+            types = _object(value)
+        elif name == EXPIRES and type(value) is int and _BITS[EXPIRATION] not in parts:
+            left_ms = max(0, min((value - now_ns) // _MS_NS, EXPIRATION_MS_MAX))
+            parts[_BITS[EXPIRATION]] = _sized(str(left_ms).encode())
+            flags |= _BITS[EXPIRATION]
+        elif (shown := own_name(name)) is not None:
+            own.append((shown, value))
+    if own:
+        table = _write_own(own, types)
+        if table is not None:
+            flags |= _HEADERS_BIT
+            parts[_HEADERS_BIT] = table
+    return _FLAGS.pack(flags) + b"".join(parts[bit] for bit in sorted(parts, reverse=True))
+
+
+# --- fields of `headers`
+
+
+def _stored(table: FieldTable) -> Iterable[tuple[str, HeaderValue]]:
+    if len(table) > FIELDS_MAX:
+        raise AmqpError(
+            ReplyCode.PRECONDITION_FAILED, f"{len(table)} fields in headers; a message may have {FIELDS_MAX}"
+        )
+    types: dict[str, str] = {}
+    for name, value in table.items():
+        kind = _kind(value)
+        if kind:
+            types[name] = kind
+            yield stored_name(name), _as_text(value)
+        else:
+            yield stored_name(name), value
+    if types:
+        yield TYPES, json.dumps(types, ensure_ascii=False, separators=(",", ":"))
+
+
+def _kind(value: FieldValue) -> str:
+    if isinstance(value, Decimal):
+        return "D"
+    if isinstance(value, Timestamp):
+        return "T"
+    return "F" if isinstance(value, dict) else "A" if isinstance(value, list) else ""
+
+
+def _as_text(value: FieldValue) -> str:
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Timestamp):
+        try:
+            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        except (ValueError, OverflowError, OSError):
+            return str(int(value))
+    return json.dumps(_to_json(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _restored(value: HeaderValue, kind: object) -> FieldValue:
+    """Return the value of a field that was stored as text; the text where it cannot be read."""
+    if not isinstance(value, str):
+        return value
+    try:
+        if kind == "D":
+            return Decimal(value)
+        if kind == "T":
+            return Timestamp(value if value.isdecimal() else int(datetime.fromisoformat(value).timestamp()))
+        if kind in ("F", "A"):
+            return _from_json(json.loads(value))
+    except (ValueError, InvalidOperation, RecursionError):
+        pass
+    return value
+
+
+def _to_json(value: FieldValue) -> Any:
+    if isinstance(value, dict):
+        table = {name: _to_json(each) for name, each in value.items()}
+        only = next(iter(table)) if len(table) == 1 else ""
+        return {f"${only}": table[only]} if only.startswith("$") else table
+    if isinstance(value, list):
+        return [_to_json(each) for each in value]
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, Timestamp):
+        return {"$timestamp": int(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    return value
+
+
+_TAGS: Mapping[str, Callable[[Any], FieldValue]] = {
+    "$bytes": base64.b64decode, "$decimal": Decimal, "$timestamp": Timestamp, "$float": float,
+}  # fmt: skip
+
+
+def _from_json(value: Any) -> FieldValue:
+    if isinstance(value, list):
+        return [_from_json(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((name, only),) = value.items()
+        if name in _TAGS:
+            return _TAGS[name](only)
+        if name.startswith("$$"):
+            return {name[1:]: _from_json(only)}
+    return {name: _from_json(each) for name, each in value.items()}
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write_own(own: list[tuple[str, HeaderValue]], types: Mapping[str, Any]) -> bytes | None:
+    try:
+        return write_table({name: _restored(value, types.get(name)) for name, value in own})
+    except ValueError:
+        # A name or value of another protocol that a field table cannot hold: the others go out all the same.
+        table: FieldTable = {}
+        for name, value in own:
+            try:
+                write_table({name: value})
+            except ValueError:
+                continue
+            table[name] = value
+        return write_table(table) if table else None
+
+
+# --- single properties
+
+
+def _milliseconds(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) > EXPIRATION_MS_MAX:
+        raise AmqpError(
+            ReplyCode.PRECONDITION_FAILED,
+            f"expiration {text!r} is no number of milliseconds from 0 to {EXPIRATION_MS_MAX}",
+        )
+    return int(text)
+
+
+def _written(name: str, value: HeaderValue) -> bytes | None:
+    """Return a property; None for a value that is not of its type, which another protocol may have stored."""
+    if name == SENT:
+        is_time = type(value) is int and value >= 0
+        return (int(value) // _SECOND_NS).to_bytes(8, "big") if is_time else None  # type: ignore[arg-type]
+    if name in (DELIVERY_MODE, PRIORITY):
+        return bytes((min(value, 255),)) if type(value) is int and value >= 0 else None
+    if isinstance(value, bytes):
+        data = value
+    elif isinstance(value, str):
+        data = value.encode()
+    elif type(value) is int:  # a message-id of AMQP 1.0
+        data = str(value).encode()
+    else:
+        return None
+    return _sized(data) if len(data) <= 255 else None
+
+
+def _sized(data: bytes) -> bytes:
+    return bytes((len(data),)) + data
+
+
+def _malformed(reason: str) -> AmqpError:
+    return AmqpError(ReplyCode.SYNTAX_ERROR, reason)

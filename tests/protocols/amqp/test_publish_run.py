@@ -1,0 +1,183 @@
+"""What the hot path takes is what the frames say, and it leaves everything else where it is."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.ingest.routes import Destination, Route
+from weft.protocols.amqp.content import write_content
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, read_frame
+from weft.protocols.amqp.methods import commands, write_method
+from weft.protocols.amqp.publish_run import scan
+from weft.protocols.columns import HeaderPairs
+
+PLAIN, TYPED = b"\0\0", b"\x80\x00\x04text"
+HEADERS: dict[bytes, HeaderPairs] = {PLAIN: (), TYPED: (("weft.content-type", "text"),)}
+
+
+class Channel:
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+
+    def published(self, count: int) -> None:
+        self.counted.append(count)
+
+
+class Target:
+    def __init__(self, channel: int, key: str, publisher: Channel, *, live: bool = False) -> None:
+        self.channel = channel.to_bytes(2, "big")
+        self.topic = key.replace(".", "/").encode()
+        self.known = HEADERS
+        self.publisher = publisher
+        self.route = Route(Destination((1,), False, False), live=live, marked=False)
+
+
+def method(channel: int, key: str) -> bytes:
+    return write_method(commands.Basic.Publish(0, "amq.topic", key), channel)
+
+
+def message(channel: int, key: str, body: bytes, properties: bytes = PLAIN) -> bytes:
+    return method(channel, key) + write_content(channel, properties, body, FRAME_BYTES_MIN)
+
+
+@pytest.fixture
+def channels() -> dict[int, Channel]:
+    return {1: Channel(), 2: Channel()}
+
+
+def known(channels: dict[int, Channel], **options: Any) -> dict[bytes, Target]:
+    return {
+        method(number, key): Target(number, key, channel, **options)
+        for number, channel in channels.items()
+        for key in ("a", "a.b")
+    }
+
+
+def taken(gathered: Gathering) -> list[tuple[bytes, bytes, HeaderPairs]]:
+    return [
+        (key, payload, run.headers.get(at, ()))
+        for run in gathered.groups.values()
+        for at, (key, payload) in enumerate(zip(run.keys, run.payloads, strict=True))
+    ]
+
+
+MESSAGES = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2]), st.sampled_from(["a", "a.b"]), st.binary(max_size=12), st.sampled_from([PLAIN, TYPED])
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@given(MESSAGES, st.data())
+def test_runs_are_taken_up_to_where_they_are_whole(
+    messages: list[tuple[int, str, bytes, bytes]], data: st.DataObject
+) -> None:
+    channels = {1: Channel(), 2: Channel()}
+    targets = known(channels)
+    stream, ends = b"", [0]
+    for each in messages:
+        stream += message(*each)
+        ends.append(len(stream))
+    cut = data.draw(st.integers(0, len(stream)))
+    gathered = Gathering()
+    at = scan(stream[:cut], 0, targets, gathered, len(stream))
+    whole = max(index for index, end in enumerate(ends) if end <= cut)
+    assert at == ends[whole]
+    expected = [(key.replace(".", "/").encode(), body, HEADERS[kind]) for _, key, body, kind in messages[:whole]]
+    assert sorted(taken(gathered)) == sorted(expected)
+    for number, channel in channels.items():
+        assert sum(channel.counted) == sum(1 for each in messages[:whole] if each[0] == number)
+    sources = [source for run in gathered.groups.values() for source in run.sources]
+    assert len(sources) == whole
+
+
+def test_order_is_kept_within_a_destination(channels: dict[int, Channel]) -> None:
+    targets = known({1: channels[1]})
+    first = next(iter(targets.values()))
+    for target in targets.values():
+        target.route = first.route
+    bodies = [str(n).encode() for n in range(50)]
+    stream = b"".join(message(1, random.Random(n).choice(["a", "a.b"]), body) for n, body in enumerate(bodies))
+    gathered = Gathering()
+    assert scan(stream, 0, targets, gathered, len(stream)) == len(stream)
+    assert [payload for _, payload, _ in taken(gathered)] == bodies
+
+
+@pytest.mark.parametrize("body", [b"", b"x", bytes(300)])
+def test_messages_that_are_alike_are_all_taken(channels: dict[int, Channel], body: bytes) -> None:
+    stream, gathered = message(1, "a", body, TYPED) * 20, Gathering()
+    assert scan(stream, 0, known(channels), gathered, len(stream)) == len(stream)
+    assert taken(gathered) == [(b"a", body, HEADERS[TYPED])] * 20
+
+
+def test_records_for_subscribers_are_noted(channels: dict[int, Channel]) -> None:
+    gathered = Gathering()
+    stream = message(1, "a", b"1") * 3
+    assert scan(stream, 0, known(channels, live=True), gathered, len(stream)) == len(stream)
+    assert [index for _, index in gathered.live] == [0, 1, 2]
+
+
+def test_a_long_read_is_left_after_its_share(channels: dict[int, Channel]) -> None:
+    one = message(1, "a", b"12345678")
+    gathered = Gathering()
+    at = scan(one * 100, 0, known(channels), gathered, 10 * len(one))
+    assert at == 11 * len(one)
+
+
+def damaged() -> dict[str, bytes]:
+    whole = message(1, "a", b"body", TYPED)
+    at = len(method(1, "a"))
+    body_at = whole.index(b"\x03\0\x01")
+
+    def changed(offset: int, value: int) -> bytes:
+        return whole[:offset] + bytes((value,)) + whole[offset + 1 :]
+
+    return {
+        "no method": changed(0, 8),
+        "another exchange": changed(20, 0x41),
+        "no header": changed(at, 3),
+        "header on another channel": changed(at + 2, 2),
+        "header of another class": changed(at + 8, 61),
+        "header with a weight": changed(at + 10, 1),
+        "header without end": changed(body_at - 1, 0),
+        "properties not known": changed(body_at - 2, 0x41),
+        "another body size": changed(at + 18, 5),
+        "no body": changed(body_at, 1),
+        "body on another channel": changed(body_at + 2, 2),
+        "body of another size": changed(body_at + 6, 3),
+        "body without end": changed(len(whole) - 1, 0),
+        "header longer than all": changed(at + 3, 0x7F),
+    }
+
+
+@pytest.mark.parametrize("fault", damaged())
+def test_what_is_not_plain_is_left(channels: dict[int, Channel], fault: str) -> None:
+    good, bad = message(1, "a", b"good"), damaged()[fault]
+    gathered = Gathering()
+    assert scan(good + bad + good, 0, known(channels), gathered, 1 << 20) == len(good)
+    assert [payload for _, payload, _ in taken(gathered)] == [b"good"]
+
+
+@given(st.binary(max_size=120))
+def test_noise_is_left(noise: bytes) -> None:
+    gathered = Gathering()
+    assert scan(noise, 0, known({1: Channel()}), gathered, 1 << 20) == 0
+
+
+def test_long_content_comes_in_frames_that_the_peer_takes() -> None:
+    body = bytes(range(256)) * 40
+    data, pieces, at = write_content(5, PLAIN, body, FRAME_BYTES_MIN), [], 0
+    while at < len(data):
+        found = read_frame(data, at, FRAME_BYTES_MIN)
+        assert found is not None
+        frame, at = found
+        pieces.append(frame)
+    assert [frame.kind for frame in pieces] == [2, 3, 3, 3]
+    assert b"".join(frame.payload for frame in pieces[1:]) == body
