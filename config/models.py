@@ -15,6 +15,7 @@ from msgspec import Meta, field
 from weft.config.functions.sparkplug import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
 from weft.config.listeners import Auth, Http, Listener
+from weft.config.queues import QueueBounds
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
 from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
@@ -67,6 +68,7 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
         SparkplugHost | None, Meta(description="Host application of Sparkplug B that the node is; unset for none.")
     ] = None
     state: State = State()
+    queues: QueueBounds = QueueBounds()
     limits: EdgeLimits = EdgeLimits()
 
 

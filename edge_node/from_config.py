@@ -17,6 +17,7 @@ from weft.edge_node.check import (
 )
 from weft.edge_node.http.settings import HttpSettings
 from weft.edge_node.mqtt.broker import BrokerSettings
+from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import raw_stream
@@ -30,6 +31,8 @@ KEY_RECORD_BYTES = 256
 """Bytes that a remembered idempotency key takes in the log, about."""
 KEYS_SHARE = 16
 """No more than this part of the log's budget is for such keys."""
+QUEUES_SHARE = 4
+"""Divisor of the disk budget: the share of messages in queues, if ``queues.size`` says nothing."""
 KEEP_ALIVE_S_MAX = 65_535
 """Longest keep alive that two bytes can hold: as a limit, it is none."""
 
@@ -86,6 +89,11 @@ def keys_policy(config: EdgeConfig) -> StreamPolicy:
     """Return the retention of the idempotency keys of requests, from the node's configuration."""
     size = min(config.state.idempotency_keys * KEY_RECORD_BYTES, config.disk.budget_bytes // KEYS_SHARE)
     return StreamPolicy("drop_oldest", config.state.idempotency_window_s, size, replicated=False)
+
+
+def has_amqp(config: EdgeConfig) -> bool:
+    """Return whether a listener speaks AMQP."""
+    return any(each is not None and protocol_of(name, each) == "amqp" for name, each in config.listeners.items())
 
 
 def has_http(config: EdgeConfig) -> bool:
@@ -163,6 +171,24 @@ def http_settings(config: EdgeConfig, software: str) -> HttpSettings:
         keys_max=state.idempotency_keys,
         keys_per_user_max=one_share(state.idempotency_keys_per_user, state.idempotency_keys),
         software=software,
+    )
+
+
+def queue_limits(config: EdgeConfig) -> QueueLimits:
+    """Return the bounds on exchanges and queues from the node's configuration."""
+    bounds = config.queues
+    waiting = bounds.size_bytes or config.disk.budget_bytes // QUEUES_SHARE
+    return QueueLimits(
+        queues_max=bounds.queues,
+        queues_per_user_max=one_share(bounds.queues_per_user, bounds.queues),
+        exchanges_max=bounds.exchanges,
+        exchanges_per_user_max=one_share(bounds.exchanges_per_user, bounds.exchanges),
+        bindings_max=bounds.bindings,
+        bindings_per_user_max=one_share(bounds.bindings_per_user, bounds.bindings),
+        waiting_bytes_max=waiting,
+        waiting_bytes_per_user_max=one_share(bounds.size_per_user_bytes, waiting),
+        unacknowledged_max=bounds.unacknowledged,
+        unacknowledged_per_user_max=one_share(bounds.unacknowledged_per_user, bounds.unacknowledged),
     )
 
 

@@ -21,10 +21,12 @@ from weft.edge_node.control.server import Control
 from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
 from weft.edge_node.from_config import (
     broker_settings,
+    has_amqp,
     has_http,
     http_settings,
     keys_policy,
     log_settings,
+    queue_limits,
     state_settings,
     stream_policies,
     suppressed_streams,
@@ -61,12 +63,13 @@ from weft.edge_node.status.metrics import render
 from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
-from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, UNROUTED_STREAM
+from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, UNROUTED_STREAM
 from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
     from weft.edge_node.functions.node_part import NodeFunctions
+    from weft.edge_node.queues.queues import Queues
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +95,8 @@ class EdgeNode:
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
         self.http_counters = HttpCounters()
+        self.queues: Queues | None = None
+        """Exchanges and queues; None where no listener has them, and none had before."""
         self._closing = contextlib.AsyncExitStack()
         self._more_parts: list[Part] = []
         """Parts that a configuration can change, of nodes that have them."""
@@ -129,6 +134,7 @@ class EdgeNode:
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
                 functions=self._function_figures, configuration=self._configuration,
+                queues=lambda: self.queues.facts() if self.queues is not None else {},
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
@@ -273,6 +279,7 @@ class EdgeNode:
         broker.start()
         state.start()
         stack.callback(broker.close)
+        self._make_queues(broker, stack)
         makers: dict[str, MakeConnection] = {"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)}
         if has_http(config):
             makers["http"] = self._make_http(broker, stack)
@@ -280,6 +287,19 @@ class EdgeNode:
         await self.listeners.open(makers)
         self.addresses = self.listeners.addresses
         return broker
+
+    def _make_queues(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
+        """Take up queues where a listener has them, or one had them before: what waits in them must not be lost."""
+        if not has_amqp(self.config) and QUEUES_STREAM not in self.log.streams():
+            return
+        from weft.edge_node.queues.queues import Queues
+
+        self.queues = queues = Queues(
+            self.log, broker.ingest, self._state.backlog, queue_limits(self.config), self._refusals, broker.rounds,
+            broker.wheel, wall_clock,
+        )  # fmt: skip
+        self.listeners.accounts.watch(queues.permissions_changed)
+        stack.callback(queues.close)
 
     def _make_http(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
         # Its parser is for nodes that have such a listener.

@@ -25,18 +25,18 @@ class QueueLimits:
     unacknowledged_per_user_max: int = 65_536
 
 
-class QueueBounds:
+class QueueShares:
     """The bounds, and who has taken what."""
 
     def __init__(self, limits: QueueLimits, refusals: Refusals) -> None:
         def bound(total: int, share: int, name: str, what: str) -> Bound:
-            return Bound(total, share, refusals, f"limits.{name}", f"limits.{name}_per_user", what)
+            return Bound(total, share, refusals, f"queues.{name}", f"queues.{name}_per_user", what)
 
         self.queues = bound(limits.queues_max, limits.queues_per_user_max, "queues", "queues")
         self.exchanges = bound(limits.exchanges_max, limits.exchanges_per_user_max, "exchanges", "exchanges")
         self.bindings = bound(limits.bindings_max, limits.bindings_per_user_max, "bindings", "bindings of queues")
         self.waiting = bound(
-            limits.waiting_bytes_max, limits.waiting_bytes_per_user_max, "queued", "bytes of messages in queues"
+            limits.waiting_bytes_max, limits.waiting_bytes_per_user_max, "size", "bytes of messages in queues"
         )
         self.unacknowledged = bound(
             limits.unacknowledged_max, limits.unacknowledged_per_user_max, "unacknowledged",

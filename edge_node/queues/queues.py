@@ -24,7 +24,7 @@ from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.declarations import Declarations
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.limits import QueueBounds, QueueLimits
+from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
 from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
@@ -77,7 +77,7 @@ class Queues(Declarations):
         state_stream = log.stream(QUEUES_STATE_STREAM)
         self._log = log
         self._ingest = ingest
-        self.bounds = QueueBounds(limits, refusals)
+        self.bounds = QueueShares(limits, refusals)
         self._holders = Holders()
         self._admission = Admission(self.bounds.waiting)
         turn = ingest.turn
@@ -240,7 +240,8 @@ class Queues(Declarations):
                 self._deliveries.reconsider(queue)
 
     def close(self) -> None:
-        """Write what is left to write. Clients have gone before."""
+        """Write what is left to write. Clients of queues have gone before."""
+        self._turn.store()
         self._unlisten()
         self._dead_letters.close()
         self._deliveries.close()

@@ -22,7 +22,7 @@ from weft.edge_node.queues.definitions import (
     check_text,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.limits import QueueBounds
+from weft.edge_node.queues.limits import QueueShares
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.routing.exchange import MATCHES, Destination
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues
@@ -47,7 +47,7 @@ class Registry:
 
     def __init__(
         self,
-        bounds: QueueBounds,
+        bounds: QueueShares,
         admission: Admission,
         next_message: Callable[[], int],
         deleted: Callable[[Queue], None],

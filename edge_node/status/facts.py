@@ -42,6 +42,7 @@ class NodeStatus:
         conflicts: Callable[[], dict[str, str]] = dict,
         refusals: Iterable[Refused] = (),
         functions: Callable[[], Mapping[str, FunctionCounters]] = dict,
+        queues: Callable[[], dict[str, Any]] = dict,
         configuration: Callable[[], dict[str, Any]] = dict,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
@@ -56,6 +57,7 @@ class NodeStatus:
             conflicts: the links for whose streams nothing is acknowledged, and why.
             refusals: what owners were refused beyond their shares.
             functions: the figures of each derived stream, by its name.
+            queues: the facts about queues and what waits in them; empty where there are none.
         """
         self.config = config
         self.log = log
@@ -72,6 +74,7 @@ class NodeStatus:
         self.refusals = refusals
         """Refusals of what owners asked for beyond their shares."""
         self._functions = functions
+        self._queues = queues
         self._configuration = configuration
         self._wall_clock = wall_clock
         self._outage = OutageEstimate()
@@ -133,6 +136,7 @@ class NodeStatus:
             "links": {link.name: _link(link) for link in self.links},
             "conflicts": dict(self.conflicts()),
             "imported": self._imports(),
+            "queues": self._queues(),
             "mqtt": self.counted(),
             "refusals": [
                 {"bound": each.bound, "owner": owner_name(each.owner), "times": each.times} for each in self.refusals

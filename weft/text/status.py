@@ -43,6 +43,8 @@ def show_running(facts: dict[str, Any], now: float) -> None:
     )
     if functions := facts.get("functions", {}):
         show_functions(functions)
+    if queues := facts.get("queues", {}):
+        show_queues(queues)
     rows = [
         (
             name,
@@ -68,6 +70,28 @@ def show_functions(functions: dict[str, Any]) -> None:
     print_table(
         ("derived stream", "rows in", "rows out", "rejected", "waiting", "behind by", "state", "version", "trouble"),
         [(name, *_functions(each)) for name, each in functions.items()],
+    )
+
+
+def show_queues(queues: dict[str, Any]) -> None:
+    """Print what waits in queues, and the longest of them."""
+    used = f"{approximate_size(queues['bytes'])} of {approximate_size(queues['bytes_max'])}"
+    waiting = f"{counted(queues['messages'], 'message')} in {counted(queues['queues'], 'queue')}, {used} in the log"
+    print_facts({"queues": f"{waiting}; {queues['unacknowledged']} delivered and not acknowledged"})
+    print_table(
+        ("queue", "messages", "size", "unacknowledged", "consumers", "not taken", "lost"),
+        [
+            (
+                shown(each["queue"]),
+                each["messages"],
+                approximate_size(each["bytes"]),
+                each["unacknowledged"],
+                each["consumers"],
+                each["not_taken"],
+                each["lost"],
+            )
+            for each in queues["longest"]
+        ],
     )
 
 

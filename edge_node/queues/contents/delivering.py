@@ -190,6 +190,8 @@ class Deliveries:
         if consumption in queue.getters:
             queue.getters.remove(consumption)
             consumption.end()
+        elif len(queue.consumptions) > 1 and not queue.definition.arguments.single_active:
+            _take_turn(queue.consumptions, queue.consumptions.index(consumption))
         return delivery, message
 
     # --- whom
@@ -206,7 +208,7 @@ class Deliveries:
         consumptions = queue.consumptions
         if queue.definition.arguments.single_active:
             consumptions = consumptions[:1]
-        for at, consumption in enumerate(consumptions):
+        for consumption in consumptions:
             if consumption.room <= 0:
                 consumption.wait()
             elif topic is None or consumption.client.may_read(topic):
@@ -214,8 +216,6 @@ class Deliveries:
                     self._contents.unacknowledged.refuse(consumption.client.owner)
                     self._contents.starved[queue] = None
                     continue
-                if topic is not None and len(consumptions) > 1:
-                    _take_turn(queue.consumptions, at)
                 return consumption
         return None
 

@@ -321,7 +321,8 @@ def contents_of(queue: Queue) -> Iterator[QueueCopy]:
     for priority, _, returned in queue.ready.runs():
         others += [(seq, priority) for seq in returned]
     size = queue.bytes + queue.unsettled_bytes
-    yield QueueCopy(queue.number, size, {}, others, queue.attempts, queue.marked, queue.suspect)
+    marked = max(queue.marked, queue.marking)  # what was written of it is void with this copy
+    yield QueueCopy(queue.number, size, {}, others, queue.attempts, marked, queue.suspect)
     for priority, fresh, _ in queue.ready.runs():
         for firsts, counts in fresh.to_bytes():
             yield QueueCopy(queue.number, 0, {priority: Runs(firsts, counts)}, [], {}, 0, 0)

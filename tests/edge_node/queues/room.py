@@ -67,6 +67,7 @@ class Taker:
 
     def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
         self.got += batch
+        self.room.given += [(self.consumption.queue.name, *each) for each in batch]
         self.seen |= {message.seq: message.payload for _, message in batch}
         self.unsettled += [delivery for delivery, _ in batch]
 
@@ -104,6 +105,8 @@ class Room:
         self.start()
 
     def start(self) -> None:
+        self.given: list[tuple[str, Delivery, QueueMessage]] = []
+        """What all consumers got, in order: queue, delivery, message."""
         loop, clock = asyncio.get_running_loop(), self.clock
         self.posted: list[Callable[[], None]] = []
         self.turn = Turn(loop.call_soon, loop.time, Counters())

@@ -1,0 +1,65 @@
+"""Queues as a part of a node: there when a listener has or had them, bounded by settings, told in the status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from weft.bounds import Owner, OwnerKind
+from weft.config.load import load
+from weft.config.models import EdgeConfig
+from weft.edge_node.from_config import queue_limits
+from weft.edge_node.node import EdgeNode
+from weft.edge_node.queues.queue import QueueClient
+from weft.text.status import show_queues
+
+ANN = Owner(OwnerKind.USER, "ann")
+CONFIG = """
+node: n
+data_dir: {folder}/data
+http: null
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+disk: {{budget: 64MiB}}
+queues: {{unacknowledged: 8, size_per_user: 1MiB}}
+"""
+
+
+def node(folder: Path) -> EdgeNode:
+    file = folder / "edge.yaml"
+    file.write_text(CONFIG.format(folder=folder))
+    return EdgeNode(load(str(file), EdgeConfig).config)
+
+
+async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = node(tmp_path)
+    limits = queue_limits(first.config)
+    assert limits.unacknowledged_per_user_max == 2
+    assert (limits.waiting_bytes_max, limits.waiting_bytes_per_user_max) == (16 << 20, 1 << 20)
+    await first.start()
+    assert first.queues is None
+    assert "weft-queues" not in first.log.streams()
+    await first.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.edge_node.node.has_amqp", lambda config: True)
+        second = node(tmp_path)
+        await second.start()
+    assert second.queues is not None
+    second.queues.declare_queue(QueueClient(ANN), "jobs", durable=True)
+    second.queues.bind(QueueClient(ANN), "jobs", "amq.topic", "plant.#")
+    await second.log.durable()
+    await second.close()
+    third = node(tmp_path)
+    await third.start()
+    assert third.queues is not None, "what was bound goes on taking messages"
+    route = third.queues.of_topic(b"plant/a")
+    assert route is not None
+    facts = third.status.facts()["queues"]
+    assert facts["longest"][0]["queue"] == "jobs"
+    show_queues(facts)
+    shown = capsys.readouterr().out
+    assert "0 messages in 1 queue" in shown
+    assert "jobs" in shown
+    await third.close()
