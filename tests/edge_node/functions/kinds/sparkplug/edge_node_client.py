@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from types import TracebackType
@@ -18,8 +19,9 @@ from weft.edge_node.functions.formats.sparkplug.schema import Payload
 class EdgeNodeClient:
     """Edge node ``plant/line1`` with the device ``pump``."""
 
-    def __init__(self, port: int, bd_seq: int = 0) -> None:
+    def __init__(self, port: int, bd_seq: int = 0, qos: int = 0) -> None:
         self.bd_seq = bd_seq
+        self.qos = qos
         self.requests = 0
         """Births that it was asked for."""
         self.states: list[bytes] = []
@@ -34,6 +36,7 @@ class EdgeNodeClient:
         client.connect("127.0.0.1", port, keepalive=60)
 
     async def __aenter__(self) -> Self:
+        """For a node on the loop of the test."""
         self._client.loop_start()
         await until(self.born.is_set)
         return self
@@ -41,10 +44,23 @@ class EdgeNodeClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        self.vanish()
+
+    def __enter__(self) -> Self:
+        """For a node in a process of its own."""
+        self._client.loop_start()
+        assert self.born.wait(20)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.vanish()
+
+    def vanish(self) -> None:
         """Be gone without DISCONNECT: the broker publishes the will."""
         found = self._client.socket()
         if found is not None:
-            found.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # the node may have gone before
+                found.shutdown(socket.SHUT_RDWR)
         self._client.loop_stop()
 
     def birth(self) -> None:
@@ -54,13 +70,14 @@ class EdgeNodeClient:
         self.say("DBIRTH/line1/pump", rpm())
         self.born.set()
 
-    def say(self, place: str, *metrics: dict[str, Any]) -> None:
+    def say(self, place: str, *metrics: dict[str, Any]) -> paho.MQTTMessageInfo:
         """Publish a message with the next number."""
-        self._client.publish(f"spBv1.0/plant/{place}", payload(*metrics, seq=self._seq), qos=0)
+        sent = self._client.publish(f"spBv1.0/plant/{place}", payload(*metrics, seq=self._seq), qos=self.qos)
         self._seq = (self._seq + 1) % 256
+        return sent
 
-    def measure(self, value: float) -> None:
-        self.say("NDATA/line1", {"alias": 1, "double_value": value})
+    def measure(self, value: float) -> paho.MQTTMessageInfo:
+        return self.say("NDATA/line1", {"alias": 1, "double_value": value})
 
     def lose_a_message(self) -> None:
         """Count one that never goes out."""
