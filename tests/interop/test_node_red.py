@@ -1,0 +1,84 @@
+"""The flow of the how-to page in a real Node-RED, which publishes to a real node and hears its alerts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Node, weft
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
+PAGE = Path(__file__).parents[2] / "docs/how-to/feed-from-node-red.md"
+INSTALL_S_MAX = 300
+SETTINGS = 'module.exports = {flowFile: "flows.json", uiPort: 0, uiHost: "127.0.0.1", httpAdminRoot: false};\n'
+
+
+@pytest.fixture(scope="module")
+def node_red(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program. ``NODE_RED_FOLDER`` may name a folder in which npm has installed it."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("npm and node are not installed")
+    folder = Path(os.environ.get("NODE_RED_FOLDER") or tmp_path_factory.mktemp("node-red"))
+    program = folder / "node_modules/node-red/red.js"
+    if not program.exists():
+        command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), "node-red@4"]
+        try:
+            subprocess.run(command, capture_output=True, timeout=INSTALL_S_MAX, check=True)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+            pytest.skip("npm could not get Node-RED")
+    return program
+
+
+def block(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def flow(port: int) -> list[dict[str, Any]]:
+    """The flow of the page, on a tab as an import puts it."""
+    nodes: list[dict[str, Any]] = json.loads(block("json"))
+    for node in nodes:
+        if node["type"] == "mqtt-broker":
+            node["port"] = str(port)
+        else:
+            node["z"] = "tab"
+        if node["type"] == "debug":
+            node["console"] = "true"
+    return [{"id": "tab", "type": "tab", "label": "weft"}, *nodes]
+
+
+def test_the_flow_publishes_and_hears_alerts(node_red: Path, tmp_path: Path) -> None:
+    config = tmp_path / "edge.yaml"
+    text = block("yaml").replace("/var/lib/weft", str(tmp_path / "data"))
+    config.write_text(text + 'listeners: {mqtt: {bind: "127.0.0.1:0"}}\nhttp: null\n')
+    node = Node("edge", config)
+    folder, heard = tmp_path / "node-red", tmp_path / "heard"
+    folder.mkdir()
+    (folder / "flows.json").write_text(json.dumps(flow(node.mqtt_port)))
+    (folder / "settings.js").write_text(SETTINGS)
+    with heard.open("w") as file:
+        running = subprocess.Popen(
+            ["node", str(node_red), "-u", str(folder), "-s", str(folder / "settings.js")],
+            stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            # A value each second, of which one in seven is hot.
+            wait_until(lambda: "plant/l4/m1/telemetry" in heard.read_text(), 180, "an alert in Node-RED")
+        finally:
+            running.terminate()
+            running.wait(30)
+            assert node.stop() == 0
+    said = weft("edge", "tail", config, "telemetry", "--json", "--last", 1000)
+    assert said.exception is None, said.output
+    readings = [json.loads(json.loads(line)["payload"]) for line in said.stdout.splitlines()]
+    assert readings
+    assert all(set(reading) == {"temperature", "at"} for reading in readings)
