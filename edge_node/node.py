@@ -38,6 +38,7 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
+from weft.edge_node.listeners.by_prefix import ByPrefix
 from weft.edge_node.listeners.listener import MakeConnection
 from weft.edge_node.listeners.listeners import Listeners
 from weft.edge_node.mqtt import connection as mqtt_connection
@@ -283,6 +284,8 @@ class EdgeNode:
         makers: dict[str, MakeConnection] = {"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)}
         if has_http(config):
             makers["http"] = self._make_http(broker, stack)
+        if has_amqp(config):
+            makers["amqp"] = self._make_amqp(broker, stack)
         stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
         await self.listeners.open(makers)
         self.addresses = self.listeners.addresses
@@ -313,6 +316,19 @@ class EdgeNode:
         self._more_parts.append(service)
         stack.callback(service.close)
         return service.make_connection
+
+    def _make_amqp(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
+        # Each version has tables of its own, which only nodes with such a listener load.
+        from weft.edge_node.amqp1.connection import make_connection
+        from weft.edge_node.amqp1.parts import Parts
+        from weft.protocols.amqp1.opening import AMQP, SASL
+
+        parts = Parts(broker, self.log, self.config.node, self._software)
+        parts.start()
+        stack.callback(parts.close)
+        self.listeners.accounts.watch(parts.permissions_changed)
+        versions: dict[bytes, MakeConnection] = dict.fromkeys((AMQP, SASL), make_connection(parts))
+        return lambda door, arrival: ByPrefix(door, arrival, versions, AMQP, "AMQP")
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

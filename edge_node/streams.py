@@ -24,10 +24,13 @@ RAW_PREFIX: Final = "weft-raw-"
 """Beginning of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
 """End of the names of streams with records that functions could do nothing with: ``NAME-errors`` for stream NAME."""
+AMQP_LINKS_STREAM: Final = "weft-amqp-links"
+"""Stream of the places of AMQP 1.0 links that outlive their connection."""
 STATE_STREAMS: Final = frozenset({
     SESSION_JOURNAL_STREAM, SESSION_TOPICS_STREAM, FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, QUEUES_STATE_STREAM,
+    AMQP_LINKS_STREAM,
 })  # fmt: skip
-"""Streams that commands and status pages do not show: they hold the state of sessions, functions and queues."""
+"""Streams that commands and status pages do not show: they hold the state of clients, functions and queues."""
 STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
 """Streams that never leave the node, whatever a configuration says."""
 

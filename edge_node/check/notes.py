@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from weft.config.listeners import bind_of
+from weft.config.listeners import bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.streams import Retain
 from weft.config.units import format_size, parse_bind, parse_listen
+from weft.edge_node.check import proton
 from weft.edge_node.check.derived import carried_streams, streams_of
 from weft.edge_node.check.sizes import topics_log_bytes
 
@@ -42,6 +43,9 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
         if config.auth.users_file is not None:
             yield f"listeners.{name} has no TLS: passwords cross the network in clear text. Add `tls`"
     yield from _notes_on_strangers(config)
+    for name, listener in config.listeners.items():
+        if listener is not None and protocol_of(name, listener) == "amqp" and not proton.is_installed():
+            yield f"listeners.{name}: clients of AMQP 1.0 are refused. {proton.MISSING}"
 
 
 def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
@@ -136,6 +136,11 @@ class Ingest:
         """Have queues take the messages that are for them."""
         self._queueing = queueing
         self.forget()
+
+    @property
+    def router_streams(self) -> Collection[int]:
+        """Return the streams that take messages of clients."""
+        return self._router.numbers
 
     def route(self, topic: bytes, into: int | None = None) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher.

@@ -87,7 +87,11 @@ class Routing(Protocol):
 
     unrouted: Unrouted
     topic_levels_max: int
-    remembering: set[Remembering]
+
+    @property
+    def remembering(self) -> set[Remembering]:
+        """Return the caches that are cleared when who gets what has changed."""
+        ...
 
     def route(self, topic: bytes) -> Route:
         """Return where a topic's records go. The answer is the same for every publisher."""

@@ -120,6 +120,8 @@ class Broker:
         self.wall_clock = wall_clock
         self.clock = self._loop.time
         self.turns = Turns(self._loop)
+        self.refusals = state.refusals
+        """Counter of what shares refuse."""
         self.unfinished = Bound(
             settings.unfinished_bytes_max, settings.unfinished_bytes_per_user_max, state.refusals,
             "limits.unfinished", "limits.unfinished_per_user", "bytes of packets that have not come whole",
@@ -136,7 +138,7 @@ class Broker:
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions, outbox = Subscriptions(), Outbox()
+        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox())
         self.rounds = Rounds(outbox.flush)
         """Queues of clients whose turn is over."""
         self.fan_out = FanOut(self.subscriptions, outbox)

@@ -14,6 +14,7 @@ from weft.edge_node.sessions.stored_messages import StoredMessages
 from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.catch_up import CatchUp, Reader
 from weft.edge_node.subscriptions.filter_starts import FilterStarts
+from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.positions import Positions, before, lowered
@@ -41,7 +42,8 @@ class LogReaders:
         self._log = segment_log
         self._ingest = ingest
         self._subscriptions = subscriptions
-        self._messages = messages
+        self.messages = messages
+        """Makes messages of records."""
         self._backlog = backlog
         self._starts = starts
         self._outbox = outbox
@@ -105,13 +107,36 @@ class LogReaders:
         catch_up = self._catch_up(shared, lowered(record.positions, record.owed))
         shared.restore(record.positions, record.owed, catch_up)
 
+    # --- readers of other protocols
+
+    def catch_up(self, reader: Reader, positions: Positions) -> CatchUp:
+        """Return the way of a reader through the log; to be started."""
+        return self._catch_up(reader, positions)
+
+    def ends(self) -> Positions:
+        """Return stream -> seq of the first record that has not been delivered live."""
+        return self._ingest.ends()
+
+    async def fetch(self, stream: int, seqs: list[int]) -> dict[int, LogRecord]:
+        """Return single records by their numbers, those that the log still has.
+
+        Raises:
+            OSError, LogFailed: it cannot be read.
+        """
+        return await self._backlog.fetch(stream, seqs)
+
+    @property
+    def read_page(self) -> ReadPage:
+        """Return what reads a stream page by page."""
+        return self._backlog.read
+
     # --- inside
 
     def _reader(
         self, window: ClientWindow, done: set[tuple[int, int]] | None = None, doubtful: Positions | None = None
     ) -> SessionReader:
         reader = SessionReader(
-            window, self._subscriptions, self._messages, self._outbox, self._counters, done, doubtful
+            window, self._subscriptions, self.messages, self._outbox, self._counters, done, doubtful
         )  # fmt: skip
         for subscription, ends in self._starts.all_of(window.client_id):
             reader.began(subscription, ends)

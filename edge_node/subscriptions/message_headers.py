@@ -85,8 +85,8 @@ def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
             fields["content_type"] = value
         elif name == REPLY_TO and isinstance(value, str):
             fields["response_topic"] = value
-        elif name == CORRELATION_ID and isinstance(value, bytes | str):
-            fields["correlation_data"] = value if isinstance(value, bytes) else value.encode()
+        elif name == CORRELATION_ID and isinstance(value, bytes | str | int):
+            fields["correlation_data"] = value if isinstance(value, bytes) else str(value).encode()
         elif name == PAYLOAD_FORMAT and type(value) is int and value in (0, 1):
             fields["payload_format_indicator"] = value
         elif name == EXPIRES and type(value) is int and value > 0:

@@ -38,6 +38,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sessions",),
         ("queues",),
         ("mqtt",),
+        ("amqp1",),
         ("http",),
         ("functions",),
         ("links", "control", "status"),

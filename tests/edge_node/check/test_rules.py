@@ -7,7 +7,7 @@ import pytest
 from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
-from weft.edge_node.check import carried_streams, check, notes
+from weft.edge_node.check import carried_streams, check, notes, proton
 from weft.edge_node.from_config import log_settings, state_settings, stream_policies, unrouted_policy
 from weft.storage.segment_log import StreamPolicy
 
@@ -188,3 +188,13 @@ def test_links_may_share_a_hub_when_each_has_streams_of_its_own() -> None:
 def test_nothing_is_pointed_out_when_links_carry_everything() -> None:
     assert notes(edge(GOOD + "links: {cloud: {to: 'https://hub'}}\n")) == []
     assert notes(edge("node: a\ndata_dir: /data\n")) == []
+
+
+def test_a_listener_for_amqp_says_where_the_engine_of_1_0_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_amqp = edge(GOOD + "links: {cloud: {to: 'https://hub'}}\nlisteners: {amqp: {}}\n")
+    monkeypatch.setattr(proton, "is_installed", lambda: False)
+    (note,) = notes(with_amqp)
+    assert "listeners.amqp: clients of AMQP 1.0 are refused" in note
+    assert "weft-fabric[amqp1]" in note
+    monkeypatch.setattr(proton, "is_installed", lambda: True)
+    assert notes(with_amqp) == []

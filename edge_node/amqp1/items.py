@@ -1,0 +1,107 @@
+"""Messages on their way to a receiver, where they come from, and what they are given to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
+
+
+class Outcome(NamedTuple):
+    """One of the four outcomes."""
+
+    name: str
+    failed: bool = False
+    """True if the attempt counts as one that failed (``modified``)."""
+    undeliverable: bool = False
+    """True if the same link is not to get the message again (``modified``)."""
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the message is not delivered again."""
+        return self.name in ("accepted", "rejected")
+
+
+class Outcomes:
+    """The outcomes that say nothing more."""
+
+    ACCEPTED = Outcome("accepted")
+    REJECTED = Outcome("rejected")
+    RELEASED = Outcome("released")
+
+
+class Item(NamedTuple):
+    """A message on its way to a link."""
+
+    message: Message
+    attempts: int = 0
+    """Times that it was delivered before, without success."""
+    place: tuple[str, int] | None = None
+    """Name of its stream and its seq there, for receivers of streams."""
+    is_kept: bool = True
+    """False for a message at QoS 0: it is not delivered again."""
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that it is charged with while it is not settled."""
+        return len(self.message.payload) + MESSAGE_OVERHEAD_BYTES
+
+
+class Supply(Protocol):
+    """Origin of a link's messages. Two answers end a delivery: ``again`` and ``done``."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether there is nothing to be sent now."""
+        ...
+
+    def start(self) -> None:
+        """Begin to send."""
+
+    def room(self) -> None:
+        """Send on: there may be room again."""
+
+    def again(self, item: Item) -> None:
+        """Send a message once more."""
+
+    def done(self, item: Item, outcome: Outcome) -> None:
+        """Note that a message needs not be sent any more."""
+
+    def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
+        """Send no more: the link is gone.
+
+        Args:
+            unsettled: what was sent and not settled, in the order of sending.
+            for_good: the client has closed the link, and will not come back for it.
+        """
+
+    def may_go_on(self) -> bool:
+        """Return whether the client may still read this, after access rules have changed."""
+        ...
+
+
+class Outlet(Protocol):
+    """The link of a supply (``OutgoingLink``)."""
+
+    supply: Supply
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more message can be sent at once."""
+        ...
+
+    @property
+    def unsettled(self) -> list[Item]:
+        """Return what was sent and not settled, in the order of sending."""
+        ...
+
+    def send(self, item: Item) -> bool:
+        """Send a message; there is room. Return False where it has expired or is too long for the client."""
+        ...
+
+    def flush(self) -> None:
+        """Have what was sent written."""
+
+    def idle(self) -> None:
+        """Note that there is nothing to be sent."""

@@ -1,0 +1,214 @@
+"""Links that outlive their connection: their place in the log, kept as records of an internal stream.
+
+A record has everything about one link, under the link's name, so the last one counts; an empty one says that the link
+has ended. When the records outweigh the links, all of them are written again, and what is older is released.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from weft.bounds import Bound, Owner
+from weft.bounds.owner import OwnerKind
+from weft.edge_node.streams import AMQP_LINKS_STREAM
+from weft.edge_node.subscriptions.positions import Positions
+from weft.protocols.batch import records
+from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import LogError, SegmentLog
+
+READ_BYTES = 1 << 20
+RECORDS_MIN = 256
+"""Fewest records after which all links are written again."""
+OWED_MAX = 4096
+"""Messages of one link that are remembered as sent and not settled; past it the link goes on from the oldest."""
+VERSION = 1
+
+log = logging.getLogger(__name__)
+
+
+class LinkName(NamedTuple):
+    """Identity of a link: two containers of one user may have links of the same name."""
+
+    owner: Owner
+    container: str
+    link: str
+
+
+class KeptLink(msgspec.Struct, array_like=True):
+    """State of one link, as a record has it."""
+
+    version: int
+    owner: tuple[str, str]
+    container: str
+    link: str
+    address: str
+    filter: str = ""
+    positions: dict[str, int] = {}
+    """Name of a stream -> the first seq that was not sent."""
+    owed: dict[str, list[int]] = {}
+    """Name of a stream -> numbers of what was sent and not settled."""
+    is_attached: bool = False
+    gone_ns: int = 0
+    """Time at which it was detached, ns since 1970."""
+    keep_s: float = 0.0
+    """Seconds for which it is kept then."""
+
+    @property
+    def name(self) -> LinkName:
+        """Return what the link is known by."""
+        return LinkName(Owner(OwnerKind(self.owner[0]), self.owner[1]), self.container, self.link)
+
+
+class KeptLinks:
+    """All of them. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, segment_log: SegmentLog, shares: Bound, wall_clock: Callable[[], int], keep_s_max: float
+    ) -> None:
+        """Start without any.
+
+        Args:
+            shares: each link counts as a session that outlives its connection.
+            wall_clock: nanoseconds since 1970.
+            keep_s_max: longest time that a detached link is kept.
+        """
+        self._log = segment_log
+        self._shares = shares
+        self._wall_clock = wall_clock
+        self.keep_s_max = keep_s_max
+        self._links: dict[LinkName, KeptLink] = {}
+        self._live: dict[LinkName, Callable[[KeptLink], None]] = {}
+        """Attached links -> what brings their state up to date."""
+        self._changed: set[LinkName] = set()
+        self._stream: int | None = None
+        self._records = 0
+        self.crashed: set[LinkName] = set()
+        """Links that were attached when the last run ended: more was sent to them than their state says."""
+        self.on_end: Callable[[LinkName], None] = lambda _: None
+        """Called with links that have ended."""
+        self.ends: Positions = {}
+        """Ends of the streams at the start."""
+
+    def load(self) -> None:
+        """Read the links of the last run, once."""
+        if AMQP_LINKS_STREAM not in self._log.streams():
+            return
+        stream = self._log.stream(AMQP_LINKS_STREAM)
+        seq, end = 0, self._log.durable_end(stream)
+        while seq < end and (batches := self._log.read(stream, seq, READ_BYTES)):
+            for data in batches:
+                for record in records(data):
+                    seq = record.seq + 1
+                    self._learn(record.key, record.payload)
+        self._stream, self._records = stream, end
+        for name, kept in self._links.items():
+            self._shares.hold(name.owner)
+            if kept.is_attached:
+                self.crashed.add(name)
+                kept.is_attached, kept.gone_ns = False, self._wall_clock()
+        self.ends = {number: self._log.next_seq(number) for number in self._log.streams().values()}
+
+    def _learn(self, key: bytes, payload: bytes) -> None:
+        try:
+            if payload:
+                kept = msgspec.msgpack.decode(payload, type=KeptLink)
+                self._links[kept.name] = kept
+            else:
+                owner, container, link = msgspec.msgpack.decode(key, type=tuple[tuple[str, str], str, str])
+                self._links.pop(LinkName(Owner(OwnerKind(owner[0]), owner[1]), container, link), None)
+        except (msgspec.MsgspecError, ValueError) as error:
+            log.error("the place of an AMQP 1.0 link cannot be read; the link is forgotten: %s", error)
+
+    def all(self) -> list[tuple[LinkName, KeptLink]]:
+        """Return all links that are kept."""
+        return list(self._links.items())
+
+    def get(self, name: LinkName) -> KeptLink | None:
+        """Return what is known of a link."""
+        return self._links.get(name)
+
+    def is_attached(self, name: LinkName) -> bool:
+        """Return whether a connection has the link now."""
+        return name in self._live
+
+    def attach(self, name: LinkName, kept: KeptLink, update: Callable[[KeptLink], None]) -> bool:
+        """Keep a link from now on; return whether its owner may have one more.
+
+        Args:
+            update: brings the state up to date before it is written.
+        """
+        if name not in self._links:
+            if not self._shares.take(name.owner):
+                self._shares.refuse(name.owner)
+                return False
+            self._links[name] = kept
+        self._live[name] = update
+        self._links[name].is_attached = True
+        self._changed.add(name)
+        self.save()
+        return True
+
+    def detach(self, name: LinkName, keep_s: float) -> None:
+        """Note that a link has no connection any more."""
+        kept, update = self._links.get(name), self._live.pop(name, None)
+        if kept is None or update is None:
+            return
+        update(kept)
+        kept.is_attached, kept.gone_ns = False, self._wall_clock()
+        kept.keep_s = min(keep_s, self.keep_s_max)
+        self.crashed.discard(name)
+        self._changed.add(name)
+
+    def end(self, name: LinkName) -> None:
+        """Forget a link for good."""
+        self._live.pop(name, None)
+        if self._links.pop(name, None) is not None:
+            self._shares.free(name.owner)
+            self._changed.add(name)
+            self.on_end(name)
+
+    def changed(self, name: LinkName) -> None:
+        """Have a link's state written with the next ``save``."""
+        self._changed.add(name)
+
+    def save(self) -> None:
+        """Write what has changed, and forget links whose clients did not come back."""
+        now = self._wall_clock()
+        for name, kept in list(self._links.items()):
+            if name not in self._live and now - kept.gone_ns > kept.keep_s * 1e9:
+                self.end(name)
+        if not self._changed:
+            return
+        changed, self._changed = self._changed, set()
+        if self._records > max(RECORDS_MIN, 4 * len(self._links)):
+            self._write(set(self._links) | changed, is_copy=True)
+        else:
+            self._write(changed)
+
+    def _write(self, names: set[LinkName], *, is_copy: bool = False) -> None:
+        if self._stream is None:
+            self._stream = self._log.stream(AMQP_LINKS_STREAM)
+        stream = self._stream
+        keys, payloads = [], []
+        for name in names:
+            kept = self._links.get(name)
+            if kept is not None and name in self._live:
+                self._live[name](kept)
+            keys.append(msgspec.msgpack.encode((tuple(name.owner), name.container, name.link)))
+            payloads.append(b"" if kept is None else msgspec.msgpack.encode(kept))
+        try:
+            first = self._log.append(stream, self._wall_clock(), keys, payloads)
+        except LogError as error:
+            log.warning("the places of AMQP 1.0 links could not be written: %s; they are written later", error)
+            self._changed |= names
+            return
+        self._records += len(keys)
+        if is_copy:
+            self._records = len(keys)
+            self._log.on_durable(
+                lambda error: self._log.release(stream, RangeSet([(0, first)])) if error is None and first else None
+            )

@@ -1,0 +1,102 @@
+"""Who is let in: SASL, and what is said to those who are not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.amqp1.harness import (
+    AMQP,
+    SASL,
+    ConnectionException,
+    Delivery,
+    Message,
+    Raw,
+    SendException,
+    amqp,
+    in_thread,
+)
+from weft.edge_node.access.credentials import AccessDenied, Denial
+from weft.edge_node.amqp1 import opening
+from weft.protocols.amqp1 import types
+from weft.protocols.amqp1.types import Symbol, encode
+
+
+def sasl_init(mechanism: str, response: bytes) -> bytes:
+    body = types.described(0x41, types.fields([encode(Symbol(mechanism)), encode(response)]))
+    return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\0\0" + body
+
+
+async def test_plain_gives_the_user(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client(mechanisms="PLAIN", user="ada", password="secret", allow_insecure_mechs=True)
+        await in_thread(client.send, "plant/1/x", Message(body=b"1", user_id=b"ada"))
+        (connection,) = node.parts.connections
+        assert connection.identity.username == "ada"  # type: ignore[attr-defined]
+        with pytest.raises(SendException) as refused:
+            await in_thread(client.send, "plant/1/x", Message(body=b"1", user_id=b"another"))
+        assert refused.value.state == Delivery.REJECTED
+        await client.close()
+
+
+async def test_wrong_passwords_are_refused(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.refuse = AccessDenied(Denial.WRONG, "wrong password or no such user: 'ada'")
+        with pytest.raises(ConnectionException, match=r"(?i)auth"):
+            await node.client(mechanisms="PLAIN", user="ada", password="wrong", allow_insecure_mechs=True)
+
+
+async def test_a_client_without_sasl_that_is_refused_hears_why(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.refuse = AccessDenied(Denial.NOT_ALLOWED, "clients without a user name are refused")
+        raw = await Raw.open(node.port)
+        raw.writer.write(AMQP)
+        answer = await raw.all()
+        assert answer.startswith(AMQP)
+        assert b"amqp:unauthorized-access" in answer
+        assert b"clients without a user name are refused" in answer
+
+
+async def test_a_client_without_sasl_is_served_where_nobody_has_to_log_in(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client(sasl_enabled=False)
+        await in_thread(client.send, "plant/1/x", Message(body=b"1"))
+        assert len(await node.node.stored()) == 1
+        await client.close()
+
+
+async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        go_on, authenticate = asyncio.Event(), node.node.door.authenticate
+
+        async def slow(credentials, transport, address):  # type: ignore[no-untyped-def]
+            if credentials.username == "ada":
+                await go_on.wait()
+            return await authenticate(credentials, transport, address)
+
+        node.node.door.authenticate = slow  # type: ignore[method-assign]
+        raw = await Raw.open(node.port)
+        raw.writer.write(SASL + sasl_init("PLAIN", b"\0ada\0secret"))
+        client = await node.client()
+        await in_thread(client.send, "plant/1/x", Message(body=b"1"))
+        go_on.set()
+        async with asyncio.timeout(10):
+            answer = await raw.reader.readuntil(b"\0\x53\x44")
+        assert answer.startswith(SASL)
+        await client.close()
+        raw.writer.close()
+
+
+async def test_where_the_engine_is_missing_the_log_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "is_installed", lambda: False)
+    async with amqp(tmp_path) as node:
+        for header in (SASL, AMQP):
+            raw = await Raw.open(node.port)
+            raw.writer.write(header)
+            assert (await raw.all()).startswith(AMQP)
+            assert "weft-fabric[amqp1]" in caplog.text
+            caplog.clear()

@@ -1,0 +1,140 @@
+"""Messages of AMQP 1.0: what Proton makes of ours, what we make of Proton's, and what is no message."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.protocols.amqp1 import types
+from weft.protocols.amqp1.message import Body, Message, Properties, decode_message, encode_message
+from weft.protocols.amqp1.types import Described, Opaque, Symbol, Timestamp, decode, encode
+from weft.protocols.errors import Corrupt
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+SIMPLE = (
+    st.none() | st.booleans() | INT64 | st.floats(allow_nan=False) | st.text() | st.binary() | st.uuids()
+    | INT64.map(Timestamp) | st.text("abc-:").map(Symbol)
+)  # fmt: skip
+VALUES = st.recursive(SIMPLE, lambda inner: st.lists(inner) | st.dictionaries(st.text() | INT64, inner), max_leaves=8)
+
+
+@given(VALUES)
+@settings(max_examples=40)
+def test_a_value_comes_back_as_it_was(value: Any) -> None:
+    data = encode(value)
+    found, end = decode(data)
+    assert (found, type(found), end) == (value, type(value), len(data))
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=40).map(lambda data: b"\0\x53\x73\xc0" + data))
+@settings(max_examples=300)
+def test_bytes_that_are_no_value_are_refused_and_nothing_else_happens(data: bytes) -> None:
+    for reader in (decode, decode_message):
+        try:
+            reader(data)
+        except Corrupt:
+            pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xf0\0\0\0\x06\xff\xff\xff\xff\x40\x40",  # four billion nulls
+        b"\xd0\0\0\0\x08\x7f\xff\xff\xff\0\0\0\0",  # a list of two billion values
+        b"\0" * 1000,  # descriptors of descriptors
+        b"\xc0\x02\x01" * 1000,
+        b"\xb1\xff\xff\xff\xff",
+        b"\xa1\x02\xff\xfe",
+        b"\xc1\x04\x02\x45\x45",  # a map with a list as its key
+    ],
+)
+def test_what_promises_more_than_it_has_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode(data)
+
+
+def test_data_sections_are_joined() -> None:
+    data = b"".join(types.described(0x75, encode(part)) for part in (b"one ", b"two ", b"three"))
+    assert decode_message(data).body == Body("data", b"one two three")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        types.described(0x75, encode(b"x")) + types.described(0x77, encode("y")),
+        types.described(0x77, encode("x")) + types.described(0x77, encode("y")),
+        types.described(0x79, encode("x")),
+        types.described(0x74, encode({1: "x"})),
+        types.described(0x73, encode([True])),
+        encode("x"),
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(Corrupt):
+        decode_message(data)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        Body("data", b"x" * 300), Body("string", "grüße".encode() * 60), Body("binary", b"\0\xff"),
+        Body("value", encode({"a": [1, Timestamp(2), None]})),
+        Body("sequence", types.described(0x76, encode([1])) + types.described(0x76, encode(["b"]))),
+    ],
+)  # fmt: skip
+def test_a_body_comes_back_as_it_was(body: Body) -> None:
+    assert decode_message(encode_message(Message(body=body))).body == body
+
+
+def test_proton_reads_what_we_write() -> None:
+    proton = pytest.importorskip("proton")
+    identifier = uuid.uuid4()
+    ours = Message(
+        durable=True, priority=7, ttl_ms=70_000, delivery_count=2,
+        annotations={Symbol("x-opt-a"): 1},
+        properties=Properties(
+            message_id=identifier, to="a/b", subject="s", reply_to="r", correlation_id=5, content_type="text/plain",
+            creation_time=1_700_000_000_123, group_id="g", group_sequence=3,
+        ),
+        application={"text": "t", "number": -5, "float": 0.5, "bytes": b"\0", "true": True, "nil": None},
+        body=Body("data", b"payload"),
+    )  # fmt: skip
+    theirs = proton.Message()
+    theirs.decode(encode_message(ours))
+    assert (theirs.durable, theirs.priority, theirs.ttl, theirs.delivery_count) == (True, 7, 70, 2)
+    assert (theirs.id, theirs.address, theirs.subject, theirs.reply_to) == (identifier, "a/b", "s", "r")
+    assert (theirs.correlation_id, theirs.content_type, theirs.group_id, theirs.group_sequence) == (
+        5, "text/plain", "g", 3,
+    )  # fmt: skip
+    assert theirs.creation_time == 1_700_000_000.123
+    assert theirs.annotations == {"x-opt-a": 1}
+    assert theirs.properties == ours.application
+    assert bytes(theirs.body) == b"payload"
+
+
+def test_we_read_what_proton_writes() -> None:
+    proton = pytest.importorskip("proton")
+    theirs = proton.Message(
+        body={"a": [1, 2.5, "x"]}, id="m", user_id=b"ada", address="a/b", ttl=1.5, priority=3, durable=True,
+        properties={"u": proton.ulong(1 << 63), "i": proton.int32(-3), "s": proton.symbol("y"), "c": proton.char("z")},
+        annotations={proton.symbol("x-opt-t"): proton.timestamp(5)}, expiry_time=2.0, creation_time=1.0,
+    )  # fmt: skip
+    ours = decode_message(theirs.encode())
+    assert (ours.durable, ours.priority, ours.ttl_ms) == (True, 3, 1500)
+    assert ours.properties == Properties(
+        message_id="m", user_id=b"ada", to="a/b", absolute_expiry_time=2000, creation_time=1000
+    )
+    assert ours.application == {"u": 1 << 63, "i": -3, "s": "y", "c": "z"}
+    assert ours.annotations == {"x-opt-t": 5}
+    assert decode(ours.body.payload)[0] == {"a": [1, 2.5, "x"]}
+
+
+def test_descriptors_may_be_names() -> None:
+    data = b"\0" + encode(Symbol("amqp:data:binary")) + encode(b"x")
+    assert decode_message(data).body == Body("data", b"x")
+    assert decode(b"\0" + encode(Symbol("a")) + encode(1))[0] == Described("a", 1)
+    assert decode(b"\x94" + bytes(16))[0] == Opaque(0x94, bytes(16))
