@@ -24,6 +24,8 @@ from weft.edge_node.http.settings import BrowserSettings
 
 SETTING = "origins"
 PREFLIGHT_S = 600
+HOSTS_MAX = 64
+"""Hosts that are remembered: with ports, a node has a few."""
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _EXPOSED = "Retry-After, Idempotency-Replayed"
 
@@ -36,6 +38,8 @@ class Browsers:
         named = (urlsplit(each).hostname for each in settings.origins if each != "*")
         self._names = frozenset(name for name in named if name)
         self._parsed = frozenset(filter(None, map(parse_origin, settings.origins)))
+        self._own: set[bytes] = set()
+        """Hosts of requests that were found to be the node's own names."""
 
     def check(self, request: Request) -> Fields:
         """Return the fields that every answer to a request has.
@@ -58,9 +62,13 @@ class Browsers:
                 ("Vary", "Origin"),
             )
         if settings.is_loopback and b"authorization" not in headers and b"host" in headers:
-            host = headers[b"host"].decode("latin-1")
-            if "*" not in settings.origins and is_misdirected([host], self._names):
-                raise Problem(MISDIRECTED_REQUEST, f"this is not the name of this node; {misdirected_advice(SETTING)}")
+            host = headers[b"host"]
+            if host not in self._own:
+                if "*" not in settings.origins and is_misdirected([host.decode("latin-1")], self._names):
+                    advice = misdirected_advice(SETTING)
+                    raise Problem(MISDIRECTED_REQUEST, f"this is not the name of this node; {advice}")
+                if len(self._own) < HOSTS_MAX:
+                    self._own.add(host)
         return ()
 
     def preflight(self, request: Request) -> Fields:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from functools import partial
 from typing import cast
 
 from weft.edge_node.http.access import claim_of
 from weft.edge_node.http.answers import CONTINUE
 from weft.edge_node.http.browsers import Browsers
+from weft.edge_node.http.ending import Ending
 from weft.edge_node.http.exchange import Exchange, Taker
 from weft.edge_node.http.held import Held
 from weft.edge_node.http.problem import Problem
+from weft.edge_node.http.replies import Replies
 from weft.edge_node.http.request import PIECE_BYTES, Request, RequestParser
 from weft.edge_node.http.sender import Sender
 from weft.edge_node.http.server import Server
+from weft.edge_node.http.steps import Steps
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.listeners.door import Arrival, Door
 
@@ -26,10 +28,6 @@ PENDING_MAX = 64
 """Requests of one connection that may wait for their answers: further ones are not looked at."""
 CHECK_S = 5.0
 """Interval of looks at a connection's deadlines."""
-LINGER_S = 2.0
-"""Time for which what still comes is thrown away before a connection is closed: closed at once, the system would reset
-it, and the client might not get the answer."""
-LINGER_BYTES_MAX = 4 << 20
 BODY_BYTES_PER_S = 16 << 10
 """Least rate of a body."""
 _WAITING = Pause.ASKING | Pause.TURN | Pause.ACKS
@@ -40,9 +38,8 @@ class HttpConnection(asyncio.Protocol):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_ahead", "_broken", "_browsers", "_heard", "_held", "_lingers", "_parser", "_pause",
-        "_pending", "_sender", "_service", "_taker", "_timer", "_transport", "_turn", "_write_deadline", "arrival",
-        "wheel_slot",
+        "_ahead", "_broken", "_browsers", "_ending", "_heard", "_held", "_parser", "_pause", "_pending", "_replies",
+        "_sender", "_service", "_steps", "_taker", "_transport", "_turn", "_write_deadline", "arrival", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
@@ -55,16 +52,16 @@ class HttpConnection(asyncio.Protocol):
         self._held = Held(service.broker.unfinished, self._sender.owner)
         self._turn = service.broker.ingest.turn
         self._parser = RequestParser(service.settings.body_bytes_max, self._on_head)
-        self._pending: deque[Exchange] = deque()
+        self._replies = Replies(service, self._reply)
+        self._pending = self._replies.pending
         self._ahead = b""
         self._pause = 0
         self._broken: Problem | None = None
         """Refusal of what cannot be read; nothing after it is."""
         self._taker: Taker | None = None
         self._heard = service.broker.clock()
-        self._lingers = -1
-        """Bytes that are still thrown away; -1 while the connection goes on."""
-        self._timer: asyncio.TimerHandle | None = None
+        self._steps = Steps(service, self._failed, partial(self._go_on, Pause.TURN))
+        self._ending: Ending | None = None
         self._write_deadline: float | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -81,10 +78,8 @@ class HttpConnection(asyncio.Protocol):
         """Handle one read."""
         if self._taker is not None:
             self._taker.received(data)
-        elif self._lingers >= 0:
-            self._lingers -= len(data)
-            if self._lingers < 0:
-                self._abort()
+        elif self._ending is not None:
+            self._ending.received(len(data))
         else:
             now, turns = self._service.broker.clock(), self._service.broker.turns
             if self._pause & _WAITING or (now >= turns.reads_until and not turns.admits(now)):
@@ -95,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what was asked before the client closed its side."""
         transport = self._transport
-        if transport is None or self._lingers >= 0 or not self._pending or transport.get_extra_info("sslcontext"):
+        if transport is None or self._ending is not None or not self._pending or transport.get_extra_info("sslcontext"):
             return False  # TLS ends both ways at once
         self._pending[-1].request.keeps_alive = False
         return True
@@ -122,8 +117,8 @@ class HttpConnection(asyncio.Protocol):
             return
         service = self._service
         service.broker.wheel.cancel(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
         if self._taker is not None:
             self._taker.stop()
         self._parser.close()
@@ -169,6 +164,16 @@ class HttpConnection(asyncio.Protocol):
             self._heard = self._service.broker.clock()
             self._transport.resume_reading()
 
+    def _go_on_in_turn(self, waited_for: Pause) -> None:
+        """Go on now, or where many do so at the same time when others have had their turn."""
+        broker = self._service.broker
+        now = broker.clock()
+        if now < broker.turns.reads_until or broker.turns.admits(now):
+            self._go_on(waited_for)
+        else:
+            self._pause = (self._pause & ~waited_for) | Pause.TURN
+            broker.rounds.wait(self._held.owner, partial(self._go_on, Pause.TURN))
+
     def _work(self, data: bytes, now: float) -> None:
         self._heard = now
         budget, size, at = self._service.broker.turns.budget, len(data), 0
@@ -191,7 +196,7 @@ class HttpConnection(asyncio.Protocol):
         if self._taker is not None:
             if at < size:
                 self._taker.received(data[at:])
-        elif self._lingers < 0:
+        elif self._ending is None:
             self._ahead = data[at:] + self._ahead if at < size else self._ahead
             self._settle()
 
@@ -202,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport is not None
             and not self._pause & _WAITING
             and self._broken is None
-            and self._lingers < 0
+            and self._ending is None
             and self._taker is None
         )
 
@@ -210,7 +215,7 @@ class HttpConnection(asyncio.Protocol):
         """Handle the requests that are whole."""
         complete = self._parser.complete
         while complete and self._transport is not None and not self._pause & _WAITING and self._taker is None:
-            if self._lingers >= 0:
+            if self._ending is not None:
                 complete.clear()
                 return
             if len(self._pending) >= PENDING_MAX:
@@ -220,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
             if self._knows(request):
                 del complete[0]
                 self._begin(request)
-        if self._broken is not None and not complete and self._lingers < 0 and not self._pause & _WAITING:
+        if self._broken is not None and not complete and self._ending is None and not self._pause & _WAITING:
             problem, self._broken = self._broken, None
             problem.closes = True
             self._service.broker.counters.protocol_errors += problem.status == 400
@@ -235,9 +240,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _settle(self) -> bool:
         """Charge the owner with what is held. Return whether it may have that much; else the connection is closed."""
-        if self._held.settle(self._parser.held + len(self._ahead) if self._transport is not None else 0):
+        if self._transport is None:
+            return self._held.settle(0)
+        if self._held.settle(self._parser.held + len(self._ahead) + self._steps.held):
             return True
-        self._abort()
+        self._transport.abort()
         return False
 
     # --- requests
@@ -267,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
         denied = self._sender.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body comes
-        self._go_on(Pause.ASKING)
+        self._go_on_in_turn(Pause.ASKING)
 
     def _begin(self, request: Request) -> None:
         exchange = Exchange(self, request)
@@ -287,12 +294,18 @@ class HttpConnection(asyncio.Protocol):
                 assert sender.identity is not None
                 assert sender.routes is not None
                 exchange.identity, exchange.routes = sender.identity, sender.routes
-            self._service.handle(exchange)
-        except Problem as problem:
-            exchange.fail(problem)
-        except Exception:
-            log.exception("a request of %s could not be handled", self.arrival.name)
-            exchange.fail(Problem(500, "the node made a mistake; its log says more"))
+            steps = self._service.handle(exchange)
+            if steps is not None and not self._steps.take(exchange, steps, exchange.owner):
+                self.hold(Pause.TURN)
+        except Exception as error:
+            self._failed(exchange, error)
+
+    def _failed(self, exchange: Exchange, error: Exception) -> None:
+        if isinstance(error, Problem):
+            exchange.fail(error)
+            return
+        log.error("a request of %s could not be handled", self.arrival.name, exc_info=error)
+        exchange.fail(Problem(500, "the node made a mistake; its log says more"))
 
     def _refuse(self, request: Request, problem: Problem) -> None:
         exchange = Exchange(self, request)
@@ -303,21 +316,17 @@ class HttpConnection(asyncio.Protocol):
     # --- answers
 
     def answered(self) -> None:
-        """Send the answers that are not behind others."""
-        transport, pending = self._transport, self._pending
-        data, closes = [], False
-        while pending and pending[0].ready and not closes:
-            exchange = pending.popleft()
-            closes = not exchange.request.keeps_alive
-            self._service.count(exchange.status)
-            data.append(exchange.rendered(self._service.answers))
-        if transport is None or not data or self._lingers >= 0:
+        """Send what is due."""
+        self._replies.answered()
+
+    def _reply(self, data: bytes, closes: bool) -> None:
+        if self._transport is None or self._ending is not None:
             return
-        self._write(data[0] if len(data) == 1 else b"".join(data))
+        self._write(data)
         if closes:
             self._end()
-        elif self._pause & Pause.ACKS and len(pending) < PENDING_MAX // 2:
-            self._go_on(Pause.ACKS)
+        elif self._pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
+            self._go_on_in_turn(Pause.ACKS)
 
     def stream_to(self, taker: Taker) -> None:
         """Give the connection to something that goes on sending. Nothing else was asked before, or may be now."""
@@ -352,12 +361,12 @@ class HttpConnection(asyncio.Protocol):
         if self._write_deadline is not None:
             if now >= self._write_deadline:
                 self._service.broker.counters.write_timeouts += 1
-                self._abort()
+                self._transport.abort()
                 return None
             return self._write_deadline
         if self._pause:
             self._heard = self._parser.began = now  # a client that is not read cannot be blamed
-        elif self._parser.is_within and self._lingers < 0:
+        elif self._parser.is_within and self._ending is None:
             slow = self._parser.is_in_body
             limit = settings.body_s + self._parser.held / BODY_BYTES_PER_S if slow else settings.head_s
             if now - self._parser.began >= limit:
@@ -377,15 +386,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Close once the client has the last answer."""
-        transport = self._transport
-        if transport is None:
+        if (transport := self._transport) is None:
             return
-        self._lingers = LINGER_BYTES_MAX
+        self._ending = Ending(transport)
         self._parser.complete.clear()
         self._ahead = b""
-        if transport.can_write_eof():
-            transport.write_eof()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.close)
         self._pause &= Pause.WRITE
         if not self._pause:
             transport.resume_reading()
@@ -393,7 +398,3 @@ class HttpConnection(asyncio.Protocol):
     def _abort_or_close(self) -> None:
         if self._transport is not None:
             (self._transport.abort if self._pause & Pause.WRITE else self._transport.close)()
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()

@@ -127,7 +127,7 @@ class RequestParser:
         self._request: Request | None = None
         self._in_body = False
         self._head_bytes = 0
-        """Bytes of the head so far; those of the piece that it began in count with what was before it there."""
+        """Bytes of the pieces that the head has come in so far, without the last one."""
         self._failed: Problem | None = None
         self._now = self.began = 0.0
         """Time at which the latest request began."""
@@ -171,7 +171,7 @@ class RequestParser:
             raise Problem(400, f"this is no request in HTTP/1.1: {_reason(error)}", closes=True) from None
         if self._request is not None and not self._in_body:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:
+            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # what was before it in its first piece counts, too
                 raise _long_head()
 
     def close(self) -> None:
@@ -221,8 +221,7 @@ class RequestParser:
                     raise Problem(505, "this listener speaks HTTP/1.1; send the request so", closes=True)
             elif b"host" not in headers:
                 raise Problem(400, "a request of HTTP/1.1 needs the field Host; send it", closes=True)
-            self._head_bytes = len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
-            if self._head_bytes > HEAD_BYTES_MAX:
+            if self._head_bytes and _length(request) > HEAD_BYTES_MAX:
                 raise _long_head()
             if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
                 what = quoted(headers[b"transfer-encoding"].decode("latin-1"))
@@ -265,6 +264,10 @@ class RequestParser:
         problem.closes = True
         self._failed = problem
         raise problem
+
+
+def _length(request: Request) -> int:
+    return len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
 
 
 def _check_repeated(fields: list[tuple[bytes, bytes]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from weft.bounds import Bound
@@ -56,9 +57,10 @@ class Server(Protocol):
         """Return whether it does not matter who sent a request."""
         ...
 
-    def handle(self, exchange: Exchange) -> None:
-        """Carry out a request.
+    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
 
         Raises:
-            Problem: it is refused.
+            Problem: it is refused; the steps raise it, too.
         """
+        ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Bound, Refusals
@@ -155,8 +155,8 @@ class HttpService:
         """Return whether it does not matter who sent a request."""
         return request.path in _OPEN or request.method == "OPTIONS"
 
-    def handle(self, exchange: Exchange) -> None:
-        """Carry out a request.
+    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
 
         Raises:
             Problem: it is refused.
@@ -164,20 +164,20 @@ class HttpService:
         request = exchange.request
         path = request.path
         if path.startswith(b"/v1/"):
-            self._ours(exchange, path)
-        elif path in (b"/api/v2/write", b"/write"):
+            return self._ours(exchange, path)
+        if path in (b"/api/v2/write", b"/write"):
             exchange.is_influx = True
             self._takes(request, "POST")
             if self.holds:
                 raise self.busy()
-            self._influx.write(exchange, is_v2=path != b"/write")
-        elif path in _OPEN or path == b"/query":
+            return self._influx.write(exchange, is_v2=path != b"/write")
+        if path in _OPEN or path == b"/query":
             exchange.is_influx = True
             self._influx.answer(exchange, path, self.settings.software)
-        else:
-            raise Problem(404, f"there is nothing at this path; {_WHERE}")
+            return None
+        raise Problem(404, f"there is nothing at this path; {_WHERE}")
 
-    def _ours(self, exchange: Exchange, path: bytes) -> None:
+    def _ours(self, exchange: Exchange, path: bytes) -> Iterator[None] | None:
         request = exchange.request
         _, _, what, *rest = path.split(b"/", 4)
         name = rest[0] if rest else b""
@@ -186,22 +186,22 @@ class HttpService:
             stream = unquoted(name).decode(errors="replace")
             if request.method in ("GET", "HEAD") and tail == b"events":
                 self._readers.read_stream(exchange, *self._source(stream))
-                return
+                return None
             self._takes(request, "POST")
             if self.holds:
                 raise self.busy()
-            self._posts.to_stream(exchange, self._target(stream), None if tail is None else unquoted(tail))
-        elif what == b"topics" and (name or request.method == "POST"):
+            return self._posts.to_stream(exchange, self._target(stream), None if tail is None else unquoted(tail))
+        if what == b"topics" and (name or request.method == "POST"):
             self._takes(request, "POST")
             if self.holds:
                 raise self.busy()
             topic = path[len(b"/v1/topics/") :]
-            self._posts.to_topic(exchange, unquoted(topic))
-        elif what == b"topics":
+            return self._posts.to_topic(exchange, unquoted(topic))
+        if what == b"topics":
             self._takes(request, "GET")
             self._readers.read_topics(exchange)
-        else:
-            raise Problem(404, f"there is nothing at this path; {_WHERE}")
+            return None
+        raise Problem(404, f"there is nothing at this path; {_WHERE}")
 
     def _takes(self, request: Request, method: str) -> None:
         if request.method != method and not (method == "GET" and request.method == "HEAD"):

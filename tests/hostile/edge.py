@@ -28,7 +28,9 @@ topic readwrite public/#
 CONFIG = """\
 node: press-1
 data_dir: {folder}/data
-listeners: {{mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}}}
+listeners:
+  mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}
+  http: {{bind: "127.0.0.1:{posts}", anonymous: never}}
 http: {{bind: "127.0.0.1:{http}"}}
 auth: {{users_file: {folder}/users, acl_file: {folder}/acl}}
 streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry", payload: json}}{streams}}}
@@ -46,16 +48,18 @@ class GuardedEdge(Service):
 
     def __init__(self, folder: Path, limits: str = "", streams: str = "") -> None:
         self.folder = folder
-        self.mqtt_port, self.http_port = free_port(), free_port()
+        self.mqtt_port, self.http_port, self.posts_port = free_port(), free_port(), free_port()
         for user in USERS:
             (folder / "password").write_text(f"{user}\n")
             added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
             assert not isinstance(added.exception, Failed), added.output
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
-        config.write_text(
-            CONFIG.format(folder=folder, mqtt=self.mqtt_port, http=self.http_port, limits=limits, streams=streams)
-        )
+        text = CONFIG.format(
+            folder=folder, mqtt=self.mqtt_port, http=self.http_port, posts=self.posts_port, limits=limits,
+            streams=streams,
+        )  # fmt: skip
+        config.write_text(text)
         super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")
 
     def memory_bytes(self) -> int:

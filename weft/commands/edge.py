@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weft.config.units import Address, UnixSocket
     from weft.protocols.lane import NodeName
 
-_PROTOCOLS = ("mqtt", "mqtts", "ws", "wss")
+_PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 
 
 @click.group("edge")

@@ -16,7 +16,7 @@ _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "ap
           "application/jsonlines", "application/x-jsonlines")  # fmt: skip
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
-COMMAS_FACTOR = 64
+COMMAS_FACTOR = 32
 """Commas for each message that a request may have: an array with more of them is not looked at, as it would make
 hundreds of thousands of objects before it could be refused."""
 

@@ -31,7 +31,7 @@ def is_binary(request: Request) -> bool:
     return b"ce-specversion" in request.headers
 
 
-def binary(request: Request, payload: bytes, content_type: str, key: str) -> NewRecord:
+def binary(request: Request, content_type: str, key: str, payload: bytes) -> NewRecord:
     """Return the event of a request in binary mode.
 
     Raises:
@@ -49,7 +49,7 @@ def binary(request: Request, payload: bytes, content_type: str, key: str) -> New
     return _record(attributes, payload, key)
 
 
-def structured(event: bytes, key: str) -> NewRecord:
+def structured(key: str, event: bytes) -> NewRecord:
     """Return an event in JSON.
 
     Raises:

@@ -98,6 +98,7 @@ def headers_of(request: Request, now_ns: int) -> list[tuple[str, HeaderValue]]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def media_type_of(content_type: str) -> str:
     """Return a media type without its parameters."""
     return content_type.partition(";")[0].strip().lower()
@@ -163,6 +164,16 @@ def _no_time(value: object) -> Problem:
 
 
 # --- fields of messages
+
+
+@functools.lru_cache(maxsize=1024)
+def placed(key: str, time_field: str, precision: str) -> Placed:
+    """Return what finds keys and times; requests that ask alike share it.
+
+    Raises:
+        Problem: as ``Placed``.
+    """
+    return Placed(key, time_field, precision)
 
 
 class Placed:

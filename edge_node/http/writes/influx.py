@@ -7,6 +7,7 @@ named in the answer, and the others are stored, as InfluxDB does.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -27,6 +28,8 @@ _UNITS = {
     "": 1, "ns": 1, "n": 1, "us": 1_000, "u": 1_000, "µ": 1_000, "ms": 1_000_000, "s": 1_000_000_000,
     "m": 60_000_000_000, "h": 3_600_000_000_000,
 }  # fmt: skip
+SLICE = 16
+"""Lines that are parsed before others may have their turn."""
 _NS_MAX = (1 << 63) - 1
 _PLACE = re.compile(r"\{([^{}/]+)\}")
 _SPECIAL = re.compile(r"[%/+#\0]")
@@ -43,8 +46,8 @@ class Influx:
         self._settings = settings
         self._counters = counters
 
-    def write(self, exchange: Exchange, *, is_v2: bool) -> None:
-        """Store the points of a request.
+    def write(self, exchange: Exchange, *, is_v2: bool) -> Iterator[None]:
+        """Store the points of a request, in steps.
 
         Raises:
             Problem: nothing was stored.
@@ -61,6 +64,8 @@ class Influx:
         records: list[NewRecord] = []
         first_error, dropped = "", 0
         for count, line in enumerate(lines_of(body)):
+            if count % SLICE == SLICE - 1:
+                yield
             if count >= self._settings.records_max:
                 raise Problem(413, f"more than {self._settings.records_max} points; send fewer at a time")
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from weft.edge_node.counters import HttpCounters
@@ -14,17 +14,21 @@ from weft.edge_node.http.request import Request
 from weft.edge_node.http.settings import HttpSettings
 from weft.edge_node.http.writes import bodies, cloud_events
 from weft.edge_node.http.writes.fields import (
-    Placed,
     headers_of,
     media_type_of,
     nanoseconds,
+    placed,
     sent,
     with_content_type,
 )
-from weft.edge_node.http.writes.storing import NewRecord, Once, Storing, Target
+from weft.edge_node.http.writes.storing import Answer, NewRecord, Once, Storing, Target
 from weft.protocols.batch import HeaderPairs
 
 FINGERPRINT_BYTES = 8
+SLICE = 128
+"""Messages that are looked at before others may have their turn."""
+Make = Callable[[bytes], NewRecord]
+"""Makes a record of a message."""
 _JSON = "application/json"
 _KEY_FIELDS = (b"weft-key", b"weft-time", b"weft-time-field", b"weft-time-precision", b"weft-batch", b"content-type")
 
@@ -40,8 +44,8 @@ class Posts:
         self._counters = counters
         self._wall_clock = wall_clock
 
-    def to_stream(self, exchange: Exchange, target: Target, rest: bytes | None) -> None:
-        """Store the messages of a request in a stream.
+    def to_stream(self, exchange: Exchange, target: Target, rest: bytes | None) -> Iterator[None] | None:
+        """Store the messages of a request in a stream. Return the steps of a long one.
 
         Args:
             rest: key in the path; None without one.
@@ -49,70 +53,89 @@ class Posts:
         Raises:
             Problem: nothing was stored.
         """
-        request = exchange.request
-        key = _key_of(request, rest) or target.topic.decode()
-        records = self._records(request, key)
-        self._storing.store(exchange, target, records, once_of(request), partial(_answer_stream, target))
+        key = _key_of(exchange.request, rest) or target.topic.decode()
+        return self._store(exchange, target, key, partial(_answer_stream, target))
 
-    def to_topic(self, exchange: Exchange, topic: bytes) -> None:
-        """Publish the messages of a request to a topic.
+    def to_topic(self, exchange: Exchange, topic: bytes) -> Iterator[None] | None:
+        """Publish the messages of a request to a topic. Return the steps of a long one.
 
         Raises:
             Problem: nothing was stored.
         """
-        request = exchange.request
-        key = _key_of(request, topic or None)
+        key = _key_of(exchange.request, topic or None)
         if not key:
             raise Problem(400, "the request names no topic; send it in the path or as Weft-Key")
-        records = self._records(request, key)
-        self._storing.store(exchange, None, records, once_of(request), _answer_topic)
+        return self._store(exchange, None, key, _answer_topic)
 
     # --- inside
 
-    def _records(self, request: Request, key: str) -> list[NewRecord]:
+    def _store(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None] | None:
+        request = exchange.request
+        payloads, make = self._messages(request, key)
+        self._counters.http_messages += len(payloads)
+        once = once_of(request)
+        if len(payloads) > SLICE:
+            return self._in_steps(exchange, target, payloads, make, once, answer)
+        self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
+        return None
+
+    def _in_steps(  # noqa: PLR0917
+        self,
+        exchange: Exchange,
+        target: Target | None,
+        payloads: list[bytes],
+        make: Make,
+        once: Once | None,
+        answer: Answer,
+    ) -> Iterator[None]:
+        records: list[NewRecord] = []
+        for at in range(0, len(payloads), SLICE):
+            records += [make(payload) for payload in payloads[at : at + SLICE]]
+            yield
+        self._storing.store(exchange, target, records, once, answer)
+
+    def _messages(self, request: Request, key: str) -> tuple[list[bytes], Make]:
+        """Return the payloads of a request, and what makes records of them."""
         content_type = request.header(b"content-type")
-        kind = media_type_of(content_type)
-        settings = self._settings
-        body = bodies.expanded(request.payload(), request.header(b"content-encoding"), settings.body_bytes_max)
+        kind, records_max = media_type_of(content_type), self._settings.records_max
+        body = request.payload()
+        if b"content-encoding" in request.headers:
+            body = bodies.expanded(body, request.header(b"content-encoding"), self._settings.body_bytes_max)
         if kind.startswith("multipart/"):
             raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
         if kind == cloud_events.STRUCTURED:
-            found = [cloud_events.structured(body, key)]
-        elif kind == cloud_events.BATCHED:
-            found = [cloud_events.structured(event, key) for event in bodies.elements(body, settings.records_max)]
-        elif cloud_events.is_binary(request):
-            found = [cloud_events.binary(request, body, content_type, key)]
-        else:
-            return self._plain(request, key, body, content_type)
-        self._counters.http_messages += len(found)
-        return found
-
-    def _plain(self, request: Request, key: str, body: bytes, content_type: str) -> list[NewRecord]:
-        kind, records_max = media_type_of(content_type), self._settings.records_max
-        now = self._wall_clock()
-        payloads, headers = None, headers_of(request, now)
+            return [body], partial(cloud_events.structured, key)
+        if kind == cloud_events.BATCHED:
+            return bodies.elements(body, records_max), partial(cloud_events.structured, key)
+        if cloud_events.is_binary(request):
+            return [body], partial(cloud_events.binary, request, content_type, key)
+        headers = headers_of(request, self._wall_clock())
         if bodies.is_lines(kind):
             payloads = bodies.lines(body, records_max)
         elif kind == _JSON and body.lstrip()[:1] == b"[" and request.header(b"weft-batch") != "no":
             payloads = bodies.elements(body, records_max)
-        pairs: HeaderPairs = with_content_type(headers, content_type) if payloads is None else tuple(headers)
-        time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
-        placed = Placed(key, time_field, precision)
-        if b"weft-time" in request.headers:
-            if time_field:
-                raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
-            pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
-        if payloads is None:
-            payloads = [body]
-        self._counters.http_messages += len(payloads)
-        if placed.is_plain:
-            encoded = key.encode()
-            return [NewRecord(encoded, payload, pairs) for payload in payloads]
-        found = []
-        for payload in payloads:
-            own, time = placed.key_and_time(payload)
-            found.append(NewRecord(own, payload, sent(pairs, time)))
-        return found
+        else:
+            return [body], _plain(request, key, with_content_type(headers, content_type))
+        return payloads, _plain(request, key, tuple(headers))
+
+
+def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
+    """Return what makes records of messages that are no events."""
+    time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
+    own = placed(key, time_field, precision)
+    if b"weft-time" in request.headers:
+        if time_field:
+            raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
+        pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
+    if own.is_plain:
+        encoded = key.encode()
+        return lambda payload: NewRecord(encoded, payload, pairs)
+
+    def make(payload: bytes) -> NewRecord:
+        filled, time = own.key_and_time(payload)
+        return NewRecord(filled, payload, sent(pairs, time))
+
+    return make
 
 
 def _key_of(request: Request, rest: bytes | None) -> str:

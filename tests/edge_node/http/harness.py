@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -67,17 +68,21 @@ class HttpNode:
         """All durable records of a stream."""
         return stored(self.node, stream)
 
-    async def raw(self, data: bytes) -> bytes:
-        """Send bytes; return everything that comes until the node closes, or has been silent."""
+    async def raw(self, data: bytes, *, is_kept: bool = False) -> bytes:
+        """Send bytes; return everything that comes until the node closes.
+
+        Args:
+            is_kept: the node keeps the connection: return the head of the first answer, and what came with it.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         found = b""
-        try:
-            async with asyncio.timeout(0.5):
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(PATIENCE_S):
                 while more := await reader.read(1 << 16):
                     found += more
-        except (TimeoutError, ConnectionResetError):
-            pass
+                    if is_kept and b"\r\n\r\n" in found:
+                        break
         writer.close()
         return found
 

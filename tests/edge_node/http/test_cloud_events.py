@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.edge_node.http.harness import HttpNode
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
 
@@ -59,16 +57,15 @@ async def test_the_key_may_have_attributes_in_it(http: HttpNode) -> None:
     assert http.stored()[0].key == b"plant/b/measured"
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        {**EVENT, "id": ""}, {**EVENT, "specversion": "0.3"}, {**EVENT, "Type": "x"}, {**EVENT, "x": 1.5},
-        {**EVENT, "x": {"y": 1}}, {**EVENT, "x": 1 << 40}, {**EVENT, "time": "now"}, {**EVENT, "data_base64": "!"},
-        {**EVENT, "data": 1, "data_base64": "AA=="}, {"specversion": "1.0"}, [EVENT],
-    ],
-    ids=range(11),
-)  # fmt: skip
-async def test_what_is_no_event_is_refused(http: HttpNode, event: object) -> None:
-    status, answer, _ = await http.post(PATH, json.dumps(event), Content_Type="application/cloudevents+json")
-    assert (status, len(answer["error"]) > 20) == (400, True)
+NO_EVENTS: list[object] = [
+    {**EVENT, "id": ""}, {**EVENT, "specversion": "0.3"}, {**EVENT, "Type": "x"}, {**EVENT, "x": 1.5},
+    {**EVENT, "x": {"y": 1}}, {**EVENT, "x": 1 << 40}, {**EVENT, "time": "now"}, {**EVENT, "data_base64": "!"},
+    {**EVENT, "data": 1, "data_base64": "AA=="}, {"specversion": "1.0"}, [EVENT],
+]  # fmt: skip
+
+
+async def test_what_is_no_event_is_refused(http: HttpNode) -> None:
+    for event in NO_EVENTS:
+        status, answer, _ = await http.post(PATH, json.dumps(event), Content_Type="application/cloudevents+json")
+        assert (status, len(answer["error"]) > 20) == (400, True), event
     assert http.stored() == []

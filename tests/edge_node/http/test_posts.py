@@ -98,28 +98,26 @@ async def test_keys_and_times_come_from_fields_of_the_messages(http: HttpNode) -
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "body"),
-    [
-        ({"Weft_Key": "plant/{line}"}, b'{"n": 1}'),
-        ({"Weft_Key": "plant/{line}"}, b'{"line": "a/+"}'),
-        ({"Weft_Key": "plant/{line}"}, b"no JSON"),
-        ({"Weft_Key": "plant/#"}, b"1"),
-        ({"Weft_Key": "$SYS/x"}, b"1"),
-        ({"Weft_Key": "plant/a", "Weft_Time": "yesterday"}, b"1"),
-        ({"Weft_Key": "plant/a", "Weft_Time": "1", "Weft_Time_Precision": "weeks"}, b"1"),
-        ({"Weft_Key": "plant/a", "Weft_Time_Field": "at"}, b'{"n": 1}'),
-        ({"Weft_Key": "plant/a", "Weft_Priority": "high"}, b"1"),
-        ({"Weft_Key": "plant/a", "Content_Type": "multipart/form-data; boundary=x"}, b"1"),
-        ({"Weft_Key": "plant/a", "Idempotency_Key": ""}, b"1"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused_with_a_sentence(
-    http: HttpNode, fields: dict[str, str], body: bytes
-) -> None:
-    status, answer, _ = await http.post("/v1/streams/telemetry", body, **fields)
-    assert 400 <= status < 500
-    assert len(answer["error"]) > 20
+NO_SENSE: list[tuple[dict[str, str], bytes]] = [
+    ({"Weft_Key": "plant/{line}"}, b'{"n": 1}'),
+    ({"Weft_Key": "plant/{line}"}, b'{"line": "a/+"}'),
+    ({"Weft_Key": "plant/{line}"}, b"no JSON"),
+    ({"Weft_Key": "plant/#"}, b"1"),
+    ({"Weft_Key": "$SYS/x"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time": "yesterday"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time": "1", "Weft_Time_Precision": "weeks"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time_Field": "at"}, b'{"n": 1}'),
+    ({"Weft_Key": "plant/a", "Weft_Priority": "high"}, b"1"),
+    ({"Weft_Key": "plant/a", "Content_Type": "multipart/form-data; boundary=x"}, b"1"),
+    ({"Weft_Key": "plant/a", "Idempotency_Key": ""}, b"1"),
+]
+
+
+async def test_what_makes_no_sense_is_refused_with_a_sentence(http: HttpNode) -> None:
+    for fields, body in NO_SENSE:
+        status, answer, _ = await http.post("/v1/streams/telemetry", body, **fields)
+        assert 400 <= status < 500, fields
+        assert len(answer["error"]) > 20
     assert http.stored() == []
 
 

@@ -1,0 +1,156 @@
+"""SIGKILL an edge node while clients post: what was answered is there, and what they send again is there once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.storage.segment_log.helpers import open_log
+from tests.support.processes import Node
+from weft.demo.fabric import free_port
+from weft.protocols.batch import records
+from weft.storage.filesystem import OSFileSystem
+from weft.storage.segment_log import LogSettings
+
+pytestmark = pytest.mark.processes
+CLIENTS = 8
+BATCH = 3
+KILLS = 3
+ANSWERS = 60
+"""Answers between two kills."""
+PATIENCE_S = 60.0
+RSS_BYTES_MAX = 60 << 20
+SETTINGS = LogSettings(segment_bytes=4 << 20, budget_bytes=64 << 20, tail_bytes=0)
+CONFIG = """\
+node: press-1
+data_dir: data
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}, http: {{bind: "127.0.0.1:{port}"}}}}
+http: {{bind: "127.0.0.1:0"}}
+disk: {{budget: 64MiB, segment: 4MiB}}
+streams: {{telemetry: {{from: "plant/#"}}}}
+"""
+
+
+class Edge:
+    """A node that is killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._config = folder / "edge.yaml"
+        self._config.write_text(CONFIG.format(port=self.port))
+        self.node: Node
+        self.start()
+
+    def start(self) -> None:
+        self.node = Node("edge", self._config)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def stored(self) -> dict[int, bytes]:
+        """Seq -> payload, of a node that is dead."""
+        log = open_log(OSFileSystem(), SETTINGS, directory=str(self.folder / "data"))
+        number, found = log.streams()["telemetry"], dict[int, bytes]()
+        while batches := log.read(number, len(found), 1 << 22):
+            found |= {record.seq: record.payload for data in batches for record in records(data)}
+        log.close()
+        return found
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[Edge]:
+    edge = Edge(tmp_path)
+    yield edge
+    edge.node.kill()
+
+
+class Client:
+    """Posts arrays one after the other, each with a key of its own, and again until it is answered."""
+
+    def __init__(self, edge: Edge, name: str, answered: asyncio.Event) -> None:
+        self.edge, self.name = edge, name
+        self.answers: dict[int, int] = {}
+        """Number of a request -> first seq."""
+        self.again = 0
+        self._answered = answered
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                await self._post(session, len(self.answers))
+
+    async def _post(self, session: aiohttp.ClientSession, number: int) -> None:
+        body = json.dumps([f"{self.name} {number} {each}" for each in range(BATCH)], separators=(",", ":"))
+        headers = {"Idempotency-Key": f"{self.name}-{number}", "Content-Type": "application/json"}
+        while True:
+            try:
+                path = f"{self.edge.url}/v1/streams/telemetry/plant/{self.name}"
+                async with session.post(path, data=body, headers=headers) as answer:
+                    assert answer.status == 200, await answer.text()
+                    found = await answer.json()
+                    assert found["count"] == BATCH
+                    self.again += "Idempotency-Replayed" in answer.headers
+                    self.answers[number] = found["first_seq"]
+                    self._answered.set()
+                    return
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.02)  # it is being started again
+
+
+@pytest.mark.slow
+async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: Edge) -> None:
+    answered = asyncio.Event()
+    clients = [Client(edge, f"c{number}", answered) for number in range(CLIENTS)]
+    tasks = [asyncio.create_task(client.run()) for client in clients]
+    for round_number in range(KILLS + 1):
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(len(client.answers) for client in clients) < ANSWERS * (round_number + 1):
+                answered.clear()
+                done, _ = await asyncio.wait(
+                    [*tasks, asyncio.create_task(answered.wait())], return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done & set(tasks):
+                    task.result()
+        edge.node.kill()
+        if round_number < KILLS:
+            await asyncio.to_thread(edge.start)
+    for task in tasks:
+        task.cancel()
+    found = edge.stored()
+    copies = Counter(found.values())
+    assert set(copies.values()) == {1}, [payload for payload, count in copies.items() if count > 1][:3]
+    for client in clients:
+        for number, first in client.answers.items():
+            expected = [f'"{client.name} {number} {each}"'.encode() for each in range(BATCH)]
+            assert [found[first + each] for each in range(BATCH)] == expected
+    assert len(found) % BATCH == 0, "a request is there in part"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_posts_and_reads_and_the_node_stays_small(edge: Edge) -> None:
+    def curl(*arguments: str) -> str:
+        done = subprocess.run(["curl", "-sS", "-m", "10", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 28), done.stderr
+        return done.stdout
+
+    stream = f"{edge.url}/v1/streams/telemetry"
+    assert json.loads(curl("-d", '{"v": 1}', f"{stream}/plant/a"))["first_seq"] == 0
+    body = edge.folder / "body"
+    body.write_bytes(b"x" * 1_000_000)  # curl asks with Expect: 100-continue
+    assert json.loads(curl("--data-binary", f"@{body}", f"{stream}/plant/a"))["first_seq"] == 1
+    body.write_bytes(b"x" * 2_000_000)
+    assert "limits.request" in curl("--data-binary", f"@{body}", f"{stream}/plant/a")
+    assert curl("-d", "m f=1i", f"{edge.url}/api/v2/write?bucket=plant", "-w", "%{http_code}") == "204"
+    assert "id: 0\ndata: {" in curl("-N", "-m", "1", f"{stream}/events?from=earliest")
+    assert psutil.Process(edge.node.process.pid).memory_info().rss < RSS_BYTES_MAX + (8 << 20)  # and two bodies
