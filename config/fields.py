@@ -134,6 +134,23 @@ def _url(text: str, _folder: str) -> str:
     return text.rstrip("/")
 
 
+_BROKER_SCHEMES = ("mqtt", "mqtts", "amqp", "amqps")
+
+
+def _broker_url(text: str, _folder: str) -> str:
+    example = "mqtts://broker.example.com"
+    try:
+        url = urlsplit(text)
+        port_is_fine = url.port is None or url.port > 0
+    except ValueError:
+        raise ValueError(f"expected a URL such as {example}, got {units.quoted(text)}") from None
+    if url.username is not None or url.password is not None:
+        raise ValueError("expected a URL without a user name or password: see username and password_file")
+    if url.scheme not in _BROKER_SCHEMES or not url.hostname or url.query or url.fragment or not port_is_fine:
+        raise ValueError(f"expected a URL such as {example}, got {units.quoted(text)}")
+    return text
+
+
 def _filter(text: str, _folder: str) -> str:
     if not text or len(text.encode()) > 65_535:
         raise ValueError(f'expected an MQTT filter such as "plant/{{line}}/#", got {units.quoted(text)}')
@@ -176,6 +193,7 @@ UNITS = {
         written=("string", "number", "boolean"),
     ),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
+    "broker_urls": Unit("a URL such as mqtts://broker.example.com", _broker_url, str),
 }
-"""Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``networks`` and ``hosts`` are lists; a single value
-may stand for a list."""
+"""Units by the ``x-unit`` of the models. ``filters``, ``urls``, ``broker_urls``, ``networks`` and ``hosts`` are
+lists: a single value may stand for one."""

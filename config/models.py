@@ -16,6 +16,7 @@ from weft.config.functions.sparkplug import SparkplugHost
 from weft.config.limits import EdgeLimits, HubLimits
 from weft.config.listeners import Auth, Http, Listener
 from weft.config.queues import QueueBounds
+from weft.config.sources import SOURCES_MAX, Source
 from weft.config.state import State
 from weft.config.streams import Disk, Link, Stream, Unrouted
 from weft.config.values import Anonymous, Bind, Count, Duration, Hosts, MiB, Path, Section, Size, Store, Urls
@@ -67,6 +68,13 @@ class EdgeConfig(Section, frozen=True, kw_only=True):
     sparkplug: Annotated[
         SparkplugHost | None, Meta(description="Host application of Sparkplug B that the node is; unset for none.")
     ] = None
+    sources: Annotated[
+        dict[str, Source],
+        Meta(
+            description="Brokers that people already run, from which the node takes messages, by name.",
+            max_length=SOURCES_MAX,
+        ),
+    ] = field(default_factory=dict)
     state: State = State()
     queues: QueueBounds = QueueBounds()
     limits: EdgeLimits = EdgeLimits()

@@ -18,6 +18,7 @@ Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
 Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
 Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
 Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
+BrokerUrls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16, extra_json_schema={"x-unit": "broker_urls"})]
 Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
 """``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
 Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]

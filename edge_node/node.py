@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
@@ -58,6 +58,7 @@ from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.sessions.window import client_window
+from weft.edge_node.sources.part import SourcesPart
 from weft.edge_node.status.facts import NodeStatus
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.metrics import render
@@ -71,6 +72,8 @@ from weft.storage.segment_log import SegmentLog
 if TYPE_CHECKING:
     from weft.edge_node.functions.node_part import NodeFunctions
     from weft.edge_node.queues.queues import Queues
+    from weft.edge_node.sources.sources import Sources
+    from weft.edge_node.sources.status import SourceStatus
 
 logger = logging.getLogger(__name__)
 
@@ -136,11 +139,15 @@ class EdgeNode:
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
                 functions=self._function_figures, configuration=self._configuration,
                 queues=lambda: self.queues.facts() if self.queues is not None else {},
+                sources=self._source_statuses,
             )  # fmt: skip
             broker = await self._start_mqtt(stack)
             self._make_functions(broker, stack)
             parts: list[Part] = [StreamsPart(self.log, broker), self._before_log, self._functions, LinksPart(links)]
             parts += self._more_parts
+            self._sources = SourcesPart(lambda config: self._sources_of(config, broker))
+            self._sources.make(self.config)
+            parts.append(self._sources)
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
@@ -149,6 +156,8 @@ class EdgeNode:
             self.log.settled()
             stack.push_async_callback(links.close)
             self._imports.start()
+            self._sources.start()
+            stack.push_async_callback(self._sources.close)
             control = Control(
                 self.config.data_dir,
                 self.log,
@@ -238,6 +247,15 @@ class EdgeNode:
         host.begin()
         stack.callback(host.end)
 
+    def _source_statuses(self) -> Sequence[SourceStatus]:
+        return self._sources.statuses()
+
+    def _sources_of(self, config: EdgeConfig, broker: Broker) -> Sources:
+        from weft.edge_node.sources.connection import NodeParts
+        from weft.edge_node.sources.sources import Sources
+
+        return Sources(config, NodeParts(broker.ingest, broker.rounds, wall_clock))
+
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
         log = SegmentLog.open(
@@ -274,6 +292,7 @@ class EdgeNode:
         broker = Broker(
             log, state, self.turn, self.unrouted, broker_settings(config, self._software), self.counters, wall_clock
         )
+        self.ingest = broker.ingest
         self._before_log = BeforeLogPart(self.log, broker)
         self._before_log.put(config)
         self.listeners.accounts.watch(broker.permissions_changed)

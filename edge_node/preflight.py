@@ -55,6 +55,7 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
             _look_at_tls(("listeners", listener.name, "tls"), listener.tls, now, found)
     for name, link in config.links.items():
         _look_at_link(("links", name), link, found)
+    _look_at_sources(config, found)
     _look_at_functions(config, found)
     if not config.streams:
         message = 'there are none, so no table gets a message. Add one, such as `telemetry: {from: "#"}`'
@@ -90,6 +91,18 @@ def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
         found.needed += function_findings(config)
         found.unfit += function_files(config)
         found.doubtful += function_notes(config)
+
+
+def _look_at_sources(config: EdgeConfig, found: EdgeFindings) -> None:
+    if config.sources:
+        # Modules that a check of other nodes can do without.
+        from weft.edge_node.sources.check import look_at
+
+        for name, source in config.sources.items():
+            needed, unfit, doubtful = look_at(config, name, source)
+            found.needed += needed
+            found.unfit += unfit
+            found.doubtful += doubtful
 
 
 def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFindings) -> None:

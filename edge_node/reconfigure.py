@@ -138,7 +138,7 @@ class Reconfigure:
             ConfigUnusable: nothing has changed. A part has refused, or the new sections contradict settings that need
                 a restart.
         """
-        now = msgspec.structs.replace(self.running, streams=wanted.streams, links=wanted.links)
+        now = msgspec.structs.replace(self.running, streams=wanted.streams, links=wanted.links, sources=wanted.sources)
         applied, restart = changed_settings(self.running, now), changed_settings(now, wanted)
         try:
             if applied:

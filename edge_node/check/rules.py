@@ -12,6 +12,7 @@ from weft.edge_node.check.derived import carried_streams, streams_of
 from weft.edge_node.check.functions import function_rules
 from weft.edge_node.check.listeners import listeners
 from weft.edge_node.check.sizes import SEGMENTS_MIN, segment_bytes, unrouted_bytes
+from weft.edge_node.check.sources import sources
 from weft.edge_node.streams import OWN_PREFIX, UNROUTED_STREAM
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.topics import compile_pattern
@@ -19,7 +20,7 @@ from weft.protocols.topics import compile_pattern
 
 def check(config: EdgeConfig) -> list[Finding]:
     """Return the errors in ``config``, without touching disk or network."""
-    findings = [*_names(config), *listeners(config)]
+    findings = [*_names(config), *listeners(config), *sources(config)]
     if segment_bytes(config) * SEGMENTS_MIN > config.disk.budget_bytes:
         most = format_size(config.disk.budget_bytes // SEGMENTS_MIN)
         message = f"expected at most a quarter of disk.budget ({most}), got {format_size(segment_bytes(config))}"
@@ -41,6 +42,7 @@ def _names(config: EdgeConfig) -> Iterator[Finding]:
     named: list[tuple[KeyPath, str]] = [(("node",), config.node), (("tenant",), config.tenant)]
     named += [(("streams", name), name) for name in config.streams]
     named += [(("links", name), name) for name in config.links]
+    named += [(("sources", name), name) for name in config.sources]
     for name in config.streams:
         if name.startswith(OWN_PREFIX):
             yield Finding(

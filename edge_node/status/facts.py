@@ -14,6 +14,7 @@ from weft.config.units import approximate_size
 from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.sessions.store.settings import StateCounters
+from weft.edge_node.sources.status import SourceStatus
 from weft.edge_node.status.functions import FunctionFacts, function_facts
 from weft.edge_node.status.outage import OutageEstimate
 from weft.edge_node.streams import STATE_STREAMS
@@ -44,6 +45,7 @@ class NodeStatus:
         functions: Callable[[], Mapping[str, FunctionCounters]] = dict,
         queues: Callable[[], dict[str, Any]] = dict,
         configuration: Callable[[], dict[str, Any]] = dict,
+        sources: Callable[[], Iterable[SourceStatus]] = tuple,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,6 +56,7 @@ class NodeStatus:
             unrouted: the facts about messages that no stream matches.
             imports: the facts about imported logs, by log id.
             configuration: the version of the configuration, and what of its file is not in force.
+            sources: the status of each source.
             conflicts: the links for whose streams nothing is acknowledged, and why.
             refusals: what owners were refused beyond their shares.
             functions: the figures of each derived stream, by its name.
@@ -76,6 +79,8 @@ class NodeStatus:
         self._functions = functions
         self._queues = queues
         self._configuration = configuration
+        self.sources = sources
+        """Source of the status of each source."""
         self._wall_clock = wall_clock
         self._outage = OutageEstimate()
 
@@ -134,6 +139,7 @@ class NodeStatus:
             "unrouted": self._unrouted(),
             "functions": self.functions(),
             "links": {link.name: _link(link) for link in self.links},
+            "sources": {source.name: source.facts() for source in self.sources()},
             "conflicts": dict(self.conflicts()),
             "imported": self._imports(),
             "queues": self._queues(),

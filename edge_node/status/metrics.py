@@ -1,4 +1,4 @@
-"""The node's metrics in Prometheus's text format, by the catalogue of ``config/metrics.py``."""
+"""The node's metrics in Prometheus's text format, by the catalogue of ``config/metrics/``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.config.metrics import EDGE_METRICS
+from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.status.facts import NodeStatus, owner_name, write_amplification
 from weft.edge_node.status.functions import FunctionFacts
 from weft.protocols.segment import GapReason
@@ -42,6 +43,8 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
         yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
         yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
+    for source in status.sources():
+        yield from source_samples(source)
     for name, functions in status.functions().items():
         yield from function_samples(name, functions)
     for each in status.refusals:
@@ -80,6 +83,21 @@ def _log(status: NodeStatus) -> Iterator[AnySample]:
     yield Sample("weft_edge_conflict", bool(status.conflicts()))
     yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)
+
+
+def source_samples(source: SourceStatus) -> Iterator[Sample]:
+    """Yield the values of every metric of a source."""
+    prefix, labels = "weft_edge_source_", (source.name,)
+    yield Sample(f"{prefix}connected", source.state is SourceState.CONNECTED, labels)
+    yield Sample(f"{prefix}messages_total", source.messages, labels)
+    yield Sample(f"{prefix}received_bytes_total", source.bytes, labels)
+    yield Sample(f"{prefix}acknowledged_total", source.acknowledged, labels)
+    yield Sample(f"{prefix}unacknowledged_messages", source.unacknowledged, labels)
+    yield Sample(f"{prefix}duplicates_total", source.duplicates, labels)
+    yield Sample(f"{prefix}refused_total", source.refused, labels)
+    yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
+    if source.waiting is not None:
+        yield Sample(f"{prefix}waiting_messages", source.waiting, labels)
 
 
 def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:

@@ -34,6 +34,7 @@ _FUNCTIONS = (
     "derived stream", "version", "rows in", "rows out", "rejected", "records waiting", "behind by", "remembers",
     "trouble",
 )  # fmt: skip
+_SOURCES = ("source", "broker", "state", "messages", "waiting for the disk", "waiting at the broker", "trouble")
 SHUTDOWN_TIMEOUT_S = 1.0
 
 
@@ -154,12 +155,20 @@ def page(facts: dict[str, Any]) -> str:
         )
         for name, each in facts["functions"].items()
     ]  # fmt: skip
+    sources = [
+        (
+            name, source["url"], source["state"], source["messages"], source["unacknowledged"],
+            "" if source["waiting"] is None else source["waiting"], trouble(source),
+        )
+        for name, source in facts["sources"].items()
+    ]  # fmt: skip
     busiest = [(each["topic"], each["messages"]) for each in unrouted["busiest"]]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="5">'
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
         + _table((), summary)
         + _table(("stream", "records", "waiting for the disk", "lost"), streams)
+        + (_table(_SOURCES, sources) if sources else "")
         + (_table(_FUNCTIONS, functions) if functions else "")
         + _table(("link", "state", "records waiting", "behind by", "trouble"), links)
         + (_table(("topic that no stream matches", "messages"), busiest) if busiest else "")
@@ -168,7 +177,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def trouble(link: dict[str, Any]) -> str:
-    """Return the error that keeps a link from delivering now. An error that is over is not shown to people."""
+    """Return the error that keeps a link or a source from working now. An error that is over is not shown to people."""
     return "" if link["state"] == "connected" else link["last_error"]
 
 

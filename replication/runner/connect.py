@@ -16,6 +16,7 @@ from weft.protocols.link import RefuseCode
 from weft.replication.liveness import SECOND
 from weft.replication.runner import connect_errors
 from weft.replication.runner.acknowledged import Acknowledged
+from weft.replication.runner.backoff import Backoff
 from weft.replication.runner.connection import Outcome, SenderConnection
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
@@ -27,26 +28,6 @@ from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
 
 log = logging.getLogger(__name__)
-
-
-class Backoff:
-    """Waits between attempts: doubled per round through the URLs, with full jitter."""
-
-    def __init__(self, settings: LinkSettings, rng: random.Random) -> None:
-        self._settings = settings
-        self._rng = rng
-        self.failures = 0
-
-    def reset(self) -> None:
-        """Note that the link delivered: trouble from now on is new trouble."""
-        self.failures = 0
-
-    def next_wait_s(self) -> float:
-        """Count a failure and draw the wait, between ``retry_min_s`` and at most ``retry_max_s``."""
-        rounds = min(self.failures // len(self._settings.urls), 32)
-        self.failures += 1
-        least, most = self._settings.retry_min_s, self._settings.retry_max_s
-        return self._rng.uniform(min(least, most), min(most, least * 2 ** (rounds + 1)))
 
 
 async def run_link(
@@ -73,7 +54,8 @@ async def run_link(
         acknowledged: what hubs have acknowledged before; None when that is unknown.
     """
     rng = rng or random.Random()
-    backoff, redirects = Backoff(settings, rng), Redirects(rng)
+    backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
+    redirects = Redirects(rng)
     target: Target | None = None
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)

@@ -41,6 +41,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("amqp1",),
         ("http",),
         ("functions",),
+        ("sources",),
         ("links", "control", "status"),
         ("inspect",),
         ("from_config", "preflight"),

@@ -41,7 +41,7 @@ def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
     for each in (Counters, ListenerCounters, HttpCounters, StateCounters):
         for field in dataclasses.fields(each):
             name = f"weft_edge_{field.name}"
-            assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics.py"
+            assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics"
 
 
 LIMITS = {

@@ -155,12 +155,21 @@ def check(config_file: str, as_json: bool) -> int:
     doubtful = [*found.doubtful, *untried, *(Finding((), note) for note in notes(config))]
     streams = {name: list(stream.from_ or stream.from_stream) for name, stream in config.streams.items()}
     links = {name: list(link.to) for name, link in config.links.items()}
+    sources = {name: list(source.settings.url) for name, source in config.sources.items()}
     sizes = f"{counted(len(streams), 'stream')}, {counted(len(links), 'link')}"
+    if sources:
+        sizes += f", {counted(len(sources), 'source')}"
     return answer.give(
         loaded,
         errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *taken],
         warnings=doubtful,
-        facts={"node": config.node, "tenant": config.tenant, "streams": streams, "links": links},
+        facts={
+            "node": config.node,
+            "tenant": config.tenant,
+            "streams": streams,
+            "links": links,
+            "sources": sources,
+        },
         summary=f"node {config.node}, {sizes}",
     )
 
@@ -171,8 +180,8 @@ def check(config_file: str, as_json: bool) -> int:
 def reload(target: str, *, as_json: bool) -> None:
     """Have a running node, named by its CONFIG or its data_dir, read its configuration again.
 
-    Changed streams, functions and links are in force when the command ends. If the file is not valid, or the node
-    cannot take it over, the node goes on with its settings: exit status 1. Other settings need a restart, and are
+    Changed streams, functions, links and sources are in force when the command ends. If the file is not valid, or the
+    node cannot take it over, the node goes on with its settings: exit status 1. Other settings need a restart, and are
     named. SIGHUP does the same, and also has the node read users, access rules and certificates again.
 
     \b

@@ -41,6 +41,11 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
         [(name, *_counts(s), s["next_seq"] - s["durable_end"]) for name, s in facts["streams"].items()],
     )
+    if sources := facts.get("sources", {}):
+        print_table(
+            ("source", "state", "messages", "waiting for the disk", "waiting at the broker", "next try", "trouble"),
+            [(name, *_source(each, now)) for name, each in sources.items()],
+        )
     if functions := facts.get("functions", {}):
         show_functions(functions)
     if queues := facts.get("queues", {}):
@@ -51,7 +56,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             link["state"],
             link["pending_records"],
             approximate_duration(link["pending_seconds"]),
-            f"in {approximate_duration(max(link['next_try'] - now, 0))}" if link["next_try"] else "",
+            _next_try(link, now),
             link.get("alarm") or ("" if link["state"] == "connected" else link["last_error"]),
         )
         for name, link in facts["links"].items()
@@ -120,6 +125,17 @@ def show_files(facts: dict[str, Any]) -> None:
         ("stream", "in the log", "next seq", "lost", "oldest", "newest"),
         [(name, *_counts(s), _when(s["oldest"]), _when(s["newest"])) for name, s in facts["streams"].items()],
     )
+
+
+def _next_try(link: dict[str, Any], now: float) -> str:
+    return f"in {approximate_duration(max(link['next_try'] - now, 0))}" if link["next_try"] else ""
+
+
+def _source(source: dict[str, Any], now: float) -> tuple[object, ...]:
+    waiting = "" if source["waiting"] is None else source["waiting"]
+    trouble = "" if source["state"] == "connected" else shown(source["last_error"])
+    messages, unacknowledged = source["messages"], source["unacknowledged"]
+    return source["state"], messages, unacknowledged, waiting, _next_try(source, now), trouble
 
 
 def _functions(each: dict[str, Any]) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ FACTS: dict[str, Any] = {
             "refused": "the functions of before go on",
         },
     },
+    "sources": {},
     "links": {
         "cloud": {"state": "waiting", "pending_records": 10, "pending_seconds": 90.0, "last_error": "no <route>"}
     },

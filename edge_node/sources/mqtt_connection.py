@@ -1,0 +1,374 @@
+"""One connection to an external MQTT broker: a client that acknowledges what it gets after the fsync.
+
+The decoder and encoder are the node's own. A client library was not used: those for Python answer PUBREC on receipt
+(docs/decisions/0083-sources.md), and from PUBREC on a broker sends a message of QoS 2 no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+from weft.bounds import TurnBudget
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, Memory, NodeParts, SourceConnection, SourceDown
+from weft.edge_node.sources.mqtt_words import connect_refused, subscribe_refused
+from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.sources.topics import Topics
+from weft.edge_node.subscriptions.message_headers import TooManyProperties, to_headers
+from weft.protocols.batch import Flag, HeaderPairs
+from weft.protocols.mqtt.decoder import decode
+from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PubAck,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+    Version,
+)
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
+from weft.protocols.mqtt.reassembly import Reassembly
+
+TURN_S_MAX = 0.002
+"""Time for the packets of one read before it is the turn of others."""
+TURN_COST_MAX = 1 << 30
+"""Messages are charged their time alone, as those of the node's own clients are."""
+FILTERS_AT_A_TIME = 64
+"""Filters of one SUBSCRIBE: some brokers take few."""
+ANSWER_BYTES = 4
+_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
+_NEVER_S = 0xFFFF_FFFF
+_RETAINED_IF_NEW = 1
+_OLD_BROKER = b"\x20\x02\x00\x01"
+"""CONNACK of a broker that knows no MQTT 5, and so answers in 3.1.1."""
+Answer = TypeVar("Answer")
+
+
+class MqttTerms(NamedTuple):
+    """Words of a connection about itself, for the broker."""
+
+    client_id: str
+    version: Version
+    username: str | None
+    password: bytes | None
+    keep_alive_s: float
+    session_expiry_s: float
+    receive_maximum: int
+    packet_bytes_max: int
+
+
+class MqttConnection(SourceConnection, asyncio.Protocol):
+    """The client's side of one connection. ``open``, then ``subscribe``, then messages come until ``ended``."""
+
+    def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms) -> None:
+        super().__init__(node, status, topics, memory)
+        self._terms = terms
+        self._transport: asyncio.Transport | None = None
+        self._partial = Reassembly(terms.packet_bytes_max)
+        self._ahead = b""
+        """Bytes that came while nothing more is to be taken."""
+        self._budget = TurnBudget(TURN_COST_MAX, TURN_S_MAX, self._loop.time)
+        self._welcome: asyncio.Future[ConnAck] = self._loop.create_future()
+        self._answers: dict[int, asyncio.Future[SubAck | UnsubAck]] = {}
+        """Packet identifier -> the answer to a SUBSCRIBE or UNSUBSCRIBE."""
+        self._packet_id = 0
+        self._has_codes = False
+        """True if some answers were longer than ``ANSWER_BYTES``, for a reason code."""
+        self._keep_alive_s = terms.keep_alive_s
+        self._heard = self._loop.time()
+        self._written = self._heard
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- conversation
+
+    async def open(self) -> bool:
+        """Wait for the broker's welcome; return whether it has a session of this client.
+
+        Raises:
+            SourceDown: the broker refuses the client, or says nothing.
+        """
+        answer = await self._answer_to(self._welcome)
+        if answer.code:
+            reason = connect_refused(answer.code, self._terms.version, answer.properties.reason_string)
+            raise SourceDown(reason)
+        if answer.properties.server_keep_alive is not None:
+            self._keep_alive_s = answer.properties.server_keep_alive or self._keep_alive_s
+        if not answer.session_present:
+            self.memory.received.clear()
+        self._timer = self._loop.call_later(self._keep_alive_s / 2, self._look)
+        self.join()
+        return answer.session_present
+
+    async def subscribe(self, filters: Sequence[str], qos: int) -> None:
+        """Subscribe to some filters.
+
+        Raises:
+            SourceDown: the broker refuses one of them, or says nothing.
+        """
+        in_5 = self._terms.version == Version.V5
+        for at in range(0, len(filters), FILTERS_AT_A_TIME):
+            some = filters[at : at + FILTERS_AT_A_TIME]
+            asked = tuple(
+                Subscription(each, qos, retain_as_published=True, retain_handling=_RETAINED_IF_NEW)
+                if in_5 and not each.startswith("$share/")
+                else Subscription(each, qos, retain_as_published=in_5)
+                for each in some
+            )
+            answer = await self._ask(partial(Subscribe, filters=asked))
+            refused = [each for each, code in zip(some, answer.codes, strict=False) if code >= FAILED]
+            if refused:
+                code = next(code for code in answer.codes if code >= FAILED)
+                raise SourceDown(subscribe_refused(refused, code, self._terms.version))
+
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Give up some filters.
+
+        Raises:
+            SourceDown: the broker says nothing.
+        """
+        for at in range(0, len(filters), FILTERS_AT_A_TIME):
+            some = tuple(filters[at : at + FILTERS_AT_A_TIME])
+            await self._ask(partial(Unsubscribe, filters=some))
+
+    async def close(self) -> None:
+        """Say goodbye once what was taken is acknowledged. The broker keeps the session."""
+        await self.settle()
+        if self._transport is not None:
+            self._transport.write(encode(Disconnect(), self._terms.version))
+        self.end("the source stops")
+
+    async def _ask(self, packet: Callable[[int], Packet]) -> SubAck | UnsubAck:
+        self._packet_id += 1
+        answer: asyncio.Future[SubAck | UnsubAck] = self._loop.create_future()
+        self._answers[self._packet_id] = answer
+        self._send(encode(packet(self._packet_id), self._terms.version))
+        try:
+            return await self._answer_to(answer)
+        finally:
+            self._answers.pop(self._packet_id, None)
+
+    async def _answer_to(self, answer: asyncio.Future[Answer]) -> Answer:
+        awaited: list[asyncio.Future[Any]] = [answer, self.ended]
+        await asyncio.wait(awaited, timeout=CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        if self.ended.done():
+            raise SourceDown(self.ended.result())
+        raise SourceDown(f"the broker did not answer within {CONNECT_TIMEOUT_S:g} s")
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce the client."""
+        self._transport = cast(asyncio.Transport, transport)
+        terms, properties = self._terms, NO_PROPERTIES
+        if terms.version == Version.V5:
+            properties = Properties(
+                session_expiry_interval=min(round(terms.session_expiry_s), _NEVER_S),
+                receive_maximum=terms.receive_maximum,
+                maximum_packet_size=terms.packet_bytes_max,
+            )
+        packet = Connect(
+            terms.client_id, clean_start=False, keep_alive_s=max(1, round(terms.keep_alive_s)), version=terms.version,
+            username=terms.username, password=terms.password, properties=properties,
+        )  # fmt: skip
+        self._send(encode(packet, terms.version))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what a read brings, or keep it while nothing is to be taken."""
+        self._heard = self._loop.time()
+        if self.is_held or self._ahead:
+            self._ahead += data
+        else:
+            self._read(data)
+
+    def pause_writing(self) -> None:
+        """Take no more from a broker that does not read."""
+        self.hold(Pause.WRITE)
+
+    def resume_writing(self) -> None:
+        """Go on: the broker reads."""
+        self.release(Pause.WRITE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note the end."""
+        self.end(f"the connection was lost: {exc}" if exc else "the broker closed the connection")
+
+    # --- a read
+
+    def _read(self, data: bytes) -> None:
+        self._budget.begin(self._loop.time())
+        try:
+            at = 0
+            if self._partial:
+                packet, at = self._partial.complete(data)
+                if packet:
+                    self._parse(packet, 0)
+            at = self._parse(data, at)
+            if at < len(data) and not self.ended.done():
+                if self.is_held:
+                    self._ahead = data[at:]
+                else:
+                    self._partial.keep(data[at:])
+        except MqttError as error:
+            self.end(self._broken(error, data))
+        self.node.ingest.turn.gathered()
+
+    def _broken(self, error: MqttError, data: bytes) -> str:
+        if error.code == ReasonCode.PACKET_TOO_LARGE:
+            return f"the broker sends {error}. Raise `packet`"
+        if not self._welcome.done() and self._terms.version == Version.V5 and data.startswith(_OLD_BROKER):
+            return connect_refused(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, Version.V5, None)
+        return f"the broker sent what is no MQTT: {error}"
+
+    def _parse(self, data: bytes, at: int) -> int:
+        version, packet_bytes_max = self._terms.version, self._terms.packet_bytes_max
+        while at < len(data) and not self.is_held and not self.ended.done():
+            decoded = decode(data, at, packet_bytes_max, version)
+            if decoded is None:
+                break
+            packet, at = decoded
+            if type(packet) is Publish:
+                self._publish(packet)
+            else:
+                self._handle(packet)
+            if not self._budget.spend(0) and at < len(data):
+                self.hold(Pause.TURN)
+                self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+        return at
+
+    def _publish(self, packet: Publish) -> None:
+        qos = packet.qos
+        if qos == 2 and packet.packet_id in self.memory.received:
+            # It is on disk, and the broker has not read the PUBREC.
+            self.node.ingest.turn.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
+            return
+        flags = _QOS_FLAGS[qos] | (Flag.RETAINED if packet.retain else 0)
+        if packet.dup:
+            flags |= Flag.DUPLICATE_SUSPECTED
+        headers: HeaderPairs = ()
+        why: str | None = None
+        if packet.properties is not NO_PROPERTIES:
+            try:
+                headers = to_headers(packet.properties, self.node.wall_clock())
+            except TooManyProperties as error:
+                why = self._refused("headers", str(error))
+        answer = b"" if not qos else (PUBACK if qos == 1 else PUBREC) + packet.packet_id.to_bytes(2, "big")
+        why = why or self.take(packet.topic, packet.payload, answer, int(flags), headers)
+        if why is not None and qos:
+            if self._terms.version == Version.V5:
+                kind = PubAck if qos == 1 else PubRec
+                answer = encode(kind(packet.packet_id, ReasonCode.TOPIC_NAME_INVALID), Version.V5)
+                self._has_codes = True
+            # Behind the answers before it [MQTT-4.6.0-2]. 3.1.1 has no word for a refusal: unanswered, the message
+            # would hold up all others.
+            self.node.ingest.turn.answer(self, answer)
+            self.status.unacknowledged += 1
+
+    def _handle(self, packet: Packet) -> None:
+        match packet:
+            case PubRel():
+                self.memory.received.discard(packet.packet_id)
+                self._send(PUBCOMP + packet.packet_id.to_bytes(2, "big"))
+            case ConnAck():
+                if not self._welcome.done():
+                    self._welcome.set_result(packet)
+            case SubAck() | UnsubAck():
+                answer = self._answers.get(packet.packet_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(packet)
+            case Disconnect():
+                why = packet.properties.reason_string or ReasonCode(packet.code).name.lower().replace("_", " ")
+                self.end(f"the broker closed the connection: {why} (reason code {packet.code:#04x})")
+            case _:  # PINGRESP, and whatever does not concern a client that only reads
+                pass
+
+    # --- what ingest and back-pressure ask
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Send answers: everything before them is durable."""
+        if self.ended.done():
+            return
+        count = _packets_in(answers) if self._has_codes else len(answers) // ANSWER_BYTES
+        if PUBREC[:1] in answers:
+            self.memory.received.update(_received(answers))
+        self.status.acknowledged += count
+        self.status.unacknowledged = max(0, self.status.unacknowledged - count)
+        self._send(answers)
+
+    def pause(self) -> None:
+        """Stop reading from the broker."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Take what has come meanwhile, and read on."""
+        ahead, self._ahead = self._ahead, b""
+        self._heard = self._loop.time()
+        if ahead:
+            self._read(ahead)
+        if not self.is_held and self._transport is not None:
+            self._transport.resume_reading()
+
+    # --- timers
+
+    def _look(self) -> None:
+        """Ask whether a silent broker is there, and leave one that does not answer."""
+        now = self._loop.time()
+        # A broker that is not read cannot be blamed for silence, but one that does not read can.
+        if now - self._heard > 2 * self._keep_alive_s and (not self.is_held or self._pauses & Pause.WRITE):
+            self.end(f"the broker was silent for {now - self._heard:.0f} s")
+            return
+        if now - min(self._heard, self._written) >= self._keep_alive_s / 2:
+            self._send(encode(PingReq(), self._terms.version))
+        self._timer = self._loop.call_later(self._keep_alive_s / 2, self._look)
+
+    def _send(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._written = self._loop.time()
+            self._transport.write(data)
+
+    def end(self, reason: str) -> None:
+        """End the connection, once."""
+        super().end(reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            # What a broker does not read cannot be waited for.
+            (transport.abort if self._pauses & Pause.WRITE else transport.close)()
+
+
+def _packets_in(answers: bytes) -> int:
+    return len(_packets(answers))
+
+
+def _packets(answers: bytes) -> list[int]:
+    starts, at = [], 0
+    while at < len(answers):
+        starts.append(at)
+        at += 2 + answers[at + 1]
+    return starts
+
+
+def _received(answers: bytes) -> list[int]:
+    """Return the identifiers of the PUBRECs that say that a message is taken."""
+    return [
+        int.from_bytes(answers[at + 2 : at + 4], "big")
+        for at in _packets(answers)
+        if answers[at] == PUBREC[0] and answers[at + 1] == PUBREC[1]
+    ]

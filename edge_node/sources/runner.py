@@ -1,0 +1,112 @@
+"""One source while the node runs: connects, serves, and connects again after every trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import ssl
+from abc import ABC, abstractmethod
+
+from weft.config.sources import SourceSettings
+from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, Memory, NodeParts, SourceConnection, SourceDown
+from weft.edge_node.sources.credentials import CredentialsUnusable
+from weft.edge_node.sources.source_log import SourceLog
+from weft.edge_node.sources.status import SourceState, SourceStatus
+from weft.edge_node.sources.topics import Topics
+from weft.replication.runner.backoff import Backoff
+
+log = logging.getLogger(__name__)
+
+
+class Runner(ABC):
+    """Base of the sources of each protocol."""
+
+    def __init__(self, settings: SourceSettings, status: SourceStatus, node: NodeParts, rng: random.Random) -> None:
+        """Take checked settings.
+
+        Raises:
+            InvalidTopic: a rule for topics is not valid.
+        """
+        self._settings = settings
+        self.status = status
+        self.node = node
+        self.topics = Topics(((each.from_, each.to) for each in settings.rewrite), settings.prefix)
+        self.memory = Memory()
+        self._loop = asyncio.get_running_loop()
+        self._backoff = Backoff(settings.url, settings.retry_min_s, settings.retry_max_s, rng)
+        self._lines = SourceLog(status.name, self._loop.time())
+
+    @abstractmethod
+    async def connect(self, url: str) -> SourceConnection:
+        """Connect, and have messages come. Whatever was opened is closed again when that fails.
+
+        Raises:
+            SourceDown, OSError, TimeoutError, CredentialsUnusable: there is no connection.
+        """
+
+    @abstractmethod
+    async def close(self, connection: SourceConnection) -> None:
+        """Take no more, acknowledge what is on disk, and leave."""
+
+    async def run(self) -> None:
+        """Serve until cancelled. Never raises for errors of the network, the broker or the log."""
+        status, attempt = self.status, 0
+        try:
+            while True:
+                url = self._settings.url[attempt % len(self._settings.url)]
+                attempt += 1
+                status.state, status.url, status.next_try = SourceState.CONNECTING, url, None
+                acknowledged, reason, since = status.acknowledged, "", self._loop.time()
+                try:
+                    reason = await self._serve(url)
+                except (SourceDown, CredentialsUnusable) as error:
+                    reason = str(error)
+                except TimeoutError:
+                    reason = f"no answer within {CONNECT_TIMEOUT_S:g} s. Is the address right, and the network up?"
+                except OSError as error:
+                    reason = _why(error)
+                except Exception as error:
+                    log.exception("source %s failed", status.name)
+                    reason = f"internal fault: {error!r}"
+                if status.acknowledged > acknowledged or self._loop.time() - since >= self._settings.retry_max_s:
+                    self._backoff.reset()
+                await self._wait(url, reason)
+        finally:
+            status.state, status.next_try, status.connected_since = SourceState.STOPPED, None, None
+
+    async def _serve(self, url: str) -> str:
+        """Serve one connection; return why it ended."""
+        self.memory.recent.reconnected()
+        async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
+            connection = await self.connect(url)
+        if not connection.ended.done():
+            connection.up()
+        self._lines.connected(url, self._loop.time())
+        try:
+            return await asyncio.shield(connection.ended)
+        except asyncio.CancelledError:
+            await self.close(connection)
+            raise
+
+    async def _wait(self, url: str, reason: str) -> None:
+        status, now = self.status, self.node.wall_clock()
+        seconds = self._backoff.next_wait_s()
+        status.state, status.connected_since = SourceState.WAITING, None
+        status.attempts_failed = self._backoff.failures
+        status.last_error, status.last_error_time = reason, now
+        status.next_try = now + int(seconds * 1e9)
+        self._lines.failed(url, reason, seconds, self._loop.time())
+        await asyncio.sleep(seconds)
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}. Check tls.ca_file and tls.server_name"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or error}). Does this port speak TLS, and does it want a certificate?"
+    if isinstance(error, socket.gaierror):
+        return "its name cannot be resolved. Check the URL, and the machine's name server"
+    return (os.strerror(error.errno) if error.errno else str(error) or type(error).__name__).lower()

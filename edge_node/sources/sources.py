@@ -1,0 +1,112 @@
+"""All sources of a node: started, stopped, changed while the node runs."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+
+from weft.config.models import EdgeConfig
+from weft.config.sources import Source
+from weft.edge_node.sources.check import NOT_INSTALLED, library_missing
+from weft.edge_node.sources.connection import NodeParts
+from weft.edge_node.sources.mqtt_runner import MqttRunner
+from weft.edge_node.sources.runner import Runner
+from weft.edge_node.sources.session_file import SessionFile
+from weft.edge_node.sources.status import SourceStatus
+from weft.storage.filesystem import FileSystem, OSFileSystem
+
+
+class Sources:
+    """The sources of a configuration. Event loop's thread only."""
+
+    def __init__(
+        self,
+        config: EdgeConfig,
+        node: NodeParts,
+        *,
+        filesystem: FileSystem | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Make the sources of a configuration; ``start`` connects them.
+
+        Raises:
+            ValueError: a source cannot work.
+        """
+        self._node = node
+        self._config = config
+        self._filesystem = filesystem or OSFileSystem()
+        self._rng = rng or random.Random()
+        self._runners = {name: self._made(config, name, source) for name, source in config.sources.items()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        """Tasks of sources that are no more, or are other ones now, on their way to the end."""
+        self._is_started = False
+
+    @property
+    def statuses(self) -> list[SourceStatus]:
+        """Return the status of each source, in the order of the configuration."""
+        return [runner.status for runner in self._runners.values()]
+
+    def start(self) -> None:
+        """Connect every source; sources connect again after trouble by themselves."""
+        self._is_started = True
+        for name in self._runners:
+            self._start(name)
+
+    def adopt(self, config: EdgeConfig) -> None:
+        """Run the sources of another configuration of the same node from now on. Those that stay what they are, go on.
+
+        One that has changed connects once it has left: two of them would take the session from each other.
+
+        Raises:
+            ValueError: a source cannot work; nothing has changed.
+        """
+        before = self._config.sources
+        runners = {
+            name: self._runners[name] if before.get(name) == source else self._made(config, name, source)
+            for name, source in config.sources.items()
+        }
+        changed = [name for name, runner in runners.items() if self._runners.get(name) is not runner]
+        leaving = {name: self._tasks.pop(name) for name in list(self._tasks) if name in changed or name not in runners}
+        for task in leaving.values():
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+        self._config, self._runners = config, runners
+        if self._is_started:
+            for name in changed:
+                self._start(name, leaving.get(name))
+
+    async def close(self) -> None:
+        """Stop every source: what it has taken is acknowledged once it is on disk, and everything else comes again."""
+        tasks = [*self._tasks.values(), *self._ended]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def _start(self, name: str, after: asyncio.Task[None] | None = None) -> None:
+        runner = self._runners[name]
+
+        async def run() -> None:
+            if after is not None:
+                await asyncio.wait([after])
+            await runner.run()
+
+        self._tasks[name] = asyncio.create_task(run(), name=f"source {name}")
+
+    def _made(self, config: EdgeConfig, name: str, source: Source) -> Runner:
+        if source.mqtt is not None:
+            client_id = f"weft-{config.tenant}-{config.node}-{name}"
+            file = SessionFile(self._filesystem, config.data_dir, name)
+            status = SourceStatus(name, "mqtt")
+            return MqttRunner(source.mqtt, status, self._node, self._rng, client_id, file)
+        assert source.amqp is not None
+        if library_missing(source):
+            raise ValueError(f"sources.{name} {NOT_INSTALLED}")
+        # Megabytes that nodes without such a source can do without.
+        made: Runner = importlib.import_module("weft.edge_node.sources.amqp_runner").AmqpRunner(
+            source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name
+        )
+        return made

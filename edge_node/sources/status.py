@@ -1,0 +1,79 @@
+"""The status of a source, in whatever state it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class SourceState(StrEnum):
+    """States of a source."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    """Connected, and subscribed or consuming."""
+    WAITING = "waiting"
+    """The connection has ended, or the last attempt failed; the next one is at ``next_try``."""
+    STOPPED = "stopped"
+
+
+@dataclass(slots=True)
+class SourceStatus:
+    """The status of a source. Times in ns since 1970; counts are totals since the start, unless a line says "now"."""
+
+    name: str
+    protocol: str
+    """``mqtt`` or ``amqp``."""
+    state: SourceState = SourceState.STOPPED
+    url: str = ""
+    """URL of the broker's node that is connected or was tried last."""
+    connected_since: int | None = None
+    connections: int = 0
+    attempts_failed: int = 0
+    """Failed attempts in a row, now."""
+    next_try: int | None = None
+    last_error: str = ""
+    """Last error, with what to do; kept after the source is connected again, until the next error."""
+    last_error_time: int | None = None
+    messages: int = 0
+    """Messages taken; some may be refused by the log, and come again."""
+    bytes: int = 0
+    """Payload bytes of these."""
+    acknowledged: int = 0
+    """Messages acknowledged to the broker, each after it was on disk."""
+    unacknowledged: int = 0
+    """Messages that wait for the disk, now."""
+    duplicates: int = 0
+    """Messages flagged as suspected duplicates."""
+    refused: int = 0
+    """Messages that could not be stored and are not kept: `unrouted: refuse`, or nothing that a record can be."""
+    waiting: int | None = None
+    """Messages that wait at the broker, now; None where that is unknown."""
+    last_message: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the node's status says: times in seconds since 1970."""
+        return {
+            "protocol": self.protocol,
+            "state": str(self.state),
+            "url": self.url,
+            "connected_since": _seconds(self.connected_since),
+            "connections": self.connections,
+            "attempts_failed": self.attempts_failed,
+            "next_try": _seconds(self.next_try),
+            "last_error": self.last_error,
+            "last_error_time": _seconds(self.last_error_time),
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "acknowledged": self.acknowledged,
+            "unacknowledged": self.unacknowledged,
+            "duplicates": self.duplicates,
+            "refused": self.refused,
+            "waiting": self.waiting,
+            "last_message": _seconds(self.last_message),
+        }
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9

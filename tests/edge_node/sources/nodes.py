@@ -1,0 +1,112 @@
+"""Nodes with sources, in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiomqtt
+
+from tests.support.waiting import until
+from weft.config.load import parse
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import check
+from weft.edge_node.node import EdgeNode
+from weft.edge_node.sources.status import SourceStatus
+from weft.protocols.batch import Flag, Record, records
+
+NODE = """\
+node: a
+data_dir: {name}
+http: null
+disk: {{budget: 64MiB, segment: 4MiB}}
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+streams:
+  telemetry: {{from: "plant/#"}}
+"""
+
+
+# A stream that no link carries drops what it has no room for.
+FULL = NODE.replace('"plant/#"}}', '["plant/#", "+"], retain: {{size: 1MiB}}}}\n  other: {{from: "other/#"}}') + (
+    'links: {{cloud: {{to: "http://127.0.0.1:1", streams: [telemetry]}}}}\n'
+)
+
+
+class SourceNode:
+    """A node, and what is in its log."""
+
+    def __init__(self, node: EdgeNode, folder: Path) -> None:
+        self.node = node
+        self.folder = folder
+        self.port: int = node.addresses["mqtt"].port  # type: ignore[union-attr]
+
+    def source(self, name: str = "plant") -> SourceStatus:
+        return next(each for each in self.node.status.sources() if each.name == name)
+
+    def durable(self, stream: str = "telemetry") -> int:
+        return self.node.log.durable_end(self.node.log.stream(stream))
+
+    async def stored(self, stream: str = "telemetry") -> list[Record]:
+        """All records of a stream that are on disk."""
+        log, found, seq = self.node.log, list[Record](), 0
+        await log.durable()
+        while batches := log.read(log.stream(stream), seq, 1 << 24):
+            found += [record for data in batches for record in records(data)]
+            seq = found[-1].seq + 1
+        return found
+
+    async def whole(self, count: int, seconds: float = 30) -> list[Record]:
+        """All records, once there are so many different ones."""
+        async with asyncio.timeout(seconds):
+            while True:
+                found = await self.stored()
+                if len({record.payload for record in found}) >= count:
+                    return found
+                await asyncio.sleep(0.02)
+
+    async def takes(self, count: int, sending: asyncio.Task[None]) -> None:
+        """Wait for so many more messages, or for the end of what is sent."""
+        wanted = self.source().messages + count
+        await until(lambda: self.source().messages >= wanted or sending.done())
+
+    def apply(self, text: str) -> None:
+        self.node.reconfigure.apply(configuration(self.folder, text))
+
+
+def configuration(folder: Path, text: str) -> EdgeConfig:
+    return parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config
+
+
+@asynccontextmanager
+async def running(folder: Path, sources: str, node: str = NODE, name: str = "data") -> AsyncIterator[SourceNode]:
+    found = EdgeNode(configuration(folder, node.format(name=name) + sources))
+    await found.start()
+    try:
+        yield SourceNode(found, folder)
+    finally:
+        await found.close()
+
+
+def mqtt_source(port: int, more: str = "", keep_alive: str = "2s") -> str:
+    return (
+        f'sources:\n  plant:\n    mqtt:\n      url: "mqtt://127.0.0.1:{port}"\n      topics: "plant/#"\n'
+        f"      retry_min: 20ms\n      retry_max: 200ms\n      keep_alive: {keep_alive}\n{more}"
+    )
+
+
+async def publish(port: int, payloads: list[bytes], topic: str = "plant/a", qos: int = 1) -> None:
+    """Publish to a broker, and wait for its acknowledgements."""
+    async with aiomqtt.Client("127.0.0.1", port) as client:
+        await asyncio.gather(*(client.publish(topic, payload, qos, timeout=60) for payload in payloads))
+
+
+def assert_whole(found: list[Record], payloads: list[bytes]) -> None:
+    """Every message is there, and all of its records but one are flagged as suspected duplicates."""
+    copies = Counter(record.payload for record in found)
+    assert set(copies) == set(payloads)
+    flagged = Counter(record.payload for record in found if record.flags & Flag.DUPLICATE_SUSPECTED)
+    unflagged = {payload: copies[payload] - flagged[payload] for payload in copies}
+    assert {payload: count for payload, count in unflagged.items() if count > 1} == {}

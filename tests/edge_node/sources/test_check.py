@@ -1,0 +1,110 @@
+"""`weft edge check` finds what is wrong with a source before it connects."""
+
+from __future__ import annotations
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.listeners.certificates import Authority
+from tests.edge_node.sources.nodes import configuration
+from weft.config.errors import ConfigError
+from weft.edge_node.preflight import EdgeFindings, look
+
+BASE = "node: a\ndata_dir: data\nstreams: {t: {from: '#'}}\nlisteners: {mqtt: {bind: '127.0.0.1:1883'}}\n"
+
+
+def mqtt(settings: str, listener: str = "") -> str:
+    return (
+        BASE.replace("'127.0.0.1:1883'", listener or "'127.0.0.1:1883'") + f"sources: {{s: {{mqtt: {{{settings}}}}}}}\n"
+    )
+
+
+def amqp(settings: str) -> str:
+    return BASE + f"sources: {{s: {{amqp: {{{settings}}}}}}}\n"
+
+
+URL = "url: 'mqtt://broker.example.com'"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (mqtt("url: 'mqtt://127.0.0.1', topics: a"), "sources.s.mqtt.url: 127.0.0.1:1883 is listeners.mqtt"),
+        (mqtt("url: 'mqtt://localhost:1883', topics: a"), "is listeners.mqtt of this node"),
+        (mqtt("url: 'mqtt://127.0.0.1', topics: a", "'0.0.0.0:1883', anonymous: allowed_beyond_loopback"),
+         "is listeners.mqtt of this node"),
+        (mqtt("url: 'amqp://broker', topics: a"), "expected mqtt://HOST or mqtts://HOST"),
+        (mqtt("url: 'mqtt://user:word@broker', topics: a"), "without a user name or password"),
+        (mqtt("url: 'mqtt://broker/path', topics: a"), "no paths"),
+        (mqtt(f"{URL}, topics: 'a/{{b}}'"), "have no names in a subscription"),
+        (mqtt(f"{URL}, topics: 'a/#/b'"), "must stand alone on the last level"),
+        (mqtt(f"{URL}, topics: '$share/a/b'"), "set `share`"),
+        (mqtt(f"{URL}, topics: a, share: x, version: v3.1.1"), "no shared subscriptions"),
+        (mqtt(f"{URL}, topics: a, share: 'x/y'"), "gateways"),
+        (mqtt(f"{URL}, topics: a, qos: 3"), "expected at most 2"),
+        (mqtt(f"{URL}, topics: a, password: secret"), "never holds secrets"),
+        (mqtt(f"{URL}, topics: a, password_file: x"), "sources.s.mqtt.username: is missing"),
+        (mqtt(f"{URL}, topics: a, username: u, password_file: x, password_env: Y"), "Delete one of them"),
+        (mqtt(f"{URL}, topics: a, tls: {{ca_file: x}}"), "needs a URL with TLS"),
+        (mqtt("url: 'mqtts://b', topics: a, tls: {key: x}"), "a key needs its certificate"),
+        (mqtt(f"{URL}, topics: a, prefix: 'a/#'"), "expected the beginning of a topic"),
+        (mqtt(f"{URL}, topics: a, rewrite: [{{from: 'a/+', to: 'b/{{x}}'}}]"), "does not name"),
+        (mqtt(f"{URL}, topics: a, retry_min: 1m"), "expected at most retry_max"),
+        (amqp("url: 'mqtt://broker', queue: q"), "expected amqp://HOST or amqps://HOST"),
+        (amqp("url: 'amqp://broker', queue: amq.x, declare: quorum"), "names that begin with amq."),
+        (BASE + "sources: {'a b': {mqtt: {url: 'mqtt://b', topics: a}}}\n", "expected a name"),
+        (BASE + "sources: {s: {}}\n", "expected one kind of broker"),
+        (BASE + "sources:\n" + "".join(
+            f"  {name}: {{mqtt: {{url: 'mqtt://b', topics: a, client_id: c}}}}\n" for name in "xy"
+        ), "sources.x has this client_id"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_work_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        configuration(tmp_path, text)
+    assert words in str(error.value)
+
+
+def looked(folder: Path, text: str) -> EdgeFindings:
+    return look(configuration(folder, text), (), datetime.now(UTC))
+
+
+def test_the_nodes_own_listener_is_found_behind_a_name_of_this_machine(tmp_path: Path) -> None:
+    text = mqtt(
+        f"url: 'mqtt://{socket.gethostname()}', topics: a", "'0.0.0.0:1883', anonymous: allowed_beyond_loopback"
+    )
+    try:
+        socket.getaddrinfo(socket.gethostname(), 1883)
+    except OSError:
+        pytest.skip("this machine's name cannot be resolved")
+    assert any("each message would come again" in each.message for each in looked(tmp_path, text).needed)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    found = looked(tmp_path, mqtt("url: 'mqtts://b', topics: a, username: u, password_file: p, tls: {ca_file: ca}"))
+    told = [(each.path[-1], each.message) for each in found.unfit]
+    assert told == [
+        ("password_file", f"{tmp_path}/p: there is no such file"), ("ca_file", f"{tmp_path}/ca: there is no such file"),
+    ]  # fmt: skip
+
+
+def test_a_password_for_all_to_see_is_doubtful(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text("secret\n")
+    (tmp_path / "p").chmod(0o644)
+    found = looked(tmp_path, mqtt("url: 'mqtt://b', topics: a, username: u, password_file: p"))
+    assert {each.path[-1] for each in found.doubtful} >= {"password_file", "url"}
+    assert any("in clear text" in each.message for each in found.doubtful)
+    assert found.unfit == []
+
+
+def test_good_files_are_good(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pem = authority.sign("node")
+    (tmp_path / "p").write_text("secret\n")
+    (tmp_path / "p").chmod(0o600)
+    tls = f"tls: {{ca_file: {authority.path}, certificate: {pem.certificate}, key: {pem.key}, server_name: x}}"
+    found = looked(tmp_path, mqtt(f"url: 'mqtts://b', topics: a, username: u, password_file: p, {tls}"))
+    assert (found.needed, found.unfit) == ([], [])

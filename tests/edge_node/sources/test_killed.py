@@ -1,0 +1,50 @@
+"""A node that is killed again and again while a real broker sends: nothing is lost, and what is there twice says so."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.sources.nodes import NODE, assert_whole, mqtt_source, publish, running
+from tests.support.brokers import Mosquitto
+from tests.support.processes import Node
+from tests.support.waiting import until, wait_until
+from weft.demo.fabric import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+
+def file(folder: Path, sources: str) -> Path:
+    path = folder / "edge.yaml"
+    http = f'http: {{bind: "127.0.0.1:{free_port()}"}}'
+    path.write_text(NODE.format(name="data").replace("http: null", http) + sources)
+    return path
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_node_that_is_killed_loses_nothing(tmp_path: Path, broker: Mosquitto, qos: int) -> None:
+    source = mqtt_source(broker.port, f"      qos: {qos}\n")
+    config = file(tmp_path, source)
+    node = await asyncio.to_thread(Node, "edge", config)
+    await asyncio.to_thread(wait_until, lambda: node.json("status")["sources"]["plant"]["connections"])
+    messages = [b"%d" % number for number in range(6000)]
+    sending = asyncio.create_task(publish(broker.port, messages, qos=2))
+    for _ in range(3):
+        await asyncio.sleep(0.3)
+        node.kill()
+        node = await asyncio.to_thread(Node, "edge", config)
+    await sending
+
+    def is_done() -> bool:
+        status = node.json("status")["sources"]["plant"]
+        return status["connections"] > 0 and status["unacknowledged"] == 0 and status["last_message"] is not None
+
+    await asyncio.to_thread(wait_until, is_done)
+    node.kill()
+    async with running(tmp_path, source) as last:
+        await until(lambda: last.source().connections)
+        found = await last.whole(len(messages))
+    assert_whole(found, messages)
+    assert len(found) < 2 * len(messages)

@@ -1,0 +1,181 @@
+"""Real brokers for tests: Mosquitto and RabbitMQ with folders and ports of their own, and a proxy that cuts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import wait_until
+from weft.demo.fabric import free_port
+
+MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+RABBITMQ_START_S = 120.0
+needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="Mosquitto is not installed: apt install mosquitto")
+
+
+def answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+SAVES_OFTEN = "autosave_interval 20\nautosave_on_changes true\n"
+"""Mosquitto writes its state after so many changes; without it every half an hour."""
+
+
+class Mosquitto:
+    """One broker, which can be killed and started again with what it has on disk."""
+
+    def __init__(self, folder: Path, more: str = "allow_anonymous true\n") -> None:
+        assert MOSQUITTO is not None
+        self.port = free_port()
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        self._config = folder / "mosquitto.conf"
+        user = "user root\n" if os.geteuid() == 0 else ""  # else it gives up the right to its own folder
+        self._config.write_text(
+            f"{user}listener {self.port} 127.0.0.1\npersistence true\npersistence_location {folder}/\n"
+            f"max_queued_messages 0\nlog_dest file {folder}/log\n{more}"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        assert MOSQUITTO is not None
+        self.process = subprocess.Popen([MOSQUITTO, "-c", str(self._config)], stderr=subprocess.DEVNULL)
+        wait_until(lambda: answers(self.port), what="Mosquitto's start")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@contextlib.contextmanager
+def mosquitto(folder: Path, more: str = "allow_anonymous true\n") -> Iterator[Mosquitto]:
+    broker = Mosquitto(folder, more)
+    try:
+        yield broker
+    finally:
+        broker.kill()
+
+
+class RabbitMq:
+    """One broker, with an Erlang port mapper of its own, so that nothing of it is left."""
+
+    def __init__(self, more: str = "") -> None:
+        # Erlang's names of nodes and Unix sockets do not take the long paths of pytest.
+        self.folder = Path(tempfile.mkdtemp(prefix="weft-rabbit-"))
+        self.port, mapper, distribution = free_port(), free_port(), free_port()
+        (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n{more}")
+        self.environment = {
+            **os.environ, "HOME": str(self.folder), "RABBITMQ_NODENAME": f"weft{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1", "RABBITMQ_MNESIA_BASE": str(self.folder),
+            "RABBITMQ_LOG_BASE": str(self.folder), "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.folder / "plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self.folder / "rabbitmq.conf"), "RABBITMQ_DIST_PORT": str(distribution),
+            "RABBITMQ_PID_FILE": str(self.folder / "pid"), "ERL_EPMD_PORT": str(mapper),
+            "ERL_EPMD_ADDRESS": "127.0.0.1", "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none",
+            "RABBITMQ_NODE_PORT": str(self.port),
+        }  # fmt: skip
+        self._mapper = subprocess.Popen(
+            ["epmd", "-port", str(mapper)], env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        output = (self.folder / "output").open("ab")
+        self._process = subprocess.Popen(
+            [RABBITMQ], env=self.environment, stdout=output, stderr=output, start_new_session=True
+        )
+        wait_until(lambda: answers(self.port), RABBITMQ_START_S, "RabbitMQ's start")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the script and Erlang, which are one group
+        self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._mapper.kill()
+        self._mapper.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Proxy:
+    """Passes bytes on between a client and a broker, until it is to cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self.port = 0
+        self.accepted = 0
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def cut(self) -> None:
+        """End all connections as a dead network does: what is on the way is lost."""
+        for writer in list(self._open):
+            writer.transport.abort()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        try:
+            back, forth = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, forth}
+        for source, target in ((reader, forth), (back, writer)):
+            task = asyncio.create_task(self._pass_on(source, target, writer, forth))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *both: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        for each in both:
+            each.transport.abort()
+            self._open.discard(each)
+
+
+@contextlib.asynccontextmanager
+async def proxy(port: int) -> AsyncIterator[Proxy]:
+    found = Proxy(port)
+    await found.start()
+    try:
+        yield found
+    finally:
+        await found.close()
