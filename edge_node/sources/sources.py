@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import random
 
 from weft.config.models import EdgeConfig
@@ -106,7 +105,6 @@ class Sources:
         if library_missing(source):
             raise ValueError(f"sources.{name} {NOT_INSTALLED}")
         # Megabytes that nodes without such a source can do without.
-        made: Runner = importlib.import_module("weft.edge_node.sources.amqp_runner").AmqpRunner(
-            source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name
-        )
-        return made
+        from weft.edge_node.sources.amqp_runner import AmqpRunner
+
+        return AmqpRunner(source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name)

@@ -1,0 +1,239 @@
+"""One connection to an external AMQP 0-9-1 broker: a consumer that acknowledges what it gets after the fsync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.sources.amqp_message import convert
+from weft.edge_node.sources.connection import Memory, NodeParts, SourceConnection, SourceDown
+from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.sources.topics import Topics
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractConnection
+    from aiormq.abc import AbstractChannel as Underlay
+    from aiormq.abc import DeliveredMessage
+    from pamqp.common import FieldTable
+
+    from weft.config.sources import AmqpSource
+
+WAITING_INTERVAL_S = 10.0
+"""Interval at which the broker is asked how many messages wait."""
+AT_A_TIME = 64
+"""Messages that are taken in one turn of those that came while nothing was to be taken."""
+_TAG = struct.Struct(">Q")
+
+
+class AmqpConnection(SourceConnection):
+    """A channel of one connection. ``consume``, then messages come until ``ended``.
+
+    The broker sends at most ``prefetch`` messages ahead of the acknowledgements. That is what bounds them: while
+    nothing is to be taken, they wait here.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        node: NodeParts,
+        status: SourceStatus,
+        topics: Topics,
+        memory: Memory,
+        settings: AmqpSource,
+        connection: AbstractConnection,
+    ) -> None:
+        super().__init__(node, status, topics, memory)
+        self._settings = settings
+        self._connection = connection
+        self._ahead: deque[DeliveredMessage] = deque()
+        """Messages that came while nothing is to be taken."""
+        self._acknowledged_to = self._sent_to = 0
+        """Delivery tags up to which messages are durable, and acknowledged."""
+        self._rejected: deque[int] = deque()
+        """Delivery tags of messages that cannot be stored."""
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._underlay: Underlay | None = None
+        self._consumer_tag: str | None = None
+
+    async def consume(self) -> None:
+        """Declare what the settings say, and consume.
+
+        Raises:
+            SourceDown: the broker refuses.
+        """
+        from aio_pika.exceptions import AMQPError
+
+        settings = self._settings
+        try:
+            channel = await self._connection.channel(publisher_confirms=False)
+            await channel.set_qos(prefetch_count=settings.prefetch)
+            await self._declare(channel)
+            # Of the channel below: the message class of aio-pika raises on properties that it cannot convert, and such
+            # a message would wait without an answer.
+            self._underlay = underlay = await channel.get_underlay_channel()
+            underlay.on_consumer_cancel_callbacks.add(self._cancelled)
+            underlay.closing.add_done_callback(self._closed)
+            self.join()
+            answer = await underlay.basic_consume(settings.queue, self._delivered)
+            self._consumer_tag = answer.consumer_tag
+        except (AMQPError, RuntimeError) as error:
+            raise SourceDown(told(error, settings.queue)) from None
+        self._tasks = [
+            asyncio.create_task(self._answer(), name=f"{self.publisher} acknowledgements"),
+            asyncio.create_task(self._count(channel), name=f"{self.publisher} waiting messages"),
+        ]
+
+    async def _declare(self, channel: AbstractChannel) -> None:
+        settings = self._settings
+        arguments: FieldTable | None = {"x-queue-type": "quorum"} if settings.declare == "quorum" else None
+        queue = await channel.declare_queue(
+            settings.queue, durable=True, passive=settings.declare == "passive", arguments=arguments
+        )
+        self.status.waiting = queue.declaration_result.message_count
+        for exchange, routing_keys in settings.bind.items():
+            for routing_key in routing_keys:
+                await queue.bind(exchange, routing_key)
+
+    # --- messages
+
+    async def _delivered(self, message: DeliveredMessage) -> None:
+        if self.ended.done():
+            return
+        if self.is_held or self._ahead:
+            self._ahead.append(message)
+        else:
+            self._take(message)
+
+    def _take(self, message: DeliveredMessage) -> None:
+        tag, why = message.delivery_tag, ""
+        if tag is None:
+            return
+        if len(message.body) > self._settings.message_bytes_max:
+            size = len(message.body)
+            why = self._refused("size", f"it has {size} bytes, `message` allows {self._settings.message_bytes_max}")
+        else:
+            try:
+                topic, flags, headers = convert(message, self._settings.queue, self.node.wall_clock())
+            except ValueError as error:
+                why = self._refused("properties", str(error))
+            else:
+                why = self.take(topic, bytes(message.body), _TAG.pack(tag), flags, headers) or ""
+        if why:
+            self._rejected.append(tag)
+            self._wake.set()
+        self.node.ingest.turn.gathered()
+
+    def pause(self) -> None:
+        """Take no more: what comes waits, and ``prefetch`` bounds it."""
+
+    def go_on(self) -> None:
+        """Take what has come meanwhile, some of it in each turn."""
+        for _ in range(min(AT_A_TIME, len(self._ahead))):
+            self._take(self._ahead.popleft())
+        if self._ahead:
+            self.hold(Pause.TURN)
+            self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
+
+    # --- answers
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Acknowledge messages: everything before them is durable. The answers are their delivery tags."""
+        if self.ended.done():
+            return
+        count = len(answers) // _TAG.size
+        self.status.acknowledged += count
+        self.status.unacknowledged = max(0, self.status.unacknowledged - count)
+        (self._acknowledged_to,) = _TAG.unpack_from(answers, len(answers) - _TAG.size)
+        self._wake.set()
+
+    async def _answer(self) -> None:
+        """Send acknowledgements and rejections, as many at a time as there are."""
+        from aio_pika.exceptions import AMQPError
+
+        underlay = self._underlay
+        assert underlay is not None
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                # Before the acknowledgement of all up to a later one, which would count for it.
+                while self._rejected:
+                    await underlay.basic_reject(self._rejected.popleft(), requeue=False, wait=False)
+                if self._acknowledged_to > self._sent_to:
+                    self._sent_to = self._acknowledged_to
+                    await underlay.basic_ack(self._sent_to, multiple=True, wait=False)
+        except (AMQPError, RuntimeError, OSError) as error:
+            self.end(told(error, self._settings.queue))
+
+    async def _count(self, channel: AbstractChannel) -> None:
+        """Ask now and then how many messages wait."""
+        from aio_pika.exceptions import AMQPError
+
+        try:
+            while True:
+                await asyncio.sleep(WAITING_INTERVAL_S)
+                queue = await channel.declare_queue(self._settings.queue, passive=True)
+                self.status.waiting = queue.declaration_result.message_count
+        except (AMQPError, RuntimeError, OSError) as error:
+            self.end(told(error, self._settings.queue))
+
+    # --- the end
+
+    async def close(self) -> None:
+        """Consume no more, acknowledge what is on disk, and leave. The rest goes back to the queue."""
+        from aio_pika.exceptions import AMQPError
+
+        if self._underlay is not None and self._consumer_tag is not None and not self.ended.done():
+            with contextlib.suppress(AMQPError, RuntimeError, OSError):  # it leaves all the same
+                await self._underlay.basic_cancel(self._consumer_tag, timeout=1)
+                await self.settle()
+                if self._acknowledged_to > self._sent_to:
+                    await self._underlay.basic_ack(self._acknowledged_to, multiple=True)
+        self.end("the source stops")
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Close the connection, in vain or not."""
+        with contextlib.suppress(Exception):  # what is gone cannot be closed
+            async with asyncio.timeout(2):
+                await self._connection.close()
+
+    def end(self, reason: str) -> None:
+        """End the connection, once."""
+        super().end(reason)
+        self._ahead.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _cancelled(self, _frame: object) -> None:
+        self.end(f"the broker ended the consumer: queue {self._settings.queue} was deleted or has moved")
+
+    def _closed(self, closing: asyncio.Future[object]) -> None:
+        error = None if closing.cancelled() else closing.exception()
+        self.end(told(error, self._settings.queue))
+
+
+def told(error: BaseException | None, queue: str) -> str:
+    """Return in words why a broker refuses something, or why a connection has ended."""
+    from aiormq import exceptions
+
+    if isinstance(error, exceptions.ChannelNotFoundEntity):
+        return f"{_said(error)}. Create it at the broker, or set `declare`"
+    if isinstance(error, exceptions.ChannelPreconditionFailed):
+        return f"{_said(error)}. Queue {queue} exists with other arguments: set `declare: passive`"
+    if isinstance(error, exceptions.ChannelAccessRefused):
+        return f"{_said(error)}. Give the user access to the queue at the broker"
+    if isinstance(error, exceptions.ProbableAuthenticationError | exceptions.AuthenticationError):
+        return f"the broker refuses the login: {_said(error)}. Check `username` and the password"
+    if error is None or isinstance(error, asyncio.CancelledError):
+        return "the broker closed the connection"
+    return f"the connection has ended: {_said(error)}"
+
+
+def _said(error: BaseException) -> str:
+    texts = [str(each) for each in error.args if each]
+    return " ".join(texts) or type(error).__name__

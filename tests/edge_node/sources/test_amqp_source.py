@@ -1,0 +1,196 @@
+"""A node consumes a queue of a real RabbitMQ: what that sends is stored, and acknowledged once it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import aio_pika
+import pytest
+
+from tests.edge_node.sources.nodes import FULL, NODE, assert_whole, running
+from tests.edge_node.sources.test_mqtt_source import noise, numbered
+from tests.support.brokers import RabbitMq, proxy
+from tests.support.waiting import until
+from weft.edge_node.sources.status import SourceState
+from weft.protocols.batch import Flag
+
+pytestmark = pytest.mark.slow
+
+
+def amqp_source(port: int, queue: str, more: str = "      declare: durable\n") -> str:
+    return (
+        f'sources:\n  plant:\n    amqp:\n      url: "amqp://127.0.0.1:{port}"\n      queue: {queue}\n'
+        f"      retry_min: 20ms\n      retry_max: 200ms\n      keep_alive: 5s\n{more}"
+    )
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"queue-{uuid4().hex[:8]}"
+
+
+@asynccontextmanager
+async def channel(port: int) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
+    async with await aio_pika.connect(host="127.0.0.1", port=port) as connection:
+        yield await connection.channel()
+
+
+async def publish(port: int, queue: str, payloads: list[bytes], **properties: object) -> None:
+    """Publish to a durable queue, and wait for the confirms."""
+    async with channel(port) as found:
+        await found.declare_queue(queue, durable=True)
+        messages = [
+            aio_pika.Message(payload, delivery_mode=2, **properties)  # type: ignore[arg-type]
+            for payload in payloads
+        ]
+        await asyncio.gather(*(found.default_exchange.publish(each, queue) for each in messages))
+
+
+async def left(port: int, queue: str) -> int:
+    async with channel(port) as found:
+        declared = await found.declare_queue(queue, passive=True)
+        return declared.declaration_result.message_count or 0
+
+
+EVERYTHING = NODE.replace("plant/#", "#")
+
+
+async def test_messages_are_stored_and_acknowledged(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    await publish(rabbit.port, queue, numbered(1000))
+    async with running(tmp_path, amqp_source(rabbit.port, queue, ""), EVERYTHING) as node:
+        await until(lambda: node.source().acknowledged == 1000)
+        found = await node.stored()
+        assert [record.payload for record in found] == numbered(1000)
+        assert {record.key for record in found} == {queue.encode()}
+        assert not any(record.flags for record in found)
+    assert await left(rabbit.port, queue) == 0
+
+
+async def test_properties_and_routing_keys_are_mapped(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    more = '      declare: durable\n      bind: {amq.topic: ["plant.*.rms"]}\n'
+    sent = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+    async with running(tmp_path, amqp_source(rabbit.port, queue, more)) as node, channel(rabbit.port) as found:
+        await until(lambda: node.source().state is SourceState.CONNECTED)
+        exchange = await found.get_exchange("amq.topic")
+        message = aio_pika.Message(
+            b"1", content_type="text/plain", correlation_id="c", reply_to="r", message_id="m", priority=3,
+            timestamp=sent, type="reading", headers={"unit": "mm/s", "count": 7, "ok": True},
+        )  # fmt: skip
+        await exchange.publish(message, "plant.press.rms")
+        await until(lambda: node.durable() == 1)
+        (record,) = await node.stored()
+    assert record.key == b"plant/press/rms"
+    headers = dict(record.headers)
+    assert headers["weft.sent"] == int(sent.timestamp()) * 1_000_000_000
+    assert {name: headers[name] for name in ("unit", "count", "ok", "weft.content-type", "weft.reply-to")} == {
+        "unit": "mm/s", "count": 7, "ok": True, "weft.content-type": "text/plain", "weft.reply-to": "r",
+    }  # fmt: skip
+    assert (headers["weft.message-id"], headers["weft.priority"], headers["weft.subject"]) == ("m", 3, "reading")
+    assert "amqp.exchange" not in headers
+
+
+async def test_connections_that_are_cut_lose_nothing(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    messages = numbered(3000)
+    async with proxy(rabbit.port) as between:
+        async with running(tmp_path, amqp_source(between.port, queue), EVERYTHING) as node:
+            await until(lambda: node.source().connections)
+            sending = asyncio.create_task(publish(rabbit.port, queue, messages))
+            for _ in range(4):
+                await node.takes(100, sending)
+                between.cut()
+                await asyncio.sleep(0.05)
+            await sending
+            assert_whole(await node.whole(len(messages), 60), messages)
+            assert between.accepted == 5
+            await until(lambda: not node.source().unacknowledged)
+    assert await left(rabbit.port, queue) == 0
+
+
+async def test_a_full_stream_is_not_acknowledged(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    payloads = [noise(20_000, number) for number in range(100)]
+    source = amqp_source(rabbit.port, queue)
+    async with running(tmp_path, source, FULL) as node:
+        await publish(rabbit.port, queue, payloads)
+        await until(lambda: "could not be stored" in node.source().last_error)
+        assert node.source().acknowledged <= node.durable() < len(payloads)
+        node.apply((FULL.format(name="data") + source).replace("1MiB", "32MiB"))
+        assert_whole(await node.whole(len(payloads)), payloads)
+
+
+async def test_what_cannot_be_stored_goes_to_the_dead_letter_exchange(
+    tmp_path: Path, rabbit: RabbitMq, queue: str
+) -> None:
+    async with channel(rabbit.port) as found:
+        dead = await found.declare_queue(f"{queue}-dead", durable=True)
+        await dead.bind("amq.fanout")
+        await found.declare_queue(queue, durable=True, arguments={"x-dead-letter-exchange": "amq.fanout"})
+        for payload in (b"1", b"x" * 2000, b"2"):
+            await found.default_exchange.publish(aio_pika.Message(payload), queue)
+        source = amqp_source(rabbit.port, queue, "      message: 1KiB\n")
+        async with running(tmp_path, source, EVERYTHING) as node:
+            await until(lambda: node.durable() == 2 and node.source().refused == 1)
+            message = await asyncio.wait_for(first(dead), 10)
+            assert message.body == b"x" * 2000
+            await until(lambda: node.source().acknowledged == 2)
+            assert [record.payload for record in await node.stored()] == [b"1", b"2"]
+
+
+async def first(queue: aio_pika.abc.AbstractQueue) -> aio_pika.abc.AbstractIncomingMessage:
+    while True:
+        found = await queue.get(no_ack=True, fail=False)
+        if found is not None:
+            return found
+        await asyncio.sleep(0.02)
+
+
+async def test_a_missing_queue_is_named_and_taken_up_once_it_is_there(
+    tmp_path: Path, rabbit: RabbitMq, queue: str
+) -> None:
+    async with running(tmp_path, amqp_source(rabbit.port, queue, ""), EVERYTHING) as node:
+        await until(lambda: "Create it at the broker" in node.source().last_error)
+        await publish(rabbit.port, queue, [b"1"])
+        await until(lambda: node.durable() == 1)
+        async with channel(rabbit.port) as found:
+            await found.queue_delete(queue)
+        await until(lambda: "was deleted" in node.source().last_error or "Create it" in node.source().last_error)
+
+
+async def test_a_wrong_password_is_named(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    (tmp_path / "password").write_text("wrong\n")
+    more = "      username: guest\n      password_file: password\n      declare: durable\n"
+    async with running(tmp_path, amqp_source(rabbit.port, queue, more), EVERYTHING) as node:
+        await until(lambda: "Check `username`" in node.source().last_error)
+        (tmp_path / "password").write_text("guest\n")
+        await until(lambda: node.source().state is SourceState.CONNECTED)
+
+
+async def test_a_killed_rabbitmq_loses_nothing_that_it_has_confirmed(
+    tmp_path: Path, rabbit: RabbitMq, queue: str
+) -> None:
+    async with running(tmp_path, amqp_source(rabbit.port, queue), EVERYTHING) as node:
+        await until(lambda: node.source().connections)
+        await publish(rabbit.port, queue, numbered(500))
+        await until(lambda: node.source().messages >= 500)
+        await asyncio.to_thread(rabbit.kill)
+        await until(lambda: node.source().state is SourceState.WAITING)
+        await asyncio.to_thread(rabbit.start)
+        await until(lambda: node.source().connections == 2, 60)
+        await publish(rabbit.port, queue, numbered(500, 500))
+        assert_whole(await node.whole(1000, 60), numbered(1000))
+
+
+async def test_redelivered_messages_are_flagged(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    await publish(rabbit.port, queue, [b"1"])
+    async with channel(rabbit.port) as found:  # takes it, and goes without an acknowledgement
+        declared = await found.declare_queue(queue, passive=True)
+        assert await declared.get(no_ack=False)
+    async with running(tmp_path, amqp_source(rabbit.port, queue), EVERYTHING) as node:
+        await until(lambda: node.durable() == 1)
+        (record,) = await node.stored()
+        assert record.flags == Flag.DUPLICATE_SUSPECTED
+        assert node.source().duplicates == 1
