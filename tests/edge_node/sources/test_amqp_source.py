@@ -44,10 +44,7 @@ async def publish(port: int, queue: str, payloads: list[bytes], **properties: ob
     """Publish to a durable queue, and wait for the confirms."""
     async with channel(port) as found:
         await found.declare_queue(queue, durable=True)
-        messages = [
-            aio_pika.Message(payload, delivery_mode=2, **properties)  # type: ignore[arg-type]
-            for payload in payloads
-        ]
+        messages = [aio_pika.Message(payload, delivery_mode=2, **properties) for payload in payloads]
         await asyncio.gather(*(found.default_exchange.publish(each, queue) for each in messages))
 
 
