@@ -342,7 +342,7 @@ class EdgeNode:
         from weft.edge_node.amqp1.parts import Parts
         from weft.protocols.amqp1.opening import AMQP, SASL
 
-        parts = Parts(broker, self.log, self.config.node, self._software)
+        parts = Parts(broker, self.log, self.config.node, self._software, self.queues)
         parts.start()
         stack.callback(parts.close)
         self.listeners.accounts.watch(parts.permissions_changed)

@@ -13,11 +13,13 @@ from weft.edge_node.amqp1.addresses import Address, BadAddress, Kind, Refused, p
 from weft.edge_node.amqp1.held import Held
 from weft.edge_node.amqp1.mapping import TooMany, to_headers
 from weft.edge_node.amqp1.parts import Parts
+from weft.edge_node.amqp1.queue_targets import check_queue, route_to_queue
 from weft.edge_node.ingest.back_pressure import Publisher
 from weft.edge_node.ingest.routes import Route, RouteCache
 from weft.edge_node.ingest.stream_routes import StreamRouting
+from weft.edge_node.queues.queue import QueueClient
 from weft.protocols.amqp1.message import Message, decode_message
-from weft.protocols.batch import Flag
+from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.errors import Corrupt
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogFull
@@ -86,13 +88,16 @@ class Run:
 class Sending:
     """Common part of the links of one connection on which its client sends."""
 
-    __slots__ = ("_joined", "_routes", "_run", "_streams", "client", "container", "held", "identity", "parts")
+    __slots__ = (
+        "_joined", "_routes", "_run", "_streams", "client", "container", "held", "identity", "parts", "queue_client",
+    )  # fmt: skip
 
-    def __init__(self, parts: Parts, client: Client, identity: Identity, held: Held) -> None:
+    def __init__(self, parts: Parts, client: Client, identity: Identity, held: Held, queue_client: QueueClient) -> None:
         self.parts = parts
         self.client = client
         self.identity = identity
         self.held = held
+        self.queue_client = queue_client
         self.container = ""
         self._routes = parts.broker.ingest.routes_of(identity)
         self._streams: dict[str, RouteCache] = {}
@@ -132,8 +137,6 @@ class Sending:
         """
         if address.kind is Kind.TOPIC:
             return self._routes
-        if address.kind is Kind.QUEUE:
-            raise Refused("amqp:not-implemented", "this node has no queues for clients of AMQP 1.0 to send to")
         known = self._streams.get(address.name)
         if known is not None:
             return known
@@ -195,6 +198,8 @@ class IncomingLink:
         if self._address.kind is Kind.TOPIC:
             _check_topic(self._address.name)
             self._sending.route(self._address, self._address.name)
+        elif self._address.kind is Kind.QUEUE:
+            check_queue(self._sending.parts.queues, self._sending.queue_client, self._address.name)
         else:
             self._sending.routes(self._address)
 
@@ -265,8 +270,8 @@ class IncomingLink:
             if len(data) > sending.parts.message_bytes_max:
                 raise Refused("amqp:link:message-size-exceeded", f"a message of {len(data)} bytes")
             message = decode_message(data)
-            topic, route = self._place(message)
-            headers = to_headers(message, sending.parts.broker.wall_clock(), (self._text, self._address.name, topic))
+            address = self._destination(message)
+            topic, route, headers = self._place(message, address)
         except (Corrupt, TooMany, Refused) as error:
             condition = error.condition if isinstance(error, Refused) else "amqp:decode-error"
             if is_settled:
@@ -277,7 +282,7 @@ class IncomingLink:
             return
         run, turn = sending.run(), sending.parts.broker.ingest.turn
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
-        turn.add(route, topic.encode(), message.body.payload, run, flags, headers)
+        turn.add(route, topic, message.body.payload, run, flags, headers)
         if is_settled:
             deliveries.settle(delivery)
             self.settled()
@@ -285,28 +290,45 @@ class IncomingLink:
             run.waiting.append(Waiting(self, delivery))
             turn.answer(run, b"\0")
 
-    def _place(self, message: Message) -> tuple[str, Route]:
-        """Return a message's topic, and where it goes.
+    def _destination(self, message: Message) -> Address:
+        """Return where a message goes, which messages on links without an address say themselves.
 
         Raises:
-            Refused: it cannot go there.
+            Refused: it says nothing that could be.
         """
         found, address = message.properties, self._address
         if found.user_id is not None and found.user_id != (self._sending.identity.username or "").encode():
             raise Refused("amqp:unauthorized-access", "user-id is not the user that has logged in")
+        if address.kind is not Kind.ANY:
+            return address
+        try:
+            address = parse(found.to)
+        except BadAddress as error:
+            raise Refused("amqp:not-found", str(error)) from None
         if address.kind is Kind.ANY:
-            try:
-                address = parse(found.to)
-            except BadAddress as error:
-                raise Refused("amqp:not-found", str(error)) from None
-            if address.kind is Kind.ANY:
-                raise Refused("amqp:not-found", "a message without `to` on a link without an address")
-        topic = address.name
+            raise Refused("amqp:not-found", "a message without `to` on a link without an address")
+        return address
+
+    def _place(self, message: Message, address: Address) -> tuple[bytes, Route, HeaderPairs]:
+        """Return a message's topic, where it goes, and its headers.
+
+        Raises:
+            Refused: it cannot go there.
+            TooMany: it has too many properties.
+        """
+        found, topic, sending = message.properties, address.name, self._sending
         if address.kind is Kind.STREAM:
             to = found.to if found.to and found.to != self._text and not found.to.startswith("stream/") else None
             topic = to or found.subject or address.name
+        now, known = sending.parts.broker.wall_clock(), (self._text, address.name, f"queue/{address.name}", topic)
+        headers = to_headers(message, now, known)
+        if address.kind is Kind.QUEUE:
+            route, key, headers = route_to_queue(
+                sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)
+            )  # fmt: skip
+            return key, route, headers
         _check_topic(topic)
-        return topic, self._sending.route(address, topic)
+        return topic.encode(), sending.route(address, topic), headers
 
 
 def _check_topic(topic: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
@@ -41,6 +41,10 @@ class Item(NamedTuple):
     """Name of its stream and its seq there, for receivers of streams."""
     is_kept: bool = True
     """False for a message at QoS 0: it is not delivered again."""
+    delivery: Any = None
+    """Delivery of a queue."""
+    is_redelivered: bool = False
+    """True if it was, or may have been, delivered before, even where no attempt has failed."""
 
     @property
     def size(self) -> int:
@@ -94,6 +98,11 @@ class Outlet(Protocol):
     @property
     def unsettled(self) -> list[Item]:
         """Return what was sent and not settled, in the order of sending."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Return how many messages can be sent at once."""
         ...
 
     def send(self, item: Item) -> bool:

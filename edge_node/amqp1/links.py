@@ -49,8 +49,8 @@ class Links:
         """Let a client in. ``begin`` follows."""
         self._parts = parts
         self._connection = connection
-        self._sending = Sending(parts, connection, identity, held)
         self._receiving = Receiving(parts, connection, identity, held.owner)
+        self._sending = Sending(parts, connection, identity, held, self._receiving.queue_client)
         self._links: dict[int, IncomingLink | OutgoingLink] = {}
         self._sessions: dict[int, int] = {}
         """Number of a link -> number of its session."""
@@ -85,6 +85,8 @@ class Links:
         for number in list(self._links):
             self._drop(number, closed=False)
         self._sending.end()
+        if self._parts.queues is not None:
+            self._parts.queues.gone(self._receiving.queue_client)
 
     # --- events
 

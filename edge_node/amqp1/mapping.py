@@ -115,16 +115,22 @@ def _expires(message: Message, now_ns: int) -> int | None:
     return min(times, default=None)
 
 
-def to_message(stored: Stored, now_ns: int, place: tuple[str, int] | None, count: int) -> Message:
+def to_message(
+    stored: Stored, now_ns: int, place: tuple[str, int] | None, count: int, *, is_redelivered: bool = False
+) -> Message:
     """Return a stored message as it is delivered.
 
     Args:
         place: name of its stream, and its seq there; None where receivers are not told.
         count: times that it was delivered before, without success.
+        is_redelivered: True if it was delivered before, even where that was no failure.
     """
     found: dict[str, Any] = {"to": stored.topic.decode(errors="replace")}
     message = Message(
-        durable=stored.qos > 0, first_acquirer=count == 0, delivery_count=count, body=Body("data", stored.payload)
+        durable=stored.qos > 0,
+        first_acquirer=not count and not is_redelivered,
+        delivery_count=count,
+        body=Body("data", stored.payload),
     )
     application, annotations = dict[Any, Any](), dict[Any, Any]()
     for name, value in stored.headers:

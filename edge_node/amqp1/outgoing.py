@@ -71,6 +71,13 @@ class OutgoingLink:
         )
 
     @property
+    def free(self) -> int:
+        """Return how many messages can be sent at once."""
+        if not self.has_room:
+            return 0
+        return min(deliveries.credit(self._link), UNSETTLED_MAX - len(self._unsettled))
+
+    @property
     def unsettled(self) -> list[Item]:
         """Return what was sent and not settled, in the order of sending."""
         return list(self._unsettled.values())
@@ -85,7 +92,9 @@ class OutgoingLink:
         if item.message.expired(now):
             self._counters.messages_expired += 1
             return False
-        data = encode_message(to_message(item.message, now, item.place, item.attempts))
+        data = encode_message(
+            to_message(item.message, now, item.place, item.attempts, is_redelivered=item.is_redelivered)
+        )
         limit = self._link.remote_max_message_size
         if limit and len(data) > limit:
             self._counters.deliveries_too_large += 1
@@ -122,6 +131,13 @@ class OutgoingLink:
         self.end(closed=False)
         endpoints.fail(self._link, "amqp:link:stolen", "another connection of its container has attached it")
         self._client.flush()
+
+    def lost(self, reason: str) -> None:
+        """Close the link: what it received from is gone."""
+        if self.is_open:
+            self.end(closed=False)
+            endpoints.fail(self._link, "amqp:resource-deleted", reason)
+            self._client.flush()
 
     def permissions_changed(self) -> None:
         """Close the link if the client may not read there any more."""

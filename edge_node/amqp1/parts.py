@@ -15,6 +15,7 @@ from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
     from weft.edge_node.amqp1.engine import EngineSettings
+    from weft.edge_node.queues.queues import Queues
 
 FRAME_BYTES_MAX = 64 << 10
 """Longest frame. A frame that has not come whole is held, and most clients take what they are offered."""
@@ -66,15 +67,19 @@ class Connection(Protocol):
 class Parts:
     """Made once for a node with a listener for AMQP. Belongs to the event loop's thread."""
 
-    def __init__(self, broker: Broker, segment_log: SegmentLog, container: str, software: str) -> None:
+    def __init__(
+        self, broker: Broker, segment_log: SegmentLog, container: str, software: str, queues: Queues | None = None
+    ) -> None:
         """Join broker and log.
 
         Args:
             container: the node's container identifier: its name.
+            queues: None where there are none.
         """
         limits = broker.settings
         self.broker = broker
         self.log = segment_log
+        self.queues = queues
         self.container = container
         self.software = software
         self.frame_bytes_max = FRAME_BYTES_MAX

@@ -13,9 +13,13 @@ from weft.edge_node.amqp1.addresses import Address, Kind, Refused, parse
 from weft.edge_node.amqp1.kept_links import OWED_MAX, VERSION, KeptLink, LinkName
 from weft.edge_node.amqp1.outgoing import Client, OutgoingLink
 from weft.edge_node.amqp1.parts import Parts
+from weft.edge_node.amqp1.queue_supply import QueueSupply
+from weft.edge_node.amqp1.queue_targets import refused_by_queue
 from weft.edge_node.amqp1.starts import BadFilter, From, Start, start_of
 from weft.edge_node.amqp1.stream_supply import StreamSupply, first_since
 from weft.edge_node.amqp1.topic_supply import TopicSubscription
+from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.sessions.filters import cost
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.protocols.topics import InvalidTopic, check_filter
@@ -37,13 +41,14 @@ Update = Callable[[KeptLink], None]
 class Receiving:
     """Common part of the links of one connection on which its client receives."""
 
-    __slots__ = ("_client", "_identity", "_owner", "_parts", "container")
+    __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
 
     def __init__(self, parts: Parts, client: Client, identity: Identity, owner: Owner) -> None:
         self._parts = parts
         self._client = client
         self._identity = identity
         self._owner = owner
+        self.queue_client = QueueClient(owner, identity)
         self.container = ""
 
     def accept(self, link: Any) -> OutgoingLink:
@@ -71,8 +76,10 @@ class Receiving:
             filters = self._from_stream(found, link, address, text, kept)
         elif address.kind is Kind.TOPIC:
             self._from_topic(found, link, address, text, kept, account)
+        elif address.kind is Kind.QUEUE:
+            self._from_queue(found, link, address)
         else:
-            raise Refused("amqp:not-implemented", "this node has no queues for clients of AMQP 1.0 to receive from")
+            raise Refused("amqp:not-found", "a source needs an address: stream/NAME, queue/NAME or a topic filter")
         self._answer(link, source, text, filters)
         return found
 
@@ -102,6 +109,22 @@ class Receiving:
         endpoints.keep_filters(link.source, source, () if filters is None else (filters,))
         link.target.copy(link.remote_target)
         endpoints.accept_attach(link)
+
+    # --- queues
+
+    def _from_queue(self, found: OutgoingLink, link: Any, address: Address) -> None:
+        queues, parts = self._parts.queues, self._parts
+        if queues is None:
+            raise Refused("amqp:not-found", f"there is no queue {address.name[:80]!r}")
+        supply = QueueSupply(
+            found, queues, self.queue_client, address.name, found.lost, parts.broker.call_soon,
+            settled=endpoints.wants_settled(link),
+        )  # fmt: skip
+        found.supply = supply
+        try:
+            supply.begin()
+        except QueueError as error:
+            raise refused_by_queue(error) from None
 
     # --- streams
 

@@ -22,6 +22,8 @@ from tests.edge_node.mqtt.harness import PATIENCE_S, Guest, Node, running
 from weft.edge_node.amqp1.connection import Amqp1Connection
 from weft.edge_node.amqp1.parts import Parts
 from weft.edge_node.listeners.by_prefix import ByPrefix
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.queues import Queues
 from weft.protocols.amqp1.opening import AMQP, SASL
 
 __all__ = [
@@ -140,7 +142,12 @@ async def amqp(directory: Path, *, kill: bool = False, **settings: Any) -> Async
         kill: whether it ends without saving anything.
     """
     async with running(directory, kill=kill, **settings) as node:
-        parts = Parts(node.broker, node.log, "edge-1", "test")
+        broker = node.broker
+        queues = Queues(
+            node.log, broker.ingest, node.state.backlog, QueueLimits(), broker.refusals, broker.rounds, broker.wheel,
+            broker.wall_clock,
+        )  # fmt: skip
+        parts = Parts(broker, node.log, "edge-1", "test", queues)
         parts.start()
         choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
         server = await asyncio.get_running_loop().create_server(
@@ -153,4 +160,6 @@ async def amqp(directory: Path, *, kill: bool = False, **settings: Any) -> Async
             if kill:
                 parts.kept.save = lambda: None  # type: ignore[method-assign]
             parts.close()
+            if not kill:
+                queues.close()
             await asyncio.sleep(0)
