@@ -85,6 +85,6 @@ class SparkplugHost(Section, frozen=True, kw_only=True):
             pattern=r"^[^/+#\x00]+$",
             examples=["plant-historian"],
             description="Name under which the node says that it is online, in the retained message "
-            "`spBv1.0/STATE/HOST_ID`. Edge nodes with this primary host send their data only while it is.",
+            "`spBv1.0/STATE/{host_id}`. Edge nodes with this primary host send their data only while it is.",
         ),
     ]
