@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -121,7 +121,8 @@ class Deliveries:
         """
         if queue.deleted:
             return
-        batches: dict[Consumption, list[tuple[Delivery, QueueMessage]]] = {}
+        # In order also where a channel has several consumers: a batch ends where it is another one's turn.
+        batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]] = []
         left = SLICE
         while left and queue.ready.count and (queue.consumptions or queue.getters):
             seq, priority = queue.ready.peek()
@@ -145,7 +146,9 @@ class Deliveries:
             if queue.kept and seq >= queue.marked:
                 self._mark(queue, consumption)
                 break
-            batches.setdefault(consumption, []).append(self._give(queue, consumption, message, priority))
+            if not batches or batches[-1][0] is not consumption:
+                batches.append((consumption, []))
+            batches[-1][1].append(self._give(queue, consumption, message, priority))
             left -= 1
         self._send(batches)
         self._after(queue, more=not left)
@@ -161,8 +164,8 @@ class Deliveries:
         if queue.expires:
             self._time(queue)
 
-    def _send(self, batches: Mapping[Consumption, list[tuple[Delivery, QueueMessage]]]) -> None:
-        for consumption, batch in batches.items():
+    def _send(self, batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]]) -> None:
+        for consumption, batch in batches:
             self.delivered += len(batch)
             try:
                 consumption.consumer.deliver(batch)
