@@ -14,12 +14,14 @@ from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinit
 from weft.edge_node.queues.queue import Queue
 from weft.edge_node.queues.state.changes import Changes, QueueCopy, Runs, Settled
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogError
+from weft.storage.segment_log import LogError, LogStats
 
-RESERVE_BYTES = 4096
+RESERVE_BYTES = 1024
 """Room beside its value that a record takes in the log."""
 COPY_CHANGES_BYTES = 1 << 20
-"""Least bytes of changes after which a copy is written."""
+"""Least bytes of changes after which a copy is written, in a log that is not small."""
+COPY_SHARE = 256
+"""Divisor of the log's budget for the same in a small log: acknowledgements must find room in one that is full."""
 COPY_MESSAGES_BYTES = 32 << 20
 """Least bytes of messages after which a copy is written: a start reads no more of them than that, about."""
 COPY_FACTOR = 4
@@ -61,6 +63,10 @@ class Log(Protocol):
 
     def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
         """Call back once everything appended so far is durable."""
+
+    def stats(self) -> LogStats:
+        """Return the log's figures."""
+        ...
 
 
 class Content(Protocol):
@@ -116,6 +122,7 @@ class QueueStateWriter:
         self.changed_bytes = self.message_bytes = self.copied_bytes = 0
         """Bytes of changes and of messages since the last copy, and of that copy."""
         self.next_number = 1
+        self._copy_changes_bytes = min(COPY_CHANGES_BYTES, log.stats().budget_bytes // COPY_SHARE)
         log.lead(stream)
 
     # --- changes
@@ -200,7 +207,7 @@ class QueueStateWriter:
     def copy_if_due(self) -> None:
         """Write a copy when the changes outweigh the last one."""
         least = COPY_FACTOR * self.copied_bytes
-        if self.changed_bytes > max(COPY_CHANGES_BYTES, least) or self.message_bytes > max(
+        if self.changed_bytes > max(self._copy_changes_bytes, least) or self.message_bytes > max(
             COPY_MESSAGES_BYTES, 16 * least
         ):
             try:

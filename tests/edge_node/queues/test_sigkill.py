@@ -41,6 +41,7 @@ def run(config: Path, life: int, seconds: float, chance: random.Random) -> list[
     return [line.decode().split() for line in lines if line.endswith(b"\n")]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_nothing_confirmed_is_lost_and_what_comes_again_is_flagged(tmp_path: Path) -> None:
     config, chance = tmp_path / "edge.yaml", random.Random(5)
