@@ -134,9 +134,7 @@ class Queue:
 
     def forget_ready(self) -> None:
         """Forget the ready messages."""
-        for first, end in self.ready_runs() if self.attempts else ():
-            for seq in [seq for seq in self.attempts if first <= seq < end]:
-                del self.attempts[seq]
+        self.attempts = {seq: count for seq, count in self.attempts.items() if seq in self.unsettled}
         self.ready.clear()
         self.withheld.clear()
         self.gone.clear()

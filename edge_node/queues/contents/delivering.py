@@ -19,6 +19,8 @@ from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.message_headers import EXPIRES
 from weft.storage.segment_log import LogError, LogFailed
 
+DUE_S = 0.002
+"""Time for which queues are served at the end of a turn; the others wait for their owner's round."""
 SLICE = 128
 """Messages of one queue that are delivered before it is others' turn."""
 PAGE_BYTES = 256 << 10
@@ -109,8 +111,12 @@ class Deliveries:
     def _deliver_due(self) -> None:
         self._called = False
         due, self._due = self._due, {}
+        until = self._loop.time() + DUE_S
         for queue in due:
-            self.deliver(queue)
+            if self._loop.time() < until:
+                self.deliver(queue)
+            else:
+                self._next_round(queue.definition.owner, partial(self.deliver, queue))
 
     def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
         """Deliver what can be delivered now.

@@ -216,8 +216,11 @@ class QueuesMachine(RuleBasedStateMachine):
         if not hasattr(self, "room"):
             return
 
-        async def drain() -> None:
+        async def gone() -> None:
+            await self.room.settle_down()
             self.room.queues.gone(self.room.client)
+
+        async def drain() -> None:
             for name, model in self.models.items():
                 taker = self.room.consume(name)
                 while True:
@@ -231,6 +234,7 @@ class QueuesMachine(RuleBasedStateMachine):
                 self.takers[name] = []
             self.room.wheel.close()
 
+        self.run(gone())
         self.started()
         self.run(drain())
         contents.LOADED_BYTES_MAX = self.memory
@@ -239,5 +243,5 @@ class QueuesMachine(RuleBasedStateMachine):
 
 TestQueues = QueuesMachine.TestCase
 TestQueues.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
