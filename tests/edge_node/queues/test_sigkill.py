@@ -49,7 +49,7 @@ def test_nothing_confirmed_is_lost_and_what_comes_again_is_flagged(tmp_path: Pat
     confirmed, got, acknowledged, done = set[str](), set[str](), set[str](), set[str]()
     for life in range(1, KILLS + 2):
         told = run(config, life, chance.uniform(0.1, 0.5) if life <= KILLS else 0, chance)
-        newest = (0, 0)
+        newest: tuple[int, ...] = (0, 0)
         for words in told:
             if words[0] == "got":
                 name, flagged = words[1], words[2] == "1"
