@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -112,8 +113,8 @@ class Raw:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, port: int) -> Raw:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, tls: ssl.SSLContext | None = None) -> Raw:
+        return cls(*await asyncio.open_connection("127.0.0.1", port, ssl=tls))
 
     async def until(self, wanted: bytes) -> None:
         """Read until something has come."""
@@ -135,7 +136,9 @@ class Raw:
 
 
 @asynccontextmanager
-async def amqp(directory: Path, *, kill: bool = False, **settings: Any) -> AsyncIterator[Amqp]:
+async def amqp(
+    directory: Path, *, kill: bool = False, tls: ssl.SSLContext | None = None, **settings: Any
+) -> AsyncIterator[Amqp]:
     """A node until the block ends.
 
     Args:
@@ -151,7 +154,7 @@ async def amqp(directory: Path, *, kill: bool = False, **settings: Any) -> Async
         parts.start()
         choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP"), "127.0.0.1", 0
+            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP"), "127.0.0.1", 0, ssl=tls
         )
         try:
             yield Amqp(node, parts, server.sockets[0].getsockname()[1])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
 
+from tests.edge_node.amqp1.fuzz_frames import FRAMES
 from tests.edge_node.amqp1.harness import (
     AMQP,
     SASL,
@@ -18,8 +20,11 @@ from tests.edge_node.amqp1.harness import (
     amqp,
     in_thread,
 )
+from tests.edge_node.listeners.certificates import Authority
 from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.edge_node.amqp1 import opening
+from weft.edge_node.amqp1 import opening, parts
+from weft.edge_node.listeners.settings import TlsFiles
+from weft.edge_node.listeners.tls import server_context
 from weft.protocols.amqp1 import types
 from weft.protocols.amqp1.types import Symbol, encode
 
@@ -100,3 +105,26 @@ async def test_where_the_engine_is_missing_the_log_says_what_to_install(
             assert (await raw.all()).startswith(AMQP)
             assert "weft-fabric[amqp1]" in caplog.text
             caplog.clear()
+
+
+async def test_a_certificate_is_offered_as_external(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, client = authority.sign("node"), authority.sign("press-7")
+    context = ssl.create_default_context(cafile=authority.path)
+    context.load_cert_chain(client.certificate, client.key)
+    files = TlsFiles(certificate=server.certificate, key=server.key, client_ca=authority.path)
+    async with amqp(tmp_path / "log", tls=server_context(files)) as node:
+        raw = await Raw.open(node.port, context)
+        raw.writer.write(SASL)
+        await raw.until(b"EXTERNAL")
+        raw.writer.write(sasl_init("EXTERNAL", b"") + AMQP)
+        await raw.until(b"\0\x53\x44\xc0\x03\x01\x50\0" + AMQP)  # outcome 0, and then AMQP
+        raw.writer.close()
+
+
+async def test_a_client_that_falls_silent_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "IDLE_S", 0.4)
+    async with amqp(tmp_path) as node:
+        raw = await Raw.open(node.port)
+        raw.writer.write(AMQP + FRAMES[0])
+        assert b"local-idle-timeout" in await raw.all()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.amqp1.harness import (
+    AtMostOnce,
     BlockingReceiver,
     DurableSubscription,
     Filter,
@@ -221,4 +222,28 @@ async def test_a_source_that_cannot_be_is_refused(tmp_path: Path, address: str |
         with pytest.raises(LinkDetached) as refused:
             await in_thread(client.receiver, address)
         assert refused.value.condition == condition
+        await client.close()
+
+
+async def test_a_receiver_may_want_settled_messages(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "plant/#", options=AtMostOnce())
+        await in_thread(client.send, "plant/1/x", *messages(2))
+
+        def take() -> None:
+            assert bytes(receiver.receive(timeout=10).body) == b"0"
+            assert bytes(receiver.receive(timeout=10).body) == b"1"
+            assert not receiver.fetcher.unsettled, "there is nothing to be settled"
+
+        await in_thread(take)
+        await client.close()
+
+
+async def test_sources_that_the_node_would_have_to_make_are_refused(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        with pytest.raises(LinkDetached) as refused:
+            await in_thread(client.receiver, None, dynamic=True)
+        assert refused.value.condition == "amqp:not-implemented"
         await client.close()
