@@ -18,7 +18,7 @@ from weft.edge_node.check.derived import is_derived
 from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
-from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
+from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
 from weft.edge_node.from_config import (
     broker_settings,
     has_amqp,
@@ -101,6 +101,7 @@ class EdgeNode:
         self.http_counters = HttpCounters()
         self.queues: Queues | None = None
         """Exchanges and queues; None where no listener has them, and none had before."""
+        self.amqp_counters = AmqpCounters()
         self._closing = contextlib.AsyncExitStack()
         self._more_parts: list[Part] = []
         """Parts that a configuration can change, of nodes that have them."""
@@ -133,7 +134,8 @@ class EdgeNode:
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)
             self.status = NodeStatus(
-                self.config, self.log, (self.state_counters, self.listener_counters, self.http_counters, self.counters),
+                self.config, self.log,
+                (self.state_counters, self.listener_counters, self.http_counters, self.amqp_counters, self.counters),
                 links.statuses,
                 clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
                 conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
@@ -338,16 +340,24 @@ class EdgeNode:
 
     def _make_amqp(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
         # Each version has tables of its own, which only nodes with such a listener load.
+        from weft.edge_node.amqp.node_part import Amqp, amqp_settings
         from weft.edge_node.amqp1.connection import make_connection
         from weft.edge_node.amqp1.parts import Parts
+        from weft.protocols.amqp.frames import PROTOCOL_HEADER
         from weft.protocols.amqp1.opening import AMQP, SASL
 
+        assert self.queues is not None, "they are made for such listeners"
         parts = Parts(broker, self.log, self.config.node, self._software, self.queues)
         parts.start()
         stack.callback(parts.close)
+        settings = amqp_settings(self.config, self._software)
+        amqp = Amqp(broker, self.queues, settings, self.amqp_counters, self._refusals)
+        stack.callback(amqp.close)
         self.listeners.accounts.watch(parts.permissions_changed)
+        self.listeners.accounts.watch(amqp.permissions_changed)
         versions: dict[bytes, MakeConnection] = dict.fromkeys((AMQP, SASL), make_connection(parts))
-        return lambda door, arrival: ByPrefix(door, arrival, versions, AMQP, "AMQP")
+        versions[PROTOCOL_HEADER] = amqp.connect
+        return lambda door, arrival: ByPrefix(door, arrival, versions, PROTOCOL_HEADER, "AMQP")
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

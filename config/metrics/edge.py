@@ -117,6 +117,13 @@ EDGE_METRICS = (
         "weft_edge_publishes_unrouted_total", "counter", "Messages that no stream matches; see the setting unrouted."
     ),
     Metric("weft_edge_publish_bytes_received_total", "counter", "Payload bytes received."),
+    Metric("weft_edge_amqp_channels", "gauge", "Open channels of AMQP 0-9-1."),
+    Metric("weft_edge_amqp_channel_errors_total", "counter", "AMQP channels closed with an exception."),
+    Metric("weft_edge_amqp_connection_errors_total", "counter", "AMQP connections closed with an exception."),
+    Metric("weft_edge_amqp_returned_total", "counter", "Mandatory AMQP messages returned: no queue takes them."),
+    Metric("weft_edge_amqp_nacked_total", "counter", "AMQP messages nacked because the log or a queue refused them."),
+    Metric("weft_edge_amqp_transactions_total", "counter", "AMQP transactions committed."),
+    Metric("weft_edge_amqp_blocked_total", "counter", "Times that the node told an AMQP client that it is blocked."),
     Metric("weft_edge_wills_published_total", "counter", "Wills published."),
     Metric("weft_edge_wills_refused_total", "counter", "Clients refused because limits.wills was reached."),
     Metric("weft_edge_wills_waiting", "gauge", "Wills that are due and waiting for the disk or for room in the log."),

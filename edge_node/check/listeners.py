@@ -9,6 +9,7 @@ from weft.config.listeners import TLS_NAMES, Listener, bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.units import UnixSocket, parse_bind, parse_listen, quoted
 from weft.config.values import Anonymous
+from weft.protocols.topics import valid_topic
 
 
 def listeners(config: EdgeConfig) -> Iterator[Finding]:
@@ -33,6 +34,11 @@ def _listener(name: str, listener: Listener, *, has_users: bool) -> Iterator[Fin
         yield Finding((*path, "tls"), f"is missing: a listener named {name} needs TLS. Set certificate and key")
     if listener.websocket is not None and protocol_of(name, listener) != "mqtt":
         yield Finding((*path, "websocket"), "is for listeners of MQTT only. Delete it")
+    if listener.vhosts is not None and protocol_of(name, listener) != "amqp":
+        yield Finding((*path, "vhosts"), "is for listeners of AMQP only. Delete it")
+    for vhost, prefix in (listener.vhosts or {}).items():
+        if prefix and not valid_topic(prefix):
+            yield Finding((*path, "vhosts", vhost), f"expected a topic such as plant/7, got {quoted(prefix)}")
     if listener.websocket is not None and not listener.websocket.path.startswith("/"):
         yield Finding(
             (*path, "websocket", "path"), f"expected a path such as /mqtt, got {quoted(listener.websocket.path)}"

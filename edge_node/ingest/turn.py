@@ -44,7 +44,7 @@ class Turn(Gathering):
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
-                 "bytes", "joined_bytes", "now")  # fmt: skip
+                 "bytes", "joined_bytes", "now", "stores")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -72,6 +72,8 @@ class Turn(Gathering):
         """Bytes of packets that came in several reads, of which ``bytes`` has the last read only."""
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
+        self.stores = 0
+        """Times that something was stored: tells what a source gathered before from what it gathers now."""
 
     def stores_in(self, store: Store) -> None:
         """Join the turn to where it ends."""
@@ -104,6 +106,7 @@ class Turn(Gathering):
             return
         assert self._store is not None
         gathered = self.hand_over()
+        self.stores += 1
         try:
             refused = self._store.store_each(gathered)
         except Exception as error:

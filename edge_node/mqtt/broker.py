@@ -14,7 +14,7 @@ from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
-from weft.edge_node.mqtt.client import Client
+from weft.edge_node.mqtt.client import Connected
 from weft.edge_node.mqtt.turns import Turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
@@ -153,7 +153,7 @@ class Broker:
             self.subscriptions, outbox, self.rounds, self._match_retained, limits, state.refusals, counters, wall_clock,
         )  # fmt: skip
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
-        self._connections: set[Client] = set()
+        self._connections: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sys: SysTopics | None = None
         if settings.sys_interval_s is not None:
@@ -210,11 +210,11 @@ class Broker:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def arrived(self, connection: Client) -> None:
+    def arrived(self, connection: Connected) -> None:
         """Count a new connection in."""
         self._connections.add(connection)
 
-    def left(self, connection: Client) -> None:
+    def left(self, connection: Connected) -> None:
         """Forget a connection that has ended."""
         self._connections.discard(connection)
         self.ingest.back_pressure.leave(connection)

@@ -15,7 +15,14 @@ from weft.protocols.mqtt.packets import Packet
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
-class Client(Publisher, Protocol):
+class Connected(Publisher, Protocol):
+    """A connection of any protocol."""
+
+    def shut_down(self) -> None:
+        """Close because the node stops."""
+
+
+class Client(Connected, Protocol):
     """One client's connection (``ClientConnection``). It alone knows the transport, and ends the others with it.
 
     Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.

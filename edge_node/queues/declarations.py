@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weft.edge_node.ingest.routes import Remembering
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.unused import UnusedQueues
@@ -188,6 +189,24 @@ class Declarations:
         """
         binding = self._registry.binding(source, destination, key, arguments or {}, to_exchange=True)
         self._registry.unbind(client, binding)
+
+    # --- for publishers and transactions
+
+    def remember(self, routes: Remembering) -> None:
+        """Have a connection forget what ``Queues.route`` said is constant, once bindings are others."""
+        self._registry.topology.remembering.add(routes)
+
+    def leave(self, routes: Remembering) -> None:
+        """Forget a connection that remembers routes."""
+        self._registry.topology.remembering.discard(routes)
+
+    def flush(self) -> None:
+        """Write what was settled now, not at the end of the turn: within ``log.together``, in that commit.
+
+        Raises:
+            LogFailed: the log takes nothing more.
+        """
+        self._registry.writer.flush()
 
     def _declared(self, queue: Queue) -> Declared:
         return Declared(queue.name, queue.count, len(queue.consumptions))

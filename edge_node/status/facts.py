@@ -11,7 +11,7 @@ from weft.bounds import Owner
 from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
+from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 from weft.edge_node.sources.status import SourceStatus
@@ -24,7 +24,7 @@ from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
 from weft.storage.segment_log.state.gaps import lost_by_reason
 
-AnyCounters = Counters | ListenerCounters | HttpCounters | StateCounters
+AnyCounters = Counters | ListenerCounters | HttpCounters | AmqpCounters | StateCounters
 
 
 class NodeStatus:
@@ -94,7 +94,7 @@ class NodeStatus:
         return {name: number for name, number in self.log.streams().items() if name not in STATE_STREAMS}
 
     def counted(self) -> dict[str, int]:
-        """Return every counter of the MQTT side by its name."""
+        """Return every counter of listeners and their clients by its name."""
         return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
 
     def functions(self) -> dict[str, FunctionFacts]:

@@ -16,11 +16,12 @@ In JSON, what JSON lacks is an object of one member: ``{"$bytes": BASE64}``, ``{
 from __future__ import annotations
 
 import base64
+import calendar
 import json
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
@@ -65,6 +66,8 @@ _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
 _INT64_MAX = (1 << 63) - 1
 _FLAGS = struct.Struct(">H")
+_YEAR_10_000 = 253_402_300_800
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)Z", re.ASCII)
 _MORE_FLAGS = 0b11
 """Bits that stand for no property: another word of flags follows, and an unused one."""
 
@@ -238,10 +241,7 @@ def _as_text(value: FieldValue) -> str:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Timestamp):
-        try:
-            return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        except (ValueError, OverflowError, OSError):
-            return str(int(value))
+        return _date(value) if value < _YEAR_10_000 else str(int(value))
     return json.dumps(_to_json(value), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -253,12 +253,34 @@ def _restored(value: HeaderValue, kind: object) -> FieldValue:
         if kind == "D":
             return Decimal(value)
         if kind == "T":
-            return Timestamp(value if value.isdecimal() else int(datetime.fromisoformat(value).timestamp()))
+            return Timestamp(value if value.isdecimal() else _seconds(value))
         if kind in ("F", "A"):
             return _from_json(json.loads(value))
     except (ValueError, InvalidOperation, RecursionError):
         pass
     return value
+
+
+def _date(seconds: int) -> str:
+    """Return a time in the form of RFC 3339."""
+    days, rest = divmod(seconds, 86_400)
+    # Years of 365.2425 days that begin in March, so that the odd day is the last one, counted in eras of 400 years.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month += 3 if month < 10 else -9
+    year += era * 400 + (month <= 2)
+    return f"{year:04}-{month:02}-{day:02}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}Z"
+
+
+def _seconds(text: str) -> int:
+    """Return the time that ``_date`` wrote. Raises ``ValueError`` for other text."""
+    match = _DATE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return calendar.timegm(tuple(map(int, match.groups())))
 
 
 def _to_json(value: FieldValue) -> Any:

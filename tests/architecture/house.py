@@ -40,6 +40,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mqtt",),
         ("amqp1",),
         ("http",),
+        ("amqp",),
         ("functions",),
         ("sources",),
         ("links", "control", "status"),

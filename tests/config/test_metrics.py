@@ -12,7 +12,7 @@ from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.state import State
-from weft.edge_node.counters import Counters, HttpCounters, ListenerCounters
+from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 
 
@@ -38,7 +38,7 @@ async def test_a_hub_exports_its_catalogue() -> None:
 def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
     gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
     counters = {metric.name for metric in EDGE_METRICS if metric.kind == "counter"}
-    for each in (Counters, ListenerCounters, HttpCounters, StateCounters):
+    for each in (Counters, ListenerCounters, HttpCounters, StateCounters, AmqpCounters):
         for field in dataclasses.fields(each):
             name = f"weft_edge_{field.name}"
             assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from weft.bounds import OwnerKind
-from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.routes import Remembering, Route
 from weft.edge_node.queues.definitions import (
     DEFAULT_EXCHANGE,
     PREDECLARED,
@@ -66,6 +66,8 @@ class Topology:
         """Exchange -> those that have it as their alternate."""
         self._known = 0
         self._watchers: dict[str, Callable[[], None]] = {}
+        self.remembering: set[Remembering] = set()
+        """Those who remember where messages of some exchanges go."""
 
     def watch(self, exchange: str, callback: Callable[[], None]) -> None:
         """Call back when messages of an exchange may go elsewhere than before."""
@@ -140,6 +142,7 @@ class Topology:
 
     def changed(self, name: str) -> None:
         """Forget where messages of an exchange go, and those of all that lead to it."""
+        self._forget_elsewhere()
         reached, waiting = {name}, [name]
         while waiting:
             at = waiting.pop()
@@ -157,14 +160,21 @@ class Topology:
             if callback is not None:
                 callback()
 
+    def _forget_elsewhere(self) -> None:
+        remembering, self.remembering = self.remembering, set()
+        for each in remembering:
+            each.clear()
+
     def forget(self) -> None:
         """Forget where messages go, of all exchanges."""
+        self._forget_elsewhere()
         for exchange in self.exchanges.values():
             exchange.known.clear()
         self._known = 0
 
     def forget_key(self, exchange: str, key: str) -> None:
         """Forget where messages of one key go, of an exchange that no other leads to."""
+        self._forget_elsewhere()
         self._known -= self.exchanges[exchange].known.pop(key, None) is not None
 
     # --- where messages go

@@ -1,0 +1,36 @@
+"""Settings of AMQP clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN
+
+HANDSHAKE_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MIN
+"""Longest frame before connection.tune-ok: who sends it is not known yet. RabbitMQ takes as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpSettings:
+    """Bounds on AMQP clients. connection.tune announces the first three."""
+
+    frame_bytes_max: int = 128 << 10
+    """Longest frame."""
+    channels_max: int = 2047
+    """Channels of one connection."""
+    heartbeat_s: int = 60
+    channels_total_max: int = 65_536
+    """Channels of all connections."""
+    channels_per_user_max: int = 16_384
+    message_bytes_max: int = 1 << 20
+    """Longest body; a longer one ends the channel with reply code 311."""
+    software: str = "weft"
+    """Name and version, for server properties."""
+    vhosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Listener -> virtual host -> beginning of its topics, empty for none."""
+
+    def prefix_of(self, listener: str, vhost: str) -> str | None:
+        """Return the beginning of the topics of a virtual host; None for one that there is not."""
+        vhosts = self.vhosts.get(listener)
+        return (vhosts or {"/": ""}).get(vhost or "/")

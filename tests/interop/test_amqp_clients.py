@@ -1,0 +1,278 @@
+"""What people do with AMQP 0-9-1, with pika, aio-pika and kombu, against a node as a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import kombu
+import paho.mqtt.client as paho
+import pika
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
+
+from weft.demo.fabric import free_port
+
+pytestmark = pytest.mark.processes
+CONFIG = """\
+node: amqp
+data_dir: {directory}/data
+http: null
+listeners:
+  mqtt: {{bind: "127.0.0.1:{mqtt_port}"}}
+  amqp: {{bind: "127.0.0.1:{port}"}}
+streams:
+  telemetry: {{from: "plant/{{line}}/#"}}
+"""
+PATIENCE_S = 10.0
+_numbers = itertools.count()
+
+
+class AmqpBroker:
+    """An edge node with listeners for AMQP and MQTT, on the same ports whenever it is started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port, self.mqtt_port = free_port(), free_port()
+        self.config = directory / "edge.yaml"
+        self.config.write_text(CONFIG.format(directory=directory, port=self.port, mqtt_port=self.mqtt_port))
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert "ready" in self.process.stdout.readline()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def parameters(self) -> pika.ConnectionParameters:
+        return pika.ConnectionParameters("127.0.0.1", self.port)
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AmqpBroker]:
+    started = AmqpBroker(tmp_path_factory.mktemp("amqp"))
+    started.start()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def channel(broker: AmqpBroker) -> Iterator[Any]:
+    connection = pika.BlockingConnection(broker.parameters)
+    yield connection.channel()
+    if connection.is_open:
+        connection.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"q{next(_numbers)}"
+
+
+def got(channel: Any, queue: str) -> tuple[Any, Any, bytes]:
+    """The next message of a queue, which may be on its way."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        method, properties, body = channel.basic_get(queue, auto_ack=True)
+        if method is not None:
+            return method, properties, body
+        time.sleep(0.01)
+    raise AssertionError(f"nothing came to {queue}")
+
+
+def test_pika_publishes_with_confirms_to_a_stream(channel: Any) -> None:
+    channel.confirm_delivery()
+    for n in range(20):
+        channel.basic_publish("amq.topic", "plant.1.temperature", b"%d" % n, mandatory=True)
+
+
+def test_pika_hands_work_to_a_queue(channel: Any, name: str) -> None:
+    channel.queue_declare(name, durable=True)
+    channel.confirm_delivery()
+    sent = pika.BasicProperties(content_type="text/plain", headers={"n": 1}, delivery_mode=2, message_id="m")
+    channel.basic_publish("", name, b"work", sent, mandatory=True)
+    method, properties, body = got(channel, name)
+    assert (body, method.redelivered, method.exchange, method.routing_key) == (b"work", False, "", name)
+    assert properties == sent
+
+
+def test_pika_consumes_with_acknowledgements(channel: Any, name: str) -> None:
+    channel.queue_declare(name)
+    channel.basic_qos(prefetch_count=2)
+    for n in range(6):
+        channel.basic_publish("", name, b"%d" % n)
+    taken: list[bytes] = []
+    for method, _, body in channel.consume(name, inactivity_timeout=PATIENCE_S):
+        assert method is not None
+        if body == b"3" and not method.redelivered:
+            channel.basic_nack(method.delivery_tag, requeue=True)
+            continue
+        taken.append(body)
+        channel.basic_ack(method.delivery_tag)
+        if len(taken) == 6:
+            break
+    assert sorted(taken) == [b"%d" % n for n in range(6)]
+    assert channel.cancel() == 0
+
+
+def test_pika_is_told_what_nothing_takes(channel: Any) -> None:
+    channel.confirm_delivery()
+    with pytest.raises(UnroutableError):
+        channel.basic_publish("", "no-such-queue", b"x", mandatory=True)
+
+
+def test_pika_sees_channel_exceptions(broker: AmqpBroker, channel: Any) -> None:
+    with pytest.raises(ChannelClosedByBroker) as closed:
+        channel.queue_declare("no-such-queue", passive=True)
+    assert closed.value.reply_code == 404
+
+
+def test_pika_transactions(channel: Any, name: str) -> None:
+    channel.queue_declare(name)
+    channel.tx_select()
+    channel.basic_publish("", name, b"no")
+    channel.tx_rollback()
+    channel.basic_publish("", name, b"yes")
+    channel.tx_commit()
+    assert got(channel, name)[2] == b"yes"
+
+
+def test_a_full_queue_that_rejects_nacks(channel: Any, name: str) -> None:
+    channel.queue_declare(name, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    channel.confirm_delivery()
+    channel.basic_publish("", name, b"1")
+    with pytest.raises(NackError):
+        channel.basic_publish("", name, b"2")
+
+
+def test_mqtt_and_amqp_meet(broker: AmqpBroker, channel: Any, name: str) -> None:
+    channel.queue_declare(name)
+    channel.queue_bind(name, "amq.topic", "plant.*.temperature")
+    seen: list[tuple[str, bytes]] = []
+    client = paho.Client(CallbackAPIVersion.VERSION2, f"meet-{name}")
+    client.on_message = lambda _client, _data, message: seen.append((message.topic, message.payload))
+    client.connect("127.0.0.1", broker.mqtt_port)
+    client.loop_start()
+    client.subscribe(f"plant/{name}/#", 1)[0]
+    client.publish("plant/7/temperature", b"by mqtt", 1).wait_for_publish(PATIENCE_S)
+    method, _, body = got(channel, name)
+    assert (method.routing_key, method.exchange, body) == ("plant.7.temperature", "amq.topic", b"by mqtt")
+    channel.confirm_delivery()
+    deadline = time.monotonic() + PATIENCE_S
+    while not seen and time.monotonic() < deadline:
+        channel.basic_publish("amq.topic", f"plant.{name}.amqp", b"by amqp")
+        time.sleep(0.02)
+    client.loop_stop()
+    assert seen[0] == (f"plant/{name}/amqp", b"by amqp")
+
+
+async def test_aio_pika(broker: AmqpBroker, name: str) -> None:
+    connection = await aio_pika.connect_robust(broker.url)
+    async with connection:
+        channel = await connection.channel(publisher_confirms=True)
+        await channel.set_qos(prefetch_count=10)
+        exchange = await channel.declare_exchange(f"x-{name}", aio_pika.ExchangeType.TOPIC, auto_delete=True)
+        queue = await channel.declare_queue("", exclusive=True)
+        await queue.bind(exchange, "a.*")
+        for n in range(20):
+            await exchange.publish(aio_pika.Message(b"%d" % n, headers={"n": n}), "a.b")
+        taken = []
+        async with queue.iterator(timeout=PATIENCE_S) as messages:
+            async for message in messages:
+                async with message.process():
+                    taken.append((message.body, message.headers["n"]))
+                if len(taken) == 20:
+                    break
+        assert taken == [(b"%d" % n, n) for n in range(20)]
+        await queue.unbind(exchange, "a.*")
+        await queue.delete()
+
+
+async def test_aio_pika_transactions(broker: AmqpBroker, name: str) -> None:
+    async with await aio_pika.connect(broker.url) as connection:
+        channel = await connection.channel(publisher_confirms=False)
+        queue = await channel.declare_queue(name, auto_delete=True)
+        async with channel.transaction():
+            await channel.default_exchange.publish(aio_pika.Message(b"one"), name)
+        message = await queue.get(timeout=PATIENCE_S)
+        assert message.body == b"one"
+        await message.ack()
+
+
+def test_kombu(broker: AmqpBroker, name: str) -> None:
+    taken: list[Any] = []
+    with kombu.Connection(broker.url, heartbeat=10, transport_options={"confirm_publish": True}) as connection:
+        exchange = kombu.Exchange(f"tasks-{name}", "direct", durable=True)
+        queue = kombu.Queue(name, exchange, routing_key="video", queue_arguments={"x-max-priority": 5})
+        with connection.Producer(serializer="json") as producer:
+            for n in range(5):
+                producer.publish({"n": n}, exchange=exchange, routing_key="video", declare=[queue], retry=True)
+
+        def take(body: Any, message: Any) -> None:
+            taken.append(body)
+            message.ack()
+
+        with connection.Consumer(queue, callbacks=[take], prefetch_count=2):
+            while len(taken) < 5:
+                connection.drain_events(timeout=PATIENCE_S)
+    assert taken == [{"n": n} for n in range(5)]
+
+
+def test_kombu_simple_queue(broker: AmqpBroker, name: str) -> None:
+    with kombu.Connection(broker.url) as connection:
+        with connection.SimpleQueue(name) as queue:
+            queue.put({"hello": "world"})
+            message = queue.get(timeout=PATIENCE_S)
+            assert message.payload == {"hello": "world"}
+            message.ack()
+
+
+def test_what_was_confirmed_survives_sigkill(tmp_path: Path) -> None:
+    """SIGKILL between publish and confirm: everything that was confirmed is there, in its order."""
+    node = AmqpBroker(tmp_path)
+    node.start()
+    confirmed: list[int] = []
+    try:
+        connection = pika.BlockingConnection(node.parameters)
+        channel = connection.channel()
+        channel.queue_declare("kept", durable=True)
+        channel.confirm_delivery()
+        process = node.process
+        assert process is not None
+        for n in range(10_000):
+            if n == 150:
+                process.send_signal(signal.SIGKILL)
+            channel.basic_publish("", "kept", b"%d" % n, pika.BasicProperties(delivery_mode=2), mandatory=True)
+            confirmed.append(n)
+    except (pika.exceptions.AMQPError, OSError):
+        pass
+    finally:
+        node.kill()
+    assert len(confirmed) >= 150
+    node.start()
+    try:
+        channel = pika.BlockingConnection(node.parameters).channel()
+        found = channel.queue_declare("kept", passive=True).method.message_count
+        taken = [int(got(channel, "kept")[2]) for _ in range(found)]
+        assert taken[: len(confirmed)] == confirmed
+        assert len(taken) <= len(confirmed) + 1
+    finally:
+        node.kill()
