@@ -75,7 +75,7 @@ async def connected(
     server = await asyncio.start_server(end.serve, "127.0.0.1", 0)
     end.port = server.sockets[0].getsockname()[1]
     async with server, running(folder, mqtt_source(end.port, more, keep_alive)) as node:
-        await until(lambda: any(isinstance(packet, Subscribe) for packet in end.packets))
+        await until(lambda: node.source().connections)
         yield node, end
         server.close()
 
