@@ -237,6 +237,7 @@ class TopicSubscription:
         if message is not None:
             attempts = int(record.seq < self.doubtful.get(stream, 0))
             self._send(Item(message, attempts))
+            self._outbox.flush()  # nothing else does before the client says something
 
     def lost(self, count: int) -> None:
         """Count records that the log no longer had; the node's log tells of the first."""
