@@ -146,8 +146,8 @@ class Listener(Section, frozen=True, kw_only=True):
         Annotated[dict[str, Annotated[str, Meta(max_length=1024)] | None], Meta(max_length=256)] | None,
         Meta(
             description="Virtual hosts of AMQP 0-9-1: name -> beginning of the topics of its messages, `null` for "
-            "none. With `factory: plant/7`, a message with routing key `line.3` in the virtual host `factory` has the "
-            "topic `plant/7/line/3`, and its exchanges and queues are its own. Unset: `/` alone, without a beginning.",
+            "none. With `factory: plant/7`, the topics of messages in the virtual host `factory` begin with plant/7, "
+            "and its exchanges and queues are its own. Unset: `/` alone, without a beginning.",
         ),
     ] = None
 

@@ -42,7 +42,8 @@ async def test_messages_that_never_come_whole_take_a_share_of_the_memory(tmp_pat
                 await asyncio.sleep(0.001)
 
 
-async def test_a_frame_that_never_comes_whole_is_charged(tmp_path: Path) -> None:
+async def test_a_frame_that_never_comes_whole_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.edge_node.amqp.connection.CLOSE_S_MAX", 0.1)
     async with serving(tmp_path, unfinished_bytes_per_user_max=50_000) as node:
         client = await RawClient.connect(node.port)
         client.send(b"\x03\0\x01\0\1\0\0" + bytes(60_000))
