@@ -28,7 +28,10 @@ PARTS = (
     ("log: append", ("segment_log/",)),
     ("batches", ("protocols/batch", "protocols/columns")),
     ("MQTT: decode", ("protocols/mqtt/",)),
-    ("MQTT: receive and acknowledge", ("edge_node/mqtt/", "edge_node/listeners/", "edge_node/sessions/")),
+    (
+        "MQTT: receive and acknowledge",
+        ("edge_node/servers/", "edge_node/sessions/"),
+    ),
     ("ingest", ("edge_node/ingest/", "edge_node/subscriptions/")),
     ("event loop and sockets", ("service/serving",)),
     ("turns", ("bounds/rounds",)),

@@ -14,8 +14,8 @@ import yaml
 from weft.config.errors import ConfigError, Finding, KeyPath, Problem
 from weft.config.fields import model_shape
 from weft.config.machine import why_unreadable
-from weft.config.reader import INVALID, Reader
-from weft.config.yaml_words import explained
+from weft.config.reading.reader import INVALID, Reader
+from weft.config.reading.yaml_words import explained
 
 FILE_BYTES_MAX = 1 << 20
 """Maximum size of a configuration file."""

@@ -61,8 +61,7 @@ class Step(NamedTuple):
 
 
 WAY_OF_A_RECORD = (
-    Step("edge_node.listeners", "a connection is admitted: bounds, TLS, WebSocket"),
-    Step("edge_node.mqtt", "PUBLISH becomes a record"),
+    Step("edge_node.servers", "a connection is admitted; PUBLISH becomes a record"),
     Step("edge_node.ingest", "its topic names its stream"),
     Step("storage.segment_log", "one write and one fsync for all that wait", "PUBACK: on disk"),
     Step("edge_node.links", "what a hub lacks is offered"),

@@ -15,9 +15,9 @@ from weft.edge_node.check import (
     topics_log_bytes,
     unrouted_bytes,
 )
-from weft.edge_node.http.settings import HttpSettings
-from weft.edge_node.mqtt.broker import BrokerSettings
 from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.servers.broker.broker import BrokerSettings
+from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import raw_stream

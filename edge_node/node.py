@@ -15,7 +15,6 @@ from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
 from weft.edge_node.check.derived import is_derived
-from weft.edge_node.clock import clock_reader, wall_clock, wall_clock_error
 from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
 from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
@@ -38,12 +37,6 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
-from weft.edge_node.listeners.by_prefix import ByPrefix
-from weft.edge_node.listeners.listener import MakeConnection
-from weft.edge_node.listeners.listeners import Listeners
-from weft.edge_node.mqtt import connection as mqtt_connection
-from weft.edge_node.mqtt.broker import Broker
-from weft.edge_node.mqtt.connection import ClientConnection
 from weft.edge_node.reconfigure import (
     BeforeLogPart,
     ConfigFile,
@@ -54,6 +47,12 @@ from weft.edge_node.reconfigure import (
     Reconfigure,
     StreamsPart,
 )
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.listeners.by_prefix import ByPrefix
+from weft.edge_node.servers.listeners.listener import MakeConnection
+from weft.edge_node.servers.listeners.listeners import Listeners
+from weft.edge_node.servers.mqtt import connection as mqtt_connection
+from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters
@@ -66,6 +65,7 @@ from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
 from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, UNROUTED_STREAM
+from weft.edge_node.timing.clock import clock_reader, wall_clock, wall_clock_error
 from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
 
@@ -327,7 +327,7 @@ class EdgeNode:
 
     def _make_http(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
         # Its parser is for nodes that have such a listener.
-        from weft.edge_node.http.service import HttpService
+        from weft.edge_node.servers.http.service import HttpService
 
         service = HttpService(
             self.config, self.log, broker, http_settings(self.config, self._software), self.http_counters,
@@ -340,9 +340,9 @@ class EdgeNode:
 
     def _make_amqp(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
         # Each version has tables of its own, which only nodes with such a listener load.
-        from weft.edge_node.amqp.node_part import Amqp, amqp_settings
-        from weft.edge_node.amqp1.connection import make_connection
-        from weft.edge_node.amqp1.parts import Parts
+        from weft.edge_node.servers.amqp.node_part import Amqp, amqp_settings
+        from weft.edge_node.servers.amqp1.connection import make_connection
+        from weft.edge_node.servers.amqp1.parts import Parts
         from weft.protocols.amqp.frames import PROTOCOL_HEADER
         from weft.protocols.amqp1.opening import AMQP, SASL
 

@@ -17,10 +17,10 @@ from weft.config.units import Address, UnixSocket, parse_bind, parse_listen
 from weft.edge_node.access import acl, users
 from weft.edge_node.check import is_derived
 from weft.edge_node.inspect.view import is_locked
-from weft.edge_node.listeners.from_config import listener_settings
-from weft.edge_node.listeners.revocation import read_lists
-from weft.edge_node.listeners.settings import TlsFiles, TlsUnusable
-from weft.edge_node.listeners.tls import expiry, server_context
+from weft.edge_node.servers.listeners.from_config import listener_settings
+from weft.edge_node.servers.listeners.revocation import read_lists
+from weft.edge_node.servers.listeners.settings import TlsFiles, TlsUnusable
+from weft.edge_node.servers.listeners.tls import expiry, server_context
 from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)

@@ -21,7 +21,7 @@ from weft.edge_node.check import check, intake_patterns, is_derived
 from weft.edge_node.control.client import ReplayReply, ReplayRequest
 from weft.edge_node.from_config import stream_policies, suppressed_streams
 from weft.edge_node.links.links import Links
-from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.servers.broker.broker import Broker
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:

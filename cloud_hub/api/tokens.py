@@ -21,7 +21,7 @@ import yaml
 
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.machine import why_unreadable
-from weft.config.yaml_words import explained
+from weft.config.reading.yaml_words import explained
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.private_file import replace_private_file
 

@@ -10,8 +10,7 @@ from weft.config.listeners import bind_of, protocol_of
 from weft.config.models import EdgeConfig
 from weft.config.sources import AmqpSource, MqttSource, Source, SourceSettings
 from weft.config.units import Address, UnixSocket, parse_listen, quoted
-from weft.protocols.topic_rules import compile_rule
-from weft.protocols.topics import SHARE_PREFIX, check_filter
+from weft.protocols.topics import SHARE_PREFIX, check_filter, compile_rule
 
 PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671}
 """Scheme -> port of a URL without one."""

@@ -14,7 +14,7 @@ from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
 from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
 from weft.edge_node.ingest.record import Record
-from weft.edge_node.mqtt.broker import Broker
+from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import Flag

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from weft.config.machine import run_as, user
-from weft.edge_node.clock import clock_reader, wall_clock
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 

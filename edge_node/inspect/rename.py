@@ -16,10 +16,10 @@ import msgspec
 
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import segment_bytes
-from weft.edge_node.clock import wall_clock
 from weft.edge_node.inspect.exclusive_log import exclusive_log
 from weft.edge_node.inspect.view import LogDirectory
 from weft.edge_node.links.links import Links
+from weft.edge_node.timing.clock import wall_clock
 from weft.protocols.lane import NodeName
 from weft.replication.status import LinkState
 from weft.storage.segment_log import LogSettings, SegmentLog

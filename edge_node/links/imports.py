@@ -20,10 +20,10 @@ import msgspec
 
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import Flow, carried_streams, segment_bytes, streams_of
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.links import imported
 from weft.edge_node.links.links import Links
 from weft.edge_node.streams import STREAMS_THAT_STAY
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
 from weft.replication.status import LinkState
 from weft.storage.filesystem import FileSystem, OSFileSystem

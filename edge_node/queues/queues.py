@@ -35,7 +35,7 @@ from weft.edge_node.queues.state.reader import QueueState, priority_of
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
-from weft.edge_node.timer_wheel import TimerWheel
+from weft.edge_node.timing.timer_wheel import TimerWheel
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, SegmentLog

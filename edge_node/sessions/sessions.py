@@ -19,7 +19,7 @@ from weft.edge_node.sessions.wills import is_storable
 from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.sessions.window.packet_writer import ClientConnection
 from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.timer_wheel import TimerWheel
+from weft.edge_node.timing.timer_wheel import TimerWheel
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import Connect, Subscription, Will

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.protocols.topic_rules import compile_rule
-from weft.protocols.topics import check_topic
+from weft.protocols.topics import check_topic, compile_rule
 
 TOPICS_MAX = 10_000
 """Topics whose keys are remembered; when there are more, all are forgotten and found again."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "amqp-conformance.md"
 NOT_COVERED = "not covered"
 TESTS_NAMED_MAX = 2
-FOLDERS = ("edge_node/amqp", "protocols/amqp", "interop")
+FOLDERS = ("edge_node/servers/amqp", "protocols/amqp", "interop")
 
 RESERVED = frozenset(
     {"ticket", "insist", "capabilities", "known_hosts", "out_of_band", "channel_id", "cluster_id", "cluster-id"}

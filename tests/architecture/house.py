@@ -29,18 +29,14 @@ OTHERS = "*"
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "edge_node": (
-        ("counters", "clock", "timer_wheel", "streams"),
+        ("counters", "timing", "streams"),
         ("check",),
         ("access",),
-        ("listeners",),
         ("subscriptions",),
         ("ingest",),
         ("sessions",),
         ("queues",),
-        ("mqtt",),
-        ("amqp1",),
-        ("http",),
-        ("amqp",),
+        ("servers",),
         ("functions",),
         ("sources",),
         ("links", "control", "status"),
@@ -48,6 +44,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("from_config", "preflight"),
         ("reconfigure",),
         ("node",),
+    ),
+    "edge_node.servers": (
+        ("listeners",),
+        ("broker",),
+        ("mqtt", "amqp", "amqp1", "http"),
     ),
     "edge_node.inspect": (
         ("exclusive_log", "view"),

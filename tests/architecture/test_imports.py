@@ -17,15 +17,15 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "deltalake": ("cloud_hub/tables/", "cloud_hub/audit", "spark_sinks/", "weft/demo/"),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
     "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),
-    "websockets": ("edge_node/listeners/", "edge_node/http/out/websocket.py"),
-    "httptools": ("edge_node/http/request.py",),
+    "websockets": ("edge_node/servers/listeners/", "edge_node/servers/http/out/websocket.py"),
+    "httptools": ("edge_node/servers/http/request.py",),
     "aio_pika": ("edge_node/sources/amqp",),
     "aiormq": ("edge_node/sources/amqp",),
     "amqtt": ("weft/amqtt_plugin.py",),
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/api/tokens.py"),
-    "ctypes": ("edge_node/clock.py", "edge_node/functions/kinds/python/confinement.py"),
+    "ctypes": ("edge_node/timing/clock.py", "edge_node/functions/kinds/python/confinement.py"),
 }
 """Library -> where it may be imported."""
 

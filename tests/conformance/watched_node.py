@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.conformance.raw_client import Client
-from tests.edge_node.listeners.certificates import Authority
+from tests.edge_node.servers.listeners.certificates import Authority
 from weft.demo.fabric import free_port
 
 SETTLING_S_MAX = 20.0

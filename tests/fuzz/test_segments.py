@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.edge_node.clock import clock_reader
 from weft.edge_node.inspect.tail import TailRecord, newest_records
 from weft.edge_node.inspect.tail_start import Start
 from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory, forecast, summarise
+from weft.edge_node.timing.clock import clock_reader
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader
 from weft.protocols.errors import UnsupportedVersion

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import RawClient
+from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from weft.protocols.mqtt.packets import Disconnect, PubAck, Publish
 

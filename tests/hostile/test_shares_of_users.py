@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import RawClient
+from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, at_most

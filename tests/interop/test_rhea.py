@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.amqp1.harness import amqp, in_thread
+from tests.edge_node.servers.amqp1.harness import amqp, in_thread
 from tests.interop.conftest import NPM_INSTALL_S_MAX
 
 PEER = Path(__file__).parent / "rhea_peer.js"

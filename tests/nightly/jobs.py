@@ -14,7 +14,7 @@ import msgspec
 
 PROPERTIES = (
     "tests/protocols", "tests/storage", "tests/replication", "tests/edge_node/sessions/store/test_journal_model.py",
-    "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/mqtt/test_broker_model.py",
+    "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/servers/mqtt/test_broker_model.py",
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
 CODEC_ROUNDS = 20_000

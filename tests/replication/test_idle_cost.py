@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.edge_node.listeners.certificates import Authority
+from tests.edge_node.servers.listeners.certificates import Authority
 from tests.replication.loopback import Hub
 from tests.replication.model import ModelLog
 from tests.support.waiting import until

@@ -20,8 +20,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.support.processes import Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.control.client import DropRequest, ask_drop
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.output import Failed
 from weft.protocols.batch import BatchHeader
 from weft.protocols.origin import OriginKind

@@ -17,7 +17,7 @@ import pytest
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
-from weft.edge_node.clock import clock_reader
+from weft.edge_node.timing.clock import clock_reader
 from weft.output import Failed, Refused
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import NodeName

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from weft.edge_node.queues.queue import Queue
-from weft.edge_node.timer_wheel import TimerWheel
+from weft.edge_node.timing.timer_wheel import TimerWheel
 
 
 class _Unused:

@@ -23,8 +23,8 @@ from weft.cloud_hub.tables.settings import TableSettings
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.links.links import Links
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.origin import Origin, OriginKind
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogSettings, SegmentLog

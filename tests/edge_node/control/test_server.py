@@ -25,13 +25,13 @@ from tests.support.waiting import until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.control.client import ControlFailed, DropRequest, ask_drop, socket_path
 from weft.edge_node.control.server import REQUEST_BYTES_MAX, Control
 from weft.edge_node.inspect.drop import RunningLog, UnknownStream
 from weft.edge_node.links.links import Links
 from weft.edge_node.node import poster
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.lane import format_log_id
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason

@@ -16,7 +16,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from tests.edge_node.mqtt.harness import RawClient
+from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support.waiting import until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig

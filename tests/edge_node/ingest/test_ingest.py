@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import RawClient, Somebody, running
+from tests.edge_node.servers.mqtt.harness import RawClient, Somebody, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import routes
 from weft.edge_node.ingest.record import Gathering, Origin, Record

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.edge_node.mqtt.harness import RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics

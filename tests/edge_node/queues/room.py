@@ -28,7 +28,7 @@ from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.edge_node.timer_wheel import TimerWheel
+from weft.edge_node.timing.timer_wheel import TimerWheel
 from weft.protocols.batch import HeaderPairs, records
 from weft.storage.segment_log import LogSettings, SegmentLog
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
 from tests.support.waiting import until
 from weft.bounds import Rounds, rounds

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.listeners.certificates import Authority
+from tests.edge_node.servers.listeners.certificates import Authority
 from tests.edge_node.sources.nodes import configuration
 from weft.config.errors import ConfigError
 from weft.edge_node.preflight import EdgeFindings, look

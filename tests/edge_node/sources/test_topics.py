@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from weft.edge_node.sources.topics import Topics
-from weft.protocols.topic_rules import compile_rule
-from weft.protocols.topics import InvalidTopic
+from weft.protocols.topics import InvalidTopic, compile_rule
 
 
 @pytest.mark.parametrize(

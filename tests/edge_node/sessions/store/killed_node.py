@@ -11,10 +11,10 @@ import time
 
 import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog

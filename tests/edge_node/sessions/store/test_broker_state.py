@@ -12,9 +12,9 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import record
 from weft.bounds import Refusals
-from weft.edge_node.clock import clock_reader, wall_clock
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.mqtt.packets import Subscription
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.storage.segment_log import LogSettings, SegmentLog

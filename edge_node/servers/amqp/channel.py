@@ -1,0 +1,310 @@
+"""One channel: methods to what they ask for, and the frames of a publish to one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.consuming import Consuming
+from weft.edge_node.servers.amqp.publishing import Publishing
+from weft.edge_node.servers.amqp.topology import Topology
+from weft.edge_node.servers.amqp.transaction import Transaction
+from weft.protocols.amqp.content import read_content_header
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.frames import HEADER, METHOD, Frame
+from weft.protocols.amqp.frames import frame as frame_of
+from weft.protocols.amqp.methods import Method, commands, name_of, read_method, write_method
+
+_PUBLISH = commands.Basic.Publish.index
+
+
+class Channel:
+    """One channel, from channel.open on."""
+
+    __slots__ = (
+        "_client",
+        "_consuming",
+        "_content",
+        "_last_queue",
+        "_late",
+        "_publishing",
+        "_shared",
+        "is_open",
+        "number",
+        "transaction",
+    )
+
+    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+        self._shared = shared
+        self._client = client
+        self.number = number
+        self.is_open = True
+        """False once channel.close was sent: until its answer comes, everything else is passed over."""
+        self._content: Content | None = None
+        """Content whose frames come."""
+        self.transaction: Transaction | None = None
+        self._last_queue = ""
+        """Queue that was declared last: what an empty name stands for."""
+        self._late = LateAnswers(client, self)
+        self._publishing: Publishing | None = None
+        self._consuming: Consuming | None = None
+
+    # --- parts, made when they are used: most channels publish, or consume
+
+    @property
+    def publishing(self) -> Publishing:
+        """Return what takes the channel's publishes."""
+        if self._publishing is None:
+            self._publishing = Publishing(self._shared, self._client, self.number)
+        return self._publishing
+
+    @property
+    def consuming(self) -> Consuming:
+        """Return the channel's consumers and deliveries."""
+        if self._consuming is None:
+            self._consuming = Consuming(self._shared, self._client, self.number)
+        return self._consuming
+
+    def pause(self) -> None:
+        """Deliver nothing while the client does not read."""
+        if self._consuming is not None:
+            self._consuming.held()
+
+    def resume(self) -> None:
+        """Deliver again what waited for the client to read."""
+        if self._consuming is not None:
+            self._consuming.writable()
+
+    # --- frames
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame of the open channel.
+
+        Raises:
+            AmqpError: the channel has to be closed, or the connection.
+        """
+        if frame.kind != METHOD:
+            self._on_content(frame)
+            return
+        if self._content is not None:
+            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a method came before all of a message's content")
+        method = read_method(frame.payload)
+        if isinstance(method, commands.Basic.Publish):
+            # Remembered by its bytes, so that the hot path takes the next ones.
+            self._content = Content(frame_of(METHOD, self.number, frame.payload), method)
+            self.publishing.check(method)
+            return
+        handler = _HANDLERS.get(method.index)
+        if handler is None:
+            raise AmqpError(
+                ReplyCode.COMMAND_INVALID, f"{name_of(method.index)} is not for a client to send", method.index
+            )
+        handler(self, method)
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the channel with an exception; the connection goes on."""
+        self._shared.counters.amqp_channel_errors += 1
+        self.end()
+        close = commands.Channel.Close(error.code, error.text, error.method >> 16, error.method & 0xFFFF)
+        self._client.answer(close, self.number)
+
+    def end(self) -> None:
+        """Let go of everything: deliveries that are not settled go back to their queues."""
+        self.is_open = False
+        self._drop_content()
+        if self._publishing is not None:
+            self._client.targets.forget(self._publishing)
+            self._publishing.close()
+        if self.transaction is not None:
+            self.transaction.end(self._consuming)
+            self.transaction = None
+        if self._consuming is not None:
+            self._consuming.close()
+
+    def answer(self, method: Method) -> None:
+        """Write a method on this channel."""
+        self._client.answer(method, self.number)
+
+    # --- content
+
+    def _on_content(self, frame: Frame) -> None:
+        content = self._content
+        if content is None or (frame.kind == HEADER) != content.awaits_header:
+            what = "header" if frame.kind == HEADER else "body"
+            raise AmqpError(ReplyCode.UNEXPECTED_FRAME, f"a content {what} came where none belongs")
+        if frame.kind == HEADER:
+            content.begin(frame.payload, self._shared.settings.message_bytes_max)
+        else:
+            self._client.inbox.content_bytes += len(frame.payload)
+            content.add(frame.payload)
+        if not content.left:
+            self._drop_content()
+            self._publish(content)
+
+    def _drop_content(self) -> None:
+        content, self._content = self._content, None
+        if content is not None:
+            self._client.inbox.content_bytes -= content.held
+
+    def _publish(self, content: Content) -> None:
+        publishing, body = self.publishing, b"".join(content.parts)
+        if self.transaction is not None:
+            self.transaction.publish(publishing, content.method, content.properties, body)
+        else:
+            publishing.publish(content.frame, content.method, content.properties, body)
+
+    # --- class channel
+
+    def _on_close(self, _method: Method) -> None:
+        """Answer when what was published before is durable, as for connection.close."""
+        self.end()
+        broker = self._shared.broker
+        broker.ingest.turn.store()
+        broker.ingest.on_durable(lambda _: self._closed())
+
+    def _closed(self) -> None:
+        self.answer(commands.Channel.CloseOk())
+        self._client.end_channel(self.number)
+
+    def _on_flow(self, method: commands.Channel.Flow) -> None:
+        self.consuming.flow(active=bool(method.active))
+        self.answer(commands.Channel.FlowOk(method.active))
+
+    def _pass_over(self, _method: Method) -> None:
+        """Pass over an answer to what was not asked."""
+
+    # --- classes confirm and tx
+
+    def _on_confirm(self, method: commands.Confirm.Select) -> None:
+        if self.transaction is not None:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "the channel has transactions: it cannot have confirms")
+        self.publishing.confirm()
+        if not method.nowait:
+            self.answer(commands.Confirm.SelectOk())
+
+    def _on_tx_select(self, _method: Method) -> None:
+        if self._publishing is not None and self._publishing.confirms:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "the channel has confirms: it cannot have transactions")
+        if self.transaction is None:
+            self.transaction = Transaction(self._shared, self._client, self.number)
+            self._client.targets.forget(self.publishing)
+        self.answer(commands.Tx.SelectOk())
+
+    def _begun(self) -> Transaction:
+        if self.transaction is None:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, "the channel has no transactions: send tx.select first")
+        return self.transaction
+
+    def _on_tx_commit(self, _method: Method) -> None:
+        self._begun().commit(lambda: self.answer(commands.Tx.CommitOk()))
+
+    def _on_tx_rollback(self, _method: Method) -> None:
+        self._begun().rollback(self.consuming)
+        self.answer(commands.Tx.RollbackOk())
+
+    # --- classes exchange, queue and basic
+
+    def _on_topology(self, method: Method) -> None:
+        """Answer when what has changed is durable."""
+        topology = Topology(self._shared, self._client, self._last_queue)
+        answer = topology.handle(method)
+        self._last_queue = topology.last_queue
+        if not getattr(method, "nowait", False):
+            self._shared.broker.ingest.turn.answer(self._late, write_method(answer, self.number))
+
+    def _on_consuming(self, method: Method) -> None:
+        self.consuming.handle(method, self.transaction, self._last_queue)
+
+
+class LateAnswers:
+    """Answers of one channel that wait for the disk; a source of ``Turn``."""
+
+    __slots__ = ("_channel", "_client", "publisher")
+
+    def __init__(self, client: Client, channel: Channel) -> None:
+        self._client = client
+        self._channel = channel
+        self.publisher: str | None = None
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Send them."""
+        if self._channel.is_open:
+            self._client.send(answers)
+
+    def refuse(self, error: BaseException) -> None:
+        """End the connection: what it asked for is not kept."""
+        self._client.fail(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was declared could not be stored: {error}"))
+
+
+class Content:
+    """A message of which frames are still to come."""
+
+    __slots__ = ("awaits_header", "frame", "held", "left", "method", "parts", "properties")
+
+    def __init__(self, frame: bytes, method: commands.Basic.Publish) -> None:
+        self.frame = frame
+        self.method = method
+        self.awaits_header = True
+        self.properties = b""
+        self.left = 0
+        """Bytes of the body that are missing."""
+        self.held = 0
+        self.parts: list[bytes] = []
+
+    def begin(self, payload: bytes, bytes_max: int) -> None:
+        """Take the content header.
+
+        Raises:
+            AmqpError: it is not well formed, or the body is too long.
+        """
+        self.left, self.properties = read_content_header(payload)
+        self.awaits_header = False
+        if self.left > bytes_max:
+            raise AmqpError(
+                ReplyCode.CONTENT_TOO_LARGE,
+                f"a body of {self.left} bytes; {bytes_max} are possible (limits.packet)",
+                _PUBLISH,
+            )
+
+    def add(self, piece: bytes) -> None:
+        """Take a piece of the body.
+
+        Raises:
+            AmqpError: that is more than the content header said.
+        """
+        self.held += len(piece)
+        if len(piece) > self.left:
+            raise AmqpError(ReplyCode.FRAME_ERROR, "more octets of a body than its content header says", _PUBLISH)
+        self.left -= len(piece)
+        self.parts.append(piece)
+
+
+_HANDLERS: Mapping[int, Callable[[Channel, Any], None]] = {
+    commands.Channel.Close.index: Channel._on_close,
+    commands.Channel.CloseOk.index: Channel._pass_over,
+    commands.Channel.Flow.index: Channel._on_flow,
+    commands.Channel.FlowOk.index: Channel._pass_over,
+    commands.Confirm.Select.index: Channel._on_confirm,
+    commands.Tx.Select.index: Channel._on_tx_select,
+    commands.Tx.Commit.index: Channel._on_tx_commit,
+    commands.Tx.Rollback.index: Channel._on_tx_rollback,
+    **dict.fromkeys(
+        (
+            commands.Exchange.Declare.index, commands.Exchange.Delete.index, commands.Exchange.Bind.index,
+            commands.Exchange.Unbind.index, commands.Queue.Declare.index, commands.Queue.Delete.index,
+            commands.Queue.Bind.index, commands.Queue.Unbind.index, commands.Queue.Purge.index,
+        ),
+        Channel._on_topology,
+    ),
+    **dict.fromkeys(
+        (
+            commands.Basic.Qos.index, commands.Basic.Consume.index, commands.Basic.Cancel.index,
+            commands.Basic.CancelOk.index, commands.Basic.Get.index, commands.Basic.Ack.index,
+            commands.Basic.Nack.index, commands.Basic.Reject.index, commands.Basic.Recover.index,
+            commands.Basic.RecoverAsync.index,
+        ),
+        Channel._on_consuming,
+    ),
+}  # fmt: skip
+"""Method -> what does it."""

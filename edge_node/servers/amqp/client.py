@@ -1,0 +1,97 @@
+"""Interface of an AMQP connection for its channels, and what all connections share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from weft.bounds import Bound, Owner
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.counters import AmqpCounters
+from weft.edge_node.ingest.back_pressure import Publisher
+from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queues import Queues
+from weft.edge_node.servers.amqp.inbox import Inbox
+from weft.edge_node.servers.amqp.names import Names
+from weft.edge_node.servers.amqp.settings import AmqpSettings
+from weft.edge_node.servers.amqp.target import Targets
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.listeners.door import Arrival
+from weft.protocols.amqp.errors import AmqpError
+from weft.protocols.amqp.methods import Method
+
+
+class Client(Publisher, Protocol):
+    """One client's connection (``AmqpConnection``). It alone knows the transport, and ends its channels with it.
+
+    Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
+    """
+
+    arrival: Arrival
+    inbox: Inbox
+    peer: Peer
+    """Identity and names of the client; known once connection.open was answered."""
+    queue_client: QueueClient
+    """The connection as queues know it; known likewise."""
+    targets: Targets
+    frame_bytes_max: int
+    """Longest frame that both sides agreed on."""
+    is_writable: bool
+    """False while the client does not read what it is sent."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the client can still be sent something."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Write whole frames; nothing happens once it is closed."""
+
+    def answer(self, method: Method, channel: int = 0) -> None:
+        """Write one method."""
+
+    def go_on(self) -> None:
+        """Parse what came while the client waited for an answer from elsewhere, and read on."""
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an exception."""
+
+    def end_channel(self, number: int) -> None:
+        """Forget a channel that is closed."""
+
+    def shut_down(self) -> None:
+        """Close because the node stops."""
+
+    def expel(self) -> None:
+        """Close the connection of a user that is not let in any more."""
+
+    def joins(self) -> None:
+        """Take part in back-pressure: the client publishes."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One whose connection is open."""
+
+    identity: Identity
+    owner: Owner
+    routes: RouteCache
+    name: str
+    """Name that the client gave to the connection, for log lines; empty for none."""
+    names: Names
+    """Names as its virtual host has them."""
+    capabilities: frozenset[str]
+    """Extensions that the client understands."""
+
+
+@dataclass(slots=True)
+class Shared:
+    """Parts that all AMQP connections share."""
+
+    broker: Broker
+    queues: Queues
+    settings: AmqpSettings
+    channels: Bound
+    counters: AmqpCounters
+    clients: set[Client] = field(default_factory=set)

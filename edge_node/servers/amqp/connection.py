@@ -1,0 +1,376 @@
+"""One AMQP 0-9-1 client's connection: reads to frames, frames to channels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.turn import TURN_BYTES_MAX
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp.channels import Channels
+from weft.edge_node.servers.amqp.client import Peer, Shared
+from weft.edge_node.servers.amqp.handshake import Handshake
+from weft.edge_node.servers.amqp.liveness import Liveness
+from weft.edge_node.servers.amqp.reads import WAITING, Reads
+from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
+from weft.edge_node.servers.amqp.target import Targets
+from weft.edge_node.servers.broker.output import Output
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, Frame, read_frame
+from weft.protocols.amqp.methods import Method, commands, read_method, write_method
+from weft.protocols.amqp.publish_run import scan
+from weft.storage.segment_log import LogError, LogFull
+
+log = logging.getLogger(__name__)
+
+LONG_READ_BYTES = 32 << 10
+SCAN_BYTES_MAX = 16 << 10
+"""Bytes of publishes that are taken from a longer read before the client's turn is looked at."""
+CLOSE_S_MAX = 5.0
+"""Longest time that a client may take to answer connection.close."""
+REASON_SHOWN_MAX = 300
+
+
+class AmqpConnection(Reads):
+    """Server side of one connection. Every method runs on the event loop's thread."""
+
+    __slots__ = (
+        "_begun", "_channels", "_closing", "_door", "_handshake", "_output", "_shared", "frame_bytes_max",
+        "is_writable", "joined", "peer", "queue_client", "targets",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
+        """Take a connection in; the listener has counted it."""
+        super().__init__(shared, arrival)
+        self.frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
+        self.is_writable = True
+        self.joined = False
+        self.peer: Peer = cast(Peer, None)
+        self.queue_client: QueueClient = cast(QueueClient, None)
+        self.targets = Targets()
+        self._shared = shared
+        self._begun = False  # True once the protocol header came
+        self._channels: Channels | None = None
+        self._closing = False  # True once connection.close was sent: then nothing but its answer is looked at
+        self._door = door
+        self._handshake: Handshake | None = None
+        self._live = Liveness(self, shared)
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the protocol header; the listener minds how long."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._output = Output(self._transport, self._broker.counters)
+        self._transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes_max)
+        self._broker.arrived(self)
+        self._shared.clients.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one read: parse all of it, gather its records, and note what is to be confirmed."""
+        at = 0
+        if self._fast and len(data) <= LONG_READ_BYTES:
+            turn = self._turn
+            at = scan(data, 0, self.targets, turn, LONG_READ_BYTES)
+            if at:
+                if not turn.begun:
+                    turn.begin()
+                self._live.heard = turn.now
+                turn.bytes += at
+                if turn.bytes > TURN_BYTES_MAX:
+                    turn.store()
+                if at == len(data):
+                    return
+        now, turns = self._broker.clock(), self._broker.turns
+        if self._pause & WAITING or (now >= turns.reads_until and not turns.admits(now)):
+            self._put_off(data[at:] if at else data)
+        else:
+            self._read(data, now, at)
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read, and close it if that lasts for ``write_timeout_s``."""
+        self.is_writable = False
+        self.hold(Pause.WRITE)
+        self._live.cannot_write()
+        if self._channels is not None:
+            self._channels.pause()
+
+    def resume_writing(self) -> None:
+        """Read on from a client that has caught up, and deliver to it again."""
+        self.is_writable = True
+        self._live.can_write()
+        self.release(Pause.WRITE)
+        if self._channels is not None:
+            self._channels.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the connection of a client that has gone, with or without connection.close."""
+        if self._transport is not None:
+            self._end(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
+
+    # --- what channels, handshake and back-pressure ask of a connection
+
+    @property
+    def is_let_in(self) -> bool:
+        """Return whether connection.open was answered."""
+        return self._channels is not None
+
+    def send(self, data: bytes) -> None:
+        """Write whole frames."""
+        if self._transport is not None:
+            self._live.wrote = True
+            self._output.write(data)
+
+    def answer(self, method: Method, channel: int = 0) -> None:
+        """Write one method."""
+        self.send(write_method(method, channel))
+
+    def joins(self) -> None:
+        """Take part in back-pressure: the client publishes."""
+        if not self.joined:
+            self.joined = True
+            self._broker.ingest.back_pressure.join(self)
+
+    def end_channel(self, number: int) -> None:
+        """Forget a channel that is closed."""
+        if self._channels is not None:
+            self._channels.remove(number)
+
+    def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
+        """Take methods for channels from now on. connection.open-ok follows."""
+        self.peer = peer
+        self.queue_client = QueueClient(peer.owner, peer.identity)
+        self.frame_bytes_max = frame_bytes_max
+        self.inbox.belongs_to(peer.owner)
+        self._channels = Channels(self._shared, self, channels_max)
+        self._handshake = None
+        self._live.begin(heartbeat_s)
+        self.arrival.opened()
+
+    def tuned(self, frame_bytes_max: int) -> None:
+        """Take frames as long as was agreed on."""
+        self.frame_bytes_max = frame_bytes_max
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an exception: say so, and wait a moment for the client's answer."""
+        if self._transport is None or self._closing:
+            return
+        self._broker.counters.protocol_errors += 1
+        self._shared.counters.amqp_connection_errors += 1
+        self._turn.store()  # what came before in good order counts
+        log.log(self._level(), "closing AMQP client %s: %s", self._client(), error.text[:REASON_SHOWN_MAX])
+        self._say_goodbye(error)
+
+    def refuse_silently(self, reason: str) -> None:
+        """Close a connection without a word: its client is not known."""
+        self._broker.counters.protocol_errors += 1
+        self._end(reason)
+
+    def shut_down(self) -> None:
+        """Close because the node stops: the client may come back."""
+        if self._transport is None:
+            return
+        self._turn.store()
+        if not self._closing and self.is_let_in:
+            self._say_goodbye(AmqpError(ReplyCode.CONNECTION_FORCED, "the node stops"))
+        self._end("the node stops", logging.INFO)
+
+    def expel(self) -> None:
+        """Close the connection of a user that is not let in any more."""
+        self._broker.counters.clients_expelled += 1
+        self.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the user was removed, or has another password"))
+
+    def give_up(self, reason: str) -> None:
+        """Close a connection that has been silent, or did not read, for too long."""
+        self._end(reason)
+
+    # --- one read
+
+    def _read(self, data: bytes, now: float, at: int) -> None:
+        if self._transport is None:
+            return
+        self._live.heard = now
+        self._broker.turns.budget.begin(now)
+        self._turn.bytes += len(data) - at
+        self._output.cork()
+        try:
+            self._parse_read(data, at)
+        except AmqpError as error:
+            self._broken(error)
+        except LogError as error:
+            code = ReplyCode.RESOURCE_ERROR if isinstance(error, LogFull) else ReplyCode.INTERNAL_ERROR
+            self.fail(AmqpError(code, str(error)))
+        self._turn.gathered()
+        self._broker.fan_out.flush()
+        self._output.uncork()
+        inbox = self.inbox
+        if inbox.ahead or inbox.charged or inbox.partial or inbox.content_bytes:
+            self._settle()
+        self._fast = bool(self.targets) and not inbox.partial and not self._pause & WAITING and not self._closing
+
+    def _parse_read(self, data: bytes, at: int) -> None:
+        inbox = self.inbox
+        if inbox.partial:
+            whole, taken = inbox.complete(data[at:] if at else data, self.frame_bytes_max)
+            at += taken
+            if whole:
+                self._turn.joined_bytes += len(whole)
+                self._parse(whole, 0)
+        if not self._pause & WAITING:
+            at = self._parse(data, at)
+        if at < len(data) and self._transport is not None:
+            if self._pause & WAITING:
+                inbox.ahead = data[at:]
+            else:
+                inbox.keep(data[at:], self.frame_bytes_max)
+
+    def _parse(self, data: bytes, at: int) -> int:
+        """Handle the frames of ``data[at:]``; returns where the first incomplete one begins."""
+        size, budget = len(data), self._broker.turns.budget
+        if not self._begun and at < size:
+            if len(data) - at < len(PROTOCOL_HEADER):
+                return at
+            at += self._begin(data[at : at + len(PROTOCOL_HEADER)])
+        while at < size and self._transport is not None and not self._pause & WAITING:
+            if self.targets and not self._closing:
+                before, at = at, scan(data, at, self.targets, self._turn, at + SCAN_BYTES_MAX)
+                if at > before:
+                    if at < size and not budget.spend(0):
+                        self._wait_for_turn()
+                    continue
+            found = read_frame(data, at, self.frame_bytes_max)
+            if found is None:
+                break
+            frame, at = found
+            self._broker.counters.packets_received += 1
+            self._handle(frame)
+            if not budget.spend() and at < size and self._transport is not None:
+                self._wait_for_turn()
+        return at
+
+    def _begin(self, header: bytes) -> int:
+        self._begun = True
+        if header != PROTOCOL_HEADER:
+            # "the server MUST send a valid protocol header, then close the connection", 2.2.4.
+            self.send(PROTOCOL_HEADER)
+            self._output.uncork()
+            self._end(f"it asks for {header!r}, which is not AMQP 0-9-1")
+            return len(header)
+        self._handshake = Handshake(self._shared, self._door, self, self._transport)
+        self._handshake.begin()
+        return len(header)
+
+    def _handle(self, frame: Frame) -> None:
+        kind, number, payload = frame
+        if kind == HEARTBEAT:
+            if number or payload:
+                raise AmqpError(ReplyCode.FRAME_ERROR, "a heartbeat frame is empty and on channel 0")
+            return
+        if self._closing:
+            self._await_close_ok(frame)
+        elif number:
+            if self._channels is None:
+                raise AmqpError(ReplyCode.CHANNEL_ERROR, "the connection is not open yet")
+            self._channels.handle(frame)
+        elif kind == METHOD:
+            self._on_method(read_method(payload))
+        else:
+            raise AmqpError(ReplyCode.CHANNEL_ERROR, f"a frame of type {kind} on channel 0")
+
+    def _on_method(self, method: Method) -> None:
+        if isinstance(method, commands.Connection.Close):
+            self._closed_by_client()
+        elif self._handshake is not None:
+            self._handshake.handle(method)
+        elif method.index >> 16 == commands.Connection.index >> 16:
+            raise AmqpError(ReplyCode.COMMAND_INVALID, "the connection is open already", method.index)
+        else:
+            raise AmqpError(ReplyCode.COMMAND_INVALID, "channel 0 is for the connection alone", method.index)
+
+    # --- the end
+
+    def _broken(self, error: AmqpError) -> None:
+        if self._handshake is not None:
+            self._handshake.failed(error)
+        else:
+            self.fail(error)
+
+    def _say_goodbye(self, error: AmqpError) -> None:
+        self._closing = True
+        self._fast = False
+        self.answer(commands.Connection.Close(error.code, error.text, error.method >> 16, error.method & 0xFFFF))
+        self._leave_channels()
+        self._live.closes(CLOSE_S_MAX)
+        self.inbox.content_bytes = 0
+        self._pause &= ~WAITING  # its answer is read at once
+        self._read_on()
+
+    def _await_close_ok(self, frame: Frame) -> None:
+        """Look for connection.close-ok among what the client sent before it knew."""
+        if frame.channel or frame.kind != METHOD:
+            return
+        index = int.from_bytes(frame.payload[:4], "big")
+        if index == commands.Connection.Close.index:
+            self.answer(commands.Connection.CloseOk())
+        if index in (commands.Connection.Close.index, commands.Connection.CloseOk.index):
+            self._end("connection.close-ok", logging.DEBUG)
+
+    def _closed_by_client(self) -> None:
+        """Answer connection.close when what was published before it is durable: who publishes without confirms knows
+        then that it is."""
+        self._turn.store()
+        self._closing = True
+        self._leave_channels()
+        self._broker.ingest.on_durable(lambda _: self._closed())
+
+    def _closed(self) -> None:
+        if self._transport is not None:
+            self.answer(commands.Connection.CloseOk())
+            self._end("connection.close", logging.DEBUG)
+
+    def _leave_channels(self) -> None:
+        channels, self._channels = self._channels, None
+        self.targets.clear()
+        if channels is not None:
+            channels.close()
+
+    def _end(self, reason: str, level: int = logging.WARNING) -> None:
+        """Close the transport; once. What the socket has not taken is dropped where the client does not read."""
+        if self._transport is None:
+            return
+        self._turn.store()
+        self._output.uncork()
+        transport, self._transport = self._transport, None
+        self._fast = False
+        log.log(level, "closed AMQP client %s: %s", self._client(), reason)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._leave_channels()
+        if self.queue_client is not None:
+            self._broker.ingest.remembering.discard(self.targets)
+            self._shared.queues.leave(self.targets)
+            self._shared.queues.gone(self.queue_client)
+        self.inbox.clear()
+        self._live.end()
+        if self.peer is not None:
+            self._broker.ingest.leave(self.peer.routes)
+        self._shared.clients.discard(self)
+        self._broker.left(self)
+        self.arrival.closed()
+        (transport.close if self.is_writable else transport.abort)()
+
+    def _level(self) -> int:
+        return logging.WARNING
+
+    def _client(self) -> str:
+        """Return the client as log lines name it."""
+        if self.peer is None:
+            return f"at {self.arrival.name}"
+        named = f" {self.peer.name[:80]!r}" if self.peer.name else ""
+        user = self.peer.identity.username
+        return f"{named.strip() or 'without a name'} of user {user!r} at {self.arrival.name}" if user else (
+            f"{named.strip() or 'without a name'} at {self.arrival.name}"
+        )  # fmt: skip

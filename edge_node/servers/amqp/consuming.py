@@ -1,0 +1,245 @@
+"""Consumers and deliveries of one channel (class basic of the specification)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from weft.edge_node.queues.credit import Credit
+from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
+from weft.edge_node.servers.amqp.replies import amqp_error
+from weft.edge_node.servers.amqp.transaction import Transaction
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.methods import Method, commands
+
+TAG_PREFIX = "amq.ctag-"
+
+
+class Consuming:
+    """Consumers and deliveries of one channel."""
+
+    __slots__ = (
+        "_client",
+        "_consumers",
+        "_flow",
+        "_last_queue",
+        "_last_tag",
+        "_number",
+        "_prefetch",
+        "_shared",
+        "_socket",
+        "_together",
+        "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+        self._shared = shared
+        self._client = client
+        self._number = number
+        self._consumers: dict[str, Reader] = {}
+        self._last_tag = 0
+        self._prefetch = 0
+        """Unacknowledged messages of each consumer that comes from now on; 0 for any number."""
+        self._together = Credit(comes_back=True)
+        """Unacknowledged messages of all consumers of the channel (basic.qos with ``global``)."""
+        self._socket = Credit()
+        """Held while the client does not read what it is sent."""
+        self._flow = Credit()
+        """Held while the client wants nothing (channel.flow)."""
+        self.unsettled: dict[int, Delivery] = {}
+        """Delivery tag -> delivery, in order of the tags."""
+        self._last_queue = ""
+        if not client.is_writable:
+            self._socket.hold()
+
+    def handle(self, method: Method, transaction: Transaction | None, last_queue: str) -> None:
+        """Do what a method asks.
+
+        Args:
+            transaction: takes acknowledgements, if there is one.
+            last_queue: what an empty name of a queue stands for.
+
+        Raises:
+            AmqpError: the channel has to be closed, or the connection.
+        """
+        self._last_queue = last_queue
+        settled = _SETTLING.get(method.index)
+        try:
+            if settled is not None:
+                self._settle(*settled(self, method), transaction)
+            else:
+                _HANDLERS[method.index](self, method)
+        except QueueError as error:
+            raise amqp_error(error, method.index) from None
+
+    def flow(self, *, active: bool) -> None:
+        """Deliver nothing until the client asks for it again (channel.flow)."""
+        self._flow.free() if active else self._flow.hold()
+
+    def writable(self) -> None:
+        """Go on delivering: the client has read what it was sent."""
+        self._socket.free()
+
+    def held(self) -> None:
+        """Deliver nothing while the client does not read."""
+        self._socket.hold()
+
+    def close(self) -> None:
+        """End all consumers; what is not settled goes back to its queue."""
+        consumers, self._consumers = self._consumers, {}
+        for reader in consumers.values():
+            self._cancel(reader)
+        unsettled, self.unsettled = self.unsettled, {}
+        if unsettled:
+            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+
+    def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
+        """Take deliveries as not settled again, whose acknowledgements were rolled back."""
+        self.unsettled = dict(sorted({**self.unsettled, **deliveries}.items()))
+
+    def next_tag(self, delivery: Delivery | None) -> int:
+        """Return the next delivery tag; None for a delivery that needs no acknowledgement."""
+        self._last_tag += 1
+        if delivery is not None:
+            self.unsettled[self._last_tag] = delivery
+        return self._last_tag
+
+    def ended(self, tag: str) -> None:
+        """Tell the client that a consumer's queue is gone."""
+        if self._consumers.pop(tag, None) is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
+            self._client.answer(commands.Basic.Cancel(tag, True), self._number)
+
+    def _cancel(self, reader: Reader) -> None:
+        if reader.consumption is not None:
+            self._shared.queues.cancel(reader.consumption)
+
+    def _queue(self, name: str) -> str:
+        """Return what the node calls a queue; an empty name stands for the one that was declared last."""
+        return self._client.peer.names.name(name or self._last_queue)
+
+    # --- methods
+
+    def _on_qos(self, method: commands.Basic.Qos) -> None:
+        if method.prefetch_size:
+            reason = "prefetch-size is not supported: bound messages by prefetch-count"
+            raise AmqpError(ReplyCode.NOT_IMPLEMENTED, reason, method.index)
+        if method.global_:
+            self._together.set_limit(method.prefetch_count)
+        else:
+            self._prefetch = method.prefetch_count
+        self._client.answer(commands.Basic.QosOk(), self._number)
+
+    def _on_consume(self, method: commands.Basic.Consume) -> None:
+        tag = method.consumer_tag or TAG_PREFIX + secrets.token_urlsafe(16)
+        if tag in self._consumers:
+            reason = f"the consumer tag {tag!r} is in use on this channel"
+            raise AmqpError(ReplyCode.NOT_ALLOWED, reason, method.index)
+        credit = [self._socket, self._flow]
+        if not method.no_ack:
+            credit += [self._together, Credit(self._prefetch, comes_back=True)] if self._prefetch else [self._together]
+        reader = Reader(self._client, self, self._number, tag, self._shared.broker.wall_clock, no_ack=method.no_ack)
+        reader.consumption = self._shared.queues.consume(
+            self._client.queue_client, self._queue(method.queue), reader, credit,
+            needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
+        )  # fmt: skip
+        self._consumers[tag] = reader
+        if not method.nowait:
+            self._client.answer(commands.Basic.ConsumeOk(tag), self._number)
+        reader.start()
+
+    def _on_cancel(self, method: commands.Basic.Cancel) -> None:
+        reader = self._consumers.pop(method.consumer_tag or "", None)
+        if reader is not None:
+            self._cancel(reader)
+        if not method.nowait:
+            self._client.answer(commands.Basic.CancelOk(method.consumer_tag), self._number)
+
+    def _on_get(self, method: commands.Basic.Get) -> None:
+        self._shared.queues.get(
+            self._client.queue_client, self._queue(method.queue), partial(self._got, method),
+            needs_acks=not method.no_ack,
+        )  # fmt: skip
+
+    def _got(
+        self,
+        method: commands.Basic.Get,
+        found: tuple[Delivery, QueueMessage, int] | None,
+    ) -> None:
+        if found is None:
+            self._client.answer(commands.Basic.GetEmpty(), self._number)
+            return
+        delivery, message, left = found
+        tag = self.next_tag(None if method.no_ack else delivery)
+        now = self._shared.broker.wall_clock()
+        self._client.send(
+            write_get_ok(self._client, self._number, tag, delivery, message, left, now)
+        )  # fmt: skip
+
+    def _pass_over(self, _method: Method) -> None:
+        """Pass over the answer to basic.cancel."""
+
+    # --- settling
+
+    def _on_ack(self, method: commands.Basic.Ack) -> tuple[dict[int, Delivery], Outcome]:
+        return self._take(method.delivery_tag, method.multiple, method.index), Outcome.ACCEPT
+
+    def _on_nack(self, method: commands.Basic.Nack) -> tuple[dict[int, Delivery], Outcome]:
+        found = self._take(method.delivery_tag, method.multiple, method.index)
+        return found, Outcome.REQUEUE if method.requeue else Outcome.REJECT
+
+    def _on_reject(self, method: commands.Basic.Reject) -> tuple[dict[int, Delivery], Outcome]:
+        found = self._take(method.delivery_tag or 0, False, method.index)
+        return found, Outcome.REQUEUE if method.requeue else Outcome.REJECT
+
+    def _on_recover(self, method: commands.Basic.Recover) -> None:
+        """Requeue, also where the client asks for the same recipient: with one consumer that is the same."""
+        unsettled, self.unsettled = self.unsettled, {}
+        if isinstance(method, commands.Basic.Recover):
+            self._client.answer(commands.Basic.RecoverOk(), self._number)
+        if unsettled:
+            self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
+
+    def _take(self, tag: int, multiple: bool, index: int) -> dict[int, Delivery]:
+        unsettled = self.unsettled
+        if multiple and not tag:
+            self.unsettled = {}
+            return unsettled
+        if tag not in unsettled:
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"unknown delivery tag {tag}", index)
+        if not multiple:
+            return {tag: unsettled.pop(tag)}
+        found: dict[int, Delivery] = {}
+        for each in unsettled:
+            if each > tag:
+                break
+            found[each] = unsettled[each]
+        for each in found:
+            del unsettled[each]
+        return found
+
+    def _settle(self, found: dict[int, Delivery], outcome: Outcome, transaction: Transaction | None) -> None:
+        if transaction is not None:
+            transaction.settle(found, outcome)
+        elif found:
+            self._shared.queues.settle(list(found.values()), outcome)
+
+
+_SETTLING: Mapping[int, Callable[[Consuming, Any], tuple[dict[int, Delivery], Outcome]]] = {
+    commands.Basic.Ack.index: Consuming._on_ack,
+    commands.Basic.Nack.index: Consuming._on_nack,
+    commands.Basic.Reject.index: Consuming._on_reject,
+}
+_HANDLERS: Mapping[int, Callable[[Consuming, Any], None]] = {
+    commands.Basic.Qos.index: Consuming._on_qos,
+    commands.Basic.Consume.index: Consuming._on_consume,
+    commands.Basic.Cancel.index: Consuming._on_cancel,
+    commands.Basic.CancelOk.index: Consuming._pass_over,
+    commands.Basic.Get.index: Consuming._on_get,
+    commands.Basic.Recover.index: Consuming._on_recover,
+    commands.Basic.RecoverAsync.index: Consuming._on_recover,
+}

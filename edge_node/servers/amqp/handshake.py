@@ -1,0 +1,248 @@
+"""Handshake from connection.start to connection.open-ok: client, terms and virtual host
+(section 2.2.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Protocol
+
+from weft.bounds import user_or_address
+from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.amqp.client import Peer, Shared
+from weft.edge_node.servers.amqp.names import Names
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.field_table import read_table
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN
+from weft.protocols.amqp.methods import Method, commands, name_of
+
+CAPABILITIES = {
+    "publisher_confirms": True,
+    "exchange_exchange_bindings": True,
+    "basic.nack": True,
+    "consumer_cancel_notify": True,
+    "connection.blocked": True,
+    "consumer_priorities": True,
+    "authentication_failure_close": True,
+    "per_consumer_qos": True,
+}
+"""Extensions of AMQP 0-9-1 that the node has, by RabbitMQ's names for them."""
+TELL_FAILURE = "authentication_failure_close"
+LOCALES = "en_US"
+NAME_SHOWN_MAX = 128
+
+
+class Client(Protocol):
+    """Connection, as its handshake knows it."""
+
+    arrival: Arrival
+
+    def answer(self, method: Method, channel: int = 0) -> None:
+        """Write one method."""
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading."""
+
+    def go_on(self) -> None:
+        """Read on after ``Pause.ASKING``."""
+
+    def tuned(self, frame_bytes_max: int) -> None:
+        """Take frames as long as was agreed on."""
+
+    def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
+        """Take methods for channels from now on."""
+
+    def fail(self, error: AmqpError) -> None:
+        """Close the connection with an exception."""
+
+    def refuse_silently(self, reason: str) -> None:
+        """Close a connection without a word."""
+
+
+class _State(IntEnum):
+    AWAITS_START_OK = 0
+    ASKS = 1
+    AWAITS_TUNE_OK = 2
+    AWAITS_OPEN = 3
+
+
+_EXPECTED: Mapping[_State, Any] = {
+    _State.AWAITS_START_OK: commands.Connection.StartOk,
+    _State.AWAITS_TUNE_OK: commands.Connection.TuneOk,
+    _State.AWAITS_OPEN: commands.Connection.Open,
+}
+
+
+class Handshake:
+    """One connection that is not open yet."""
+
+    __slots__ = ("_capabilities", "_channels_max", "_client", "_door", "_frame_bytes_max", "_heartbeat_s", "_identity",
+                 "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
+
+    def __init__(self, shared: Shared, door: Door, client: Client, transport: Any) -> None:
+        """Join a handshake to its connection.
+
+        Args:
+            transport: asks for the client's certificate.
+        """
+        self._shared = shared
+        self._door = door
+        self._client = client
+        self._transport = transport
+        self._state = _State.AWAITS_START_OK
+        self._task: asyncio.Task[None] | None = None
+        self._identity: Identity | None = None
+        self._capabilities: frozenset[str] = frozenset()
+        self._name = ""
+        self._frame_bytes_max = shared.settings.frame_bytes_max
+        self._channels_max = shared.settings.channels_max
+        self._heartbeat_s = shared.settings.heartbeat_s
+
+    def begin(self) -> None:
+        """Say what the node is, and how clients may say who they are."""
+        properties: Mapping[str, Any] = {
+            "product": "Weft",
+            "version": self._shared.settings.software,
+            "platform": f"Python {platform.python_version()}",
+            "capabilities": CAPABILITIES,
+        }
+        start = commands.Connection.Start(0, 9, dict(properties), " ".join(self._mechanisms()), LOCALES)
+        self._client.answer(start)
+
+    def handle(self, method: Method) -> None:
+        """Take the method that must come next.
+
+        Raises:
+            AmqpError: it is another one, or says what cannot be.
+        """
+        expected = _EXPECTED.get(self._state)
+        if expected is None or not isinstance(method, expected):
+            wanted = "nothing" if expected is None else name_of(expected.index)
+            raise AmqpError(ReplyCode.COMMAND_INVALID, f"got {name_of(method.index)}, expected {wanted}", method.index)
+        if isinstance(method, commands.Connection.StartOk):
+            self._on_start_ok(method)
+        elif isinstance(method, commands.Connection.TuneOk):
+            self._on_tune_ok(method)
+        elif isinstance(method, commands.Connection.Open):
+            self._on_open(method)
+
+    def failed(self, error: AmqpError) -> None:
+        """Close the connection: before it is known who the client is, without a word (2.2.4)."""
+        if self._state < _State.AWAITS_TUNE_OK:
+            self._client.refuse_silently(error.text)
+        else:
+            self._client.fail(error)
+
+    def cancel(self) -> None:
+        """Stop the handshake of a connection that is gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # --- who
+
+    def _mechanisms(self) -> list[str]:
+        has_certificate = self._transport.get_extra_info("peercert") is not None
+        return ["PLAIN", "AMQPLAIN", "ANONYMOUS", *(["EXTERNAL"] if has_certificate else [])]
+
+    def _on_start_ok(self, method: commands.Connection.StartOk) -> None:
+        properties: Mapping[str, Any] = method.client_properties or {}
+        found = properties.get("capabilities")
+        if isinstance(found, dict):
+            self._capabilities = frozenset(name for name, has in found.items() if has is True)
+        name = properties.get("connection_name")
+        self._name = name[:NAME_SHOWN_MAX] if isinstance(name, str) else ""
+        credentials = self._credentials(method.mechanism, method.response)
+        self._state = _State.ASKS
+        self._client.hold(Pause.ASKING)
+        self._task = self._shared.broker.run(self._let_in(credentials))
+
+    def _credentials(self, mechanism: str, response: str | bytes) -> Credentials:
+        if mechanism not in self._mechanisms():
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"the mechanism {mechanism!r} is not offered")
+        data = response.encode() if isinstance(response, str) else response
+        username: str | None = None
+        password: bytes | None = None
+        try:
+            if mechanism == "PLAIN":
+                _, user, password = data.split(b"\0")  # RFC 4616: who it acts for, who it is, password
+                username = user.decode()
+            elif mechanism == "AMQPLAIN":
+                table, _ = read_table(len(data).to_bytes(4, "big") + data, 0, len(data) + 4)
+                username, secret = table["LOGIN"], table["PASSWORD"]
+                password = secret.encode() if isinstance(secret, str) else secret
+                if not isinstance(username, str) or not isinstance(password, bytes):
+                    raise ValueError
+        except (ValueError, KeyError, AmqpError):
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"the response of {mechanism} is not well formed") from None
+        return Credentials(self._name, username, password)
+
+    async def _let_in(self, credentials: Credentials) -> None:
+        arrival = self._client.arrival
+        try:
+            identity = await self._door.authenticate(credentials, self._transport, arrival.origin)
+        except AccessDenied as error:
+            self._task = None
+            self._denied(error)
+            return
+        has_room = await arrival.room()
+        self._task = None
+        if not has_room:  # the listener has said so in the log, once for many
+            self._client.refuse_silently("as many clients as limits.connections allows are connected")
+        elif not identity.admitted:
+            self._client.refuse_silently("its user has changed")
+        else:
+            self._identity = identity
+            self._state = _State.AWAITS_TUNE_OK
+            settings = self._shared.settings
+            tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
+            self._client.answer(tune)
+            self._client.go_on()
+
+    def _denied(self, error: AccessDenied) -> None:
+        if TELL_FAILURE in self._capabilities:
+            code = ReplyCode.RESOURCE_ERROR if error.denial is Denial.BUSY else ReplyCode.ACCESS_REFUSED
+            self._client.fail(AmqpError(code, str(error)))
+        else:
+            self._client.refuse_silently(str(error))
+
+    # --- terms
+
+    def _on_tune_ok(self, method: commands.Connection.TuneOk) -> None:
+        settings = self._shared.settings
+        frame_bytes_max = method.frame_max or settings.frame_bytes_max
+        channels_max = method.channel_max or settings.channels_max
+        if not FRAME_BYTES_MIN <= frame_bytes_max <= settings.frame_bytes_max:
+            bounds = f"{FRAME_BYTES_MIN} to {settings.frame_bytes_max}"
+            raise AmqpError(ReplyCode.NOT_ALLOWED, f"frame-max {frame_bytes_max} is not in {bounds}", method.index)
+        if channels_max > settings.channels_max:
+            reason = f"channel-max {channels_max} is above {settings.channels_max}"
+            raise AmqpError(ReplyCode.NOT_ALLOWED, reason, method.index)
+        self._frame_bytes_max = frame_bytes_max
+        self._channels_max = channels_max
+        self._heartbeat_s = method.heartbeat
+        self._client.tuned(frame_bytes_max)
+        self._state = _State.AWAITS_OPEN
+
+    def _on_open(self, method: commands.Connection.Open) -> None:
+        vhost = method.virtual_host
+        prefix = self._shared.settings.prefix_of(self._door.name, vhost)
+        if prefix is None:
+            reason = f"there is no virtual host {vhost!r}: use `/`, or name it in `vhosts` of the listener"
+            raise AmqpError(ReplyCode.INVALID_PATH, reason, method.index)
+        identity = self._identity
+        assert identity is not None, "it was let in"
+        peer = Peer(
+            identity,
+            user_or_address(identity.username, self._client.arrival.origin),
+            self._shared.broker.ingest.routes_of(identity),
+            self._name,
+            Names(prefix),
+            self._capabilities,
+        )
+        self._client.welcome(peer, self._frame_bytes_max, self._channels_max, self._heartbeat_s)
+        self._client.answer(commands.Connection.OpenOk())

@@ -1,0 +1,206 @@
+"""Publishes of one channel: from basic.publish to a record, and from a durable record to its confirm."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.routing.publishing import Published
+from weft.edge_node.queues.topics import TOPIC_EXCHANGE
+from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.replies import amqp_error
+from weft.edge_node.servers.amqp.target import Target
+from weft.protocols.amqp.content import write_content
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.methods import commands, write_method
+from weft.protocols.amqp.properties import Content, read_properties
+from weft.storage.segment_log import LogFull
+
+_PUBLISH: Final = commands.Basic.Publish.index
+_CONFIRM = struct.Struct(">BHIHHQBB")
+_CONFIRM_BYTES = 13
+_BASIC = 60
+_ACK, _NACK = 80, 120
+_FRAME_END = 0xCE
+TAG_BYTES = 8
+FRAME_REMEMBERED_BYTES_MAX = 600
+"""Longest method frame that is remembered: two names of 255 bytes, and the rest."""
+
+
+class Publishing:
+    """Takes the publishes of one channel; the source of its records."""
+
+    __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_shared", "_stores", "_turn", "confirms",
+                 "number", "publisher", "tag")  # fmt: skip
+
+    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+        self._shared = shared
+        self._client = client
+        self.number = number
+        self.publisher: str | None = None
+        """AMQP has no subscriptions that do not want their own messages."""
+        self._turn = shared.broker.ingest.turn
+        self.confirms = False
+        """True once the client has asked for confirms."""
+        self.tag = 0
+        """Number of the last message since then."""
+        self._acked = 0
+        """Number of the last message that was confirmed."""
+        self._first = 1
+        """Number of the first message that was gathered and not stored, as of ``_stores``."""
+        self._stores = -1
+        self._is_closed = False
+
+    # --- publishes
+
+    def check(self, method: commands.Basic.Publish) -> None:
+        """Check what the method alone says, before its content.
+
+        Raises:
+            AmqpError: there is no such exchange, or it may not be published to.
+        """
+        if method.immediate:
+            reason = "the flag immediate is not supported: nothing could be stored before it is known to be wanted"
+            raise AmqpError(ReplyCode.NOT_IMPLEMENTED, reason, _PUBLISH)
+        try:
+            self._shared.queues.check_exchange(self._client.peer.names.name(method.exchange))
+        except QueueError as error:
+            raise amqp_error(error, _PUBLISH) from None
+
+    def publish(self, frame: bytes, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
+        """Take a message that the hot path has not taken.
+
+        Args:
+            frame: of the method, by which the hot path knows the next one.
+
+        Raises:
+            AmqpError: it cannot be published.
+        """
+        self.gather(self._turn, method, properties, body, frame)
+
+    def gather(
+        self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
+    ) -> None:
+        """Add a message to what is to be stored. With a frame, the hot path takes the next ones.
+
+        Raises:
+            AmqpError: it cannot be published.
+        """
+        client = self._client
+        content = read_properties(properties)
+        self._check_user(content)
+        client.joins()
+        names = client.peer.names
+        exchange, key = names.name(method.exchange), names.key(method.exchange, method.routing_key)
+        try:
+            found = self._shared.queues.route(client.queue_client, exchange, key, content.headers, len(body))
+        except QueueError as error:
+            raise amqp_error(error, _PUBLISH) from None
+        is_routed = _is_routed(found, exchange)
+        if method.mandatory and not is_routed:
+            self._return(method, properties, body)
+        if found.route is None:
+            # Nothing takes it, and that is no error: it is as good as handled.
+            self._count(gathered, is_rejected=found.is_rejected)
+            return
+        target = Target(self, found.topic, found.headers, found.route)
+        headers = target.headers_of(properties, content, self._shared.broker.wall_clock())
+        gathered.add(found.route, found.topic, body, self, 0, headers)
+        self._count(gathered, is_rejected=found.is_rejected)
+        is_plain = found.is_constant and (is_routed or not method.mandatory)
+        if frame and is_plain and len(frame) <= FRAME_REMEMBERED_BYTES_MAX and not self._is_closed:
+            client.targets.remember(frame, target)
+            self._shared.broker.ingest.remembering.add(client.targets)
+            self._shared.queues.remember(client.targets)
+
+    def _count(self, gathered: Gathering, *, is_rejected: bool) -> None:
+        if gathered is not self._turn:
+            return  # a transaction, which has no confirms
+        if is_rejected and self.confirms:
+            self._nack_next()
+        else:
+            self.published(1)
+
+    def published(self, count: int) -> None:
+        """Count messages that were gathered, and have them confirmed where that is asked for."""
+        if not self.confirms:
+            return
+        turn = self._turn
+        if self._stores != turn.stores:
+            self._stores = turn.stores
+            self._first = self.tag + 1
+        self.tag += count
+        turn.clients.append(self)
+        turn.answers.append(self.tag.to_bytes(TAG_BYTES, "big"))
+        turn.more_acks += count - 1
+
+    def confirm(self) -> None:
+        """Confirm what is published from now on."""
+        self.confirms = True
+
+    def close(self) -> None:
+        """Confirm nothing any more: the channel is closed."""
+        self._is_closed = True
+
+    # --- answers
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Confirm all messages up to the last of ``answers``: they are durable."""
+        tag = int.from_bytes(answers[-TAG_BYTES:], "big")
+        acked, self._acked = self._acked, tag
+        if not self._is_closed and tag > acked:
+            self._client.send(self._confirm(_ACK, tag, multiple=tag - acked > 1))
+
+    def refuse(self, error: BaseException) -> None:
+        """Nack what could not be stored; without confirms only the end of the connection says that."""
+        if self._is_closed:
+            return
+        self._shared.broker.counters.log_refusals += 1
+        if self.confirms and isinstance(error, LogFull) and self._stores == self._turn.stores - 1:
+            # One by one: a multiple nack would be about earlier messages, too, which wait for the disk.
+            tags = range(self._first, self.tag + 1)
+            self._shared.counters.amqp_nacked += len(tags)
+            self._client.send(b"".join([self._confirm(_NACK, tag, multiple=False) for tag in tags]))
+            if self._acked == self._first - 1:
+                self._acked = self.tag
+            return
+        code = ReplyCode.RESOURCE_ERROR if isinstance(error, LogFull) else ReplyCode.INTERNAL_ERROR
+        self._client.fail(AmqpError(code, f"what was published could not be stored: {error}", _PUBLISH))
+
+    # --- inside
+
+    def _nack_next(self) -> None:
+        """Nack a message at once, which a full queue refuses: its publisher may send it again."""
+        self.tag += 1
+        self._shared.counters.amqp_nacked += 1
+        self._client.send(self._confirm(_NACK, self.tag, multiple=False))
+        if self._acked == self.tag - 1:
+            self._acked = self.tag
+
+    def _confirm(self, method: int, tag: int, *, multiple: bool) -> bytes:
+        return _CONFIRM.pack(1, self.number, _CONFIRM_BYTES, _BASIC, method, tag, multiple, _FRAME_END)
+
+    def _check_user(self, content: Content) -> None:
+        if content.user_id is not None and content.user_id != (self._client.peer.identity.username or "guest"):
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"user-id {content.user_id!r} is not the user of the connection",
+                _PUBLISH,
+            )
+
+    def _return(self, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
+        self._shared.counters.amqp_returned += 1
+        returned = commands.Basic.Return(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key)
+        self._client.send(
+            write_method(returned, self.number)
+            + write_content(self.number, properties, body, self._client.frame_bytes_max)
+        )
+
+
+def _is_routed(found: Published, exchange: str) -> bool:
+    """Return whether a message reaches a queue. Streams are for the topic exchange what queues are for all."""
+    if found.is_rejected or (found.route is not None and found.route.queues is not None):
+        return True
+    return exchange == TOPIC_EXCHANGE and found.is_routed

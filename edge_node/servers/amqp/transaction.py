@@ -1,0 +1,110 @@
+"""Transactions of one channel (class tx): publishes and acknowledgements that count together, in one commit of the
+log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.queues.message import Delivery, Outcome
+from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.methods import commands
+
+RECORD_BYTES = 512
+"""Charge for a message or acknowledgement that waits for its commit, beside its body."""
+RESERVE_BYTES = 64 << 10
+
+
+class Publishing(Protocol):
+    """Publishes of the channel."""
+
+    def gather(
+        self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
+    ) -> None:
+        """Add a message to what is to be stored."""
+
+
+class Consuming(Protocol):
+    """Deliveries of the channel."""
+
+    def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
+        """Take deliveries as not settled again."""
+
+
+class Transaction:
+    """Publishes and acknowledgements of a channel since tx.select, or the last commit or rollback."""
+
+    __slots__ = ("_bytes", "_client", "_gathered", "_number", "_settled", "_shared")
+
+    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+        self._shared = shared
+        self._client = client
+        self._number = number
+        self._gathered = Gathering()
+        self._settled: list[tuple[dict[int, Delivery], Outcome]] = []
+        self._bytes = 0
+        """Bytes charged for what waits for the commit."""
+
+    def publish(self, publishing: Publishing, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
+        """Take a message, which counts once it is committed.
+
+        Raises:
+            AmqpError: it cannot be published.
+        """
+        publishing.gather(self._gathered, method, properties, body)
+        self._charge(len(body) + len(properties) + RECORD_BYTES)
+
+    def settle(self, deliveries: dict[int, Delivery], outcome: Outcome) -> None:
+        """Take acknowledgements, which count once they are committed."""
+        self._settled.append((deliveries, outcome))
+        self._charge(RECORD_BYTES * len(deliveries))
+
+    def commit(self, done: Callable[[], None]) -> None:
+        """Store all of it in one commit; call back when that is durable.
+
+        Raises:
+            LogFull, LogFailed: nothing was stored, and nothing was acknowledged.
+        """
+        broker, shared = self._shared.broker, self._shared
+        broker.ingest.turn.store()  # what came before comes first
+        gathered, settled, size = self._gathered, self._settled, self._bytes
+        if gathered or settled:
+            with broker.ingest.log.together(RESERVE_BYTES + size * 2):
+                if gathered:
+                    broker.ingest.store(gathered)
+                for deliveries, outcome in settled:
+                    shared.queues.settle(list(deliveries.values()), outcome)
+                shared.queues.flush()
+        self._begin()
+        shared.counters.amqp_transactions += 1
+
+        def durable(error: BaseException | None) -> None:
+            if error is None:
+                done()
+            else:
+                self._client.fail(AmqpError(ReplyCode.INTERNAL_ERROR, f"the transaction is lost: {error}"))
+
+        broker.ingest.on_durable(durable)
+
+    def rollback(self, consuming: Consuming) -> None:
+        """Forget all of it. Deliveries that were acknowledged are not settled again; the client may recover them."""
+        for deliveries, _ in self._settled:
+            consuming.give_back(deliveries)
+        self._begin()
+
+    def end(self, consuming: Consuming | None) -> None:
+        """Roll back: the channel is closed."""
+        if consuming is not None:
+            self.rollback(consuming)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._gathered, self._settled = Gathering(), []
+        self._charge(-self._bytes)
+
+    def _charge(self, size: int) -> None:
+        self._bytes += size
+        self._client.inbox.content_bytes += size

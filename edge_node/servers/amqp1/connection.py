@@ -1,0 +1,334 @@
+"""One AMQP 1.0 client's connection: reads to frames, frames to the engine, and what the engine has to say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from weft.bounds import user_or_address
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.amqp1.held import Held
+from weft.edge_node.servers.amqp1.opening import Opening
+from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp1.opening import AMQP, HEADER_BYTES, frame_size, refusal
+from weft.protocols.errors import Corrupt
+
+if TYPE_CHECKING:
+    from weft.edge_node.servers.amqp1.engine import Engine
+    from weft.edge_node.servers.amqp1.links import Links
+
+log = logging.getLogger(__name__)
+
+SLICE_BYTES = 16 << 10
+SLICE_FRAMES = 32
+"""Bytes or frames that the engine gets at a time, before the client's turn is looked at."""
+_WAITING = Pause.ASKING | Pause.TURN
+_FREE = (0x14, 0x15)
+"""Performatives that cost their time alone: transfers and dispositions are what a node is there for."""
+
+
+class Amqp1Connection(asyncio.Protocol):
+    """Server side of one connection. Every method runs on the event loop's thread."""
+
+    __slots__ = (
+        "_budget", "_door", "_has_begun", "_held", "_links", "_missed_turn", "_opening", "_parts", "_pause",
+        "_transport", "_write_deadline", "arrival", "engine", "identity", "wheel_slot",
+    )  # fmt: skip
+
+    def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
+        """Take a connection in; the listener has counted it."""
+        broker = parts.broker
+        self.arrival = arrival
+        self.wheel_slot = -1
+        self.identity: Identity | None = None
+        """Identity of the client once it was let in."""
+        self.engine: Engine | None = None
+        self._parts = parts
+        self._door = door
+        self._budget = broker.turns.budget
+        self._held = Held(broker.unfinished, user_or_address(None, arrival.origin))
+        self._opening: Opening | None = None
+        self._links: Links | None = None
+        self._has_begun = False
+        self._pause = 0
+        self._missed_turn = False  # True once its turn came while publishers wait for the disk
+        self._write_deadline: float | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # --- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the protocol header; the listener minds how long."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._parts.broker.settings.send_queue_bytes_max)
+        self._opening = Opening(self._parts, self._door, self, self._transport)
+        self._parts.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one read, or keep it until it is the client's turn."""
+        if self._transport is None:
+            return
+        broker = self._parts.broker
+        now, turns = broker.clock(), broker.turns
+        self._held.data += data
+        broker.ingest.turn.bytes += len(data)
+        if not self._pause & _WAITING and (now < turns.reads_until or turns.admits(now)):
+            self._read(now)
+            return
+        self._settle()
+        if self._transport is not None and not self._pause & _WAITING:
+            self.hold(Pause.TURN)
+            broker.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
+
+    def _read(self, now: float) -> None:
+        broker = self._parts.broker
+        self._budget.begin(now)
+        try:
+            if self._opening is not None:
+                self._opening.step(self._held.data)
+            if self.engine is not None:
+                self._frames(self.engine)
+        except Corrupt as error:
+            self._broken(str(error))
+        if self._links is not None:
+            self._links.end_read()
+        broker.ingest.turn.gathered()
+        broker.fan_out.flush()
+        self.flush()
+        self._settle()
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read, and close it if that lasts."""
+        self.hold(Pause.WRITE)
+        self._write_deadline = self._parts.broker.clock() + self._parts.broker.settings.write_timeout_s
+        self._parts.broker.wheel.set(self, self._write_deadline)
+
+    def resume_writing(self) -> None:
+        """Read on from a client that has caught up."""
+        self._write_deadline = None
+        self.release(Pause.WRITE)
+        self.look_at_times()
+        if self._links is not None:
+            self._links.room()
+            self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close the connection of a client that has gone."""
+        self.close(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
+
+    # --- what others ask of a connection
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the client can still be sent something."""
+        return self._transport is not None
+
+    @property
+    def takes_more(self) -> bool:
+        """Return whether the client's socket takes what it is sent."""
+        return self._transport is not None and not self._pause & Pause.WRITE
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading."""
+        if not self._pause and self._transport is not None:
+            self._transport.pause_reading()
+        self._pause |= reason
+
+    def release(self, reason: Pause) -> None:
+        """Read on, if this was the last reason not to."""
+        if not self._pause & reason:
+            return
+        self._pause &= ~reason
+        if self._missed_turn and not self._pause & Pause.DISK:
+            self._missed_turn = False
+            self._parts.broker.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
+        if not self._pause and self._transport is not None:
+            self._transport.resume_reading()
+
+    def go_on(self, waited_for: Pause) -> None:
+        """Handle what came while the connection waited, and read on."""
+        if self._transport is None:
+            return
+        self._pause &= ~waited_for
+        if self._held.data and self._pause & Pause.DISK:
+            self._pause |= Pause.TURN
+            self._missed_turn = True
+        elif self._held.data:
+            self._read(self._parts.broker.clock())
+        if not self._pause and self._transport is not None:
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Write bytes that do not come from the engine."""
+        if self._transport is not None:
+            self._parts.broker.counters.bytes_sent += len(data)
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write what the engine has to send."""
+        engine = self.engine
+        if engine is None or self._transport is None:
+            return
+        data = engine.output()
+        if data:
+            self.write(data)
+        if engine.error is not None:
+            self._parts.broker.counters.protocol_errors += 1
+            self.close(engine.error, drains=True)
+        elif engine.ended:
+            self.close("closed by the client", logging.DEBUG, drains=True)
+
+    def welcome(self, identity: Identity) -> None:
+        """Hand the connection to the engine: the client may come in. ``go_on`` follows."""
+        from weft.edge_node.servers.amqp1.engine import Engine
+        from weft.edge_node.servers.amqp1.links import Links
+
+        parts = self._parts
+        self.identity, self._opening = identity, None
+        self._held.belongs_to(user_or_address(identity.username, self.arrival.origin))
+        self._links = Links(parts, self, identity, self._held)
+        self.engine = engine = Engine(parts.engine_settings(), self._links)
+        self._links.begin(engine)
+        self.arrival.opened()
+
+    def refuse(self, condition: str, description: str) -> None:
+        """Close a connection that no engine serves, and say why."""
+        self.write(refusal(self._parts.container, condition, description))
+        self.close(description, drains=True)
+
+    def end(self, condition: str, description: str) -> None:
+        """Close the connection with an error, in the words of the protocol."""
+        if self.engine is not None and self._transport is not None:
+            self.engine.close(condition, description)
+            self.write(self.engine.output())
+        self.close(description, drains=True)
+
+    def permissions_changed(self) -> None:
+        """Ask again whether the client may be here, and what it may do."""
+        if self.identity is not None and not self.identity.admitted:
+            self._parts.broker.counters.clients_expelled += 1
+            self.end("amqp:unauthorized-access", "its user was removed, or has another password")
+        elif self._links is not None:
+            self._links.permissions_changed()
+            self.flush()
+
+    def due(self, now: float) -> float | None:
+        """Close the connection if the client did not send, or did not read, for too long. For the timer wheel."""
+        if self._write_deadline is not None and now >= self._write_deadline:
+            self._parts.broker.counters.write_timeouts += 1
+            self.close(f"did not read what it was sent for {self._parts.broker.settings.write_timeout_s:g} s")
+            return None
+        engine = self.engine
+        when = None
+        if engine is not None:
+            when = engine.tick(now)
+            engine.handle()
+            if engine.error is not None:
+                self._parts.broker.counters.keep_alive_timeouts += 1
+            self.flush()
+        if self._transport is None:
+            return None
+        return min((each for each in (when, self._write_deadline) if each is not None), default=None)
+
+    # --- frames
+
+    def _frames(self, engine: Engine) -> None:
+        """Hand whole frames to the engine, until the client's turn is over."""
+        held, at, begin, frames, cost = self._held.data, 0, 0, 0, 0
+        if not self._has_begun and len(held) >= HEADER_BYTES:
+            if held[:HEADER_BYTES] != AMQP:
+                raise Corrupt(f"expected the protocol header of AMQP 1.0, got {bytes(held[:HEADER_BYTES])!r}")
+            self._has_begun, at = True, HEADER_BYTES
+            self._parts.broker.call_soon(self.look_at_times)
+        while self._has_begun and not self._pause & _WAITING and self._transport is not None:
+            size = frame_size(held, at, self._parts.frame_bytes_max)
+            if size is None or at + size > len(held):
+                break
+            cost += size < 11 or held[at + 10] not in _FREE
+            at, frames = at + size, frames + 1
+            if at - begin < SLICE_BYTES and frames < SLICE_FRAMES:
+                continue
+            self._push(engine, bytes(held[begin:at]))
+            begin, spent = at, cost
+            frames = cost = 0
+            if not self._budget.spend(spent) and at < len(held):
+                self._wait_for_turn()
+        if at > begin:
+            self._push(engine, bytes(held[begin:at]))
+        del held[:at]
+
+    def _push(self, engine: Engine, data: bytes) -> None:
+        if self._transport is not None:
+            engine.receive(data)
+            engine.handle()
+
+    def _wait_for_turn(self) -> None:
+        """Go on when others had their turn and what came is durable."""
+        broker = self._parts.broker
+        if self._links is not None:
+            self._links.end_read()
+        self.hold(Pause.TURN)
+        broker.ingest.turn.store()
+        go_on = partial(broker.rounds.wait, self._held.owner, partial(self.go_on, Pause.TURN))
+        broker.ingest.on_durable(lambda _: go_on())
+
+    def _settle(self) -> None:
+        if self._transport is not None and not self._held.settle():
+            self.end("amqp:resource-limit-exceeded", "no memory for messages that are not whole (limits.unfinished)")
+
+    def look_at_times(self) -> None:
+        """Ask again when something is due: the client has said how often it wants a sign of life."""
+        when = self.due(self._parts.broker.clock())
+        if when is not None:
+            self._parts.broker.wheel.set(self, when)
+
+    # --- the end
+
+    def _broken(self, reason: str) -> None:
+        self._parts.broker.counters.protocol_errors += 1
+        if self.engine is not None:
+            self.end("amqp:connection:framing-error", reason)
+        else:
+            self.close(reason)
+
+    def close(self, reason: str, level: int = logging.WARNING, *, drains: bool = False) -> None:
+        """Say why, detach the links and close the transport; once.
+
+        Args:
+            drains: True to send what is written first.
+        """
+        if self._transport is None:
+            return
+        transport, self._transport = self._transport, None
+        parts, broker = self._parts, self._parts.broker
+        broker.ingest.turn.store()
+        log.log(level, "closed AMQP 1.0 client %s at %s: %s", self._name(), self.arrival.name, reason)
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._links is not None:
+            self._links.end()
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            # Later: this may be within one of its events.
+            broker.call_soon(engine.free)
+        broker.wheel.cancel(self)
+        self._held.clear()
+        parts.connections.discard(self)
+        broker.ingest.back_pressure.leave(self)
+        self.arrival.closed()
+        (transport.close if drains and not self._pause & Pause.WRITE else transport.abort)()
+
+    def _name(self) -> str:
+        if self._links is not None and self._links.container:
+            return repr(self._links.container[:80])
+        return "without an identifier"
+
+
+def make_connection(parts: Parts) -> Callable[[Door, Arrival], Any]:
+    """Return what makes the connections of a listener."""
+    return partial(Amqp1Connection, parts)

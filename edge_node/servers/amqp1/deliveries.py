@@ -1,0 +1,119 @@
+"""Deliveries, as the engine has them: its own pointers, none of which may be used once its link is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cproton import (
+    PN_ACCEPTED,
+    PN_MODIFIED,
+    PN_REJECTED,
+    PN_RELEASED,
+    addressof,
+    pn_condition_set_description,
+    pn_condition_set_name,
+    pn_delivery,
+    pn_delivery_aborted,
+    pn_delivery_local,
+    pn_delivery_partial,
+    pn_delivery_pending,
+    pn_delivery_readable,
+    pn_delivery_remote,
+    pn_delivery_remote_state,
+    pn_delivery_settle,
+    pn_delivery_settled,
+    pn_delivery_update,
+    pn_disposition_condition,
+    pn_disposition_is_failed,
+    pn_disposition_is_undeliverable,
+    pn_link_advance,
+    pn_link_credit,
+    pn_link_recv,
+    pn_link_send,
+)
+
+from weft.edge_node.servers.amqp1.items import Outcome, Outcomes
+
+# --- those that come in
+
+is_readable: Callable[[Any], bool] = pn_delivery_readable
+is_partial: Callable[[Any], bool] = pn_delivery_partial
+is_aborted: Callable[[Any], bool] = pn_delivery_aborted
+is_settled: Callable[[Any], bool] = pn_delivery_settled
+settle: Callable[[Any], None] = pn_delivery_settle
+
+
+def take(link: Any, delivery: Any) -> bytes:
+    """Return what has come of the link's current delivery since the last call."""
+    pending = pn_delivery_pending(delivery)
+    if not pending:
+        return b""
+    code, data = pn_link_recv(link._impl, pending)
+    return bytes(data) if code > 0 else b""
+
+
+def advance(link: Any) -> None:
+    """Go on to the link's next delivery."""
+    pn_link_advance(link._impl)
+
+
+def accept(delivery: Any) -> None:
+    """Settle a delivery as accepted."""
+    pn_delivery_update(delivery, PN_ACCEPTED)
+    pn_delivery_settle(delivery)
+
+
+def release(delivery: Any) -> None:
+    """Settle a delivery as released: the client may send it again, here or elsewhere."""
+    pn_delivery_update(delivery, PN_RELEASED)
+    pn_delivery_settle(delivery)
+
+
+def reject(delivery: Any, condition: str, description: str) -> None:
+    """Settle a delivery as rejected, and say why."""
+    error = pn_disposition_condition(pn_delivery_local(delivery))
+    pn_condition_set_name(error, condition)
+    pn_condition_set_description(error, description)
+    pn_delivery_update(delivery, PN_REJECTED)
+    pn_delivery_settle(delivery)
+
+
+# --- those that go out
+
+
+def credit(link: Any) -> int:
+    """Return how many deliveries the client wants yet."""
+    return int(pn_link_credit(link._impl))
+
+
+def send(link: Any, tag: bytes, data: bytes, *, settled: bool) -> tuple[int, Any]:
+    """Send a message. Returns a number that is the delivery's until it is settled, and the delivery."""
+    delivery = pn_delivery(link._impl, tag)
+    pn_link_send(link._impl, data)
+    pn_link_advance(link._impl)
+    if settled:
+        pn_delivery_settle(delivery)
+    return addressof(delivery), delivery
+
+
+def number_of(delivery: Any) -> int:
+    """Return the number that ``send`` gave for a delivery."""
+    return int(addressof(delivery))
+
+
+def outcome(delivery: Any) -> Outcome | None:
+    """Return what became of a delivery; None while the client has not said."""
+    state = pn_delivery_remote_state(delivery)
+    if state == PN_ACCEPTED:
+        return Outcomes.ACCEPTED
+    if state == PN_REJECTED:
+        return Outcomes.REJECTED
+    if state == PN_RELEASED:
+        return Outcomes.RELEASED
+    if state == PN_MODIFIED:
+        remote = pn_delivery_remote(delivery)
+        return Outcome(
+            "modified", failed=pn_disposition_is_failed(remote), undeliverable=pn_disposition_is_undeliverable(remote)
+        )
+    return Outcomes.ACCEPTED if pn_delivery_settled(delivery) else None

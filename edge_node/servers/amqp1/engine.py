@@ -1,0 +1,245 @@
+"""Proton's engine of one connection: bytes in, events and bytes out.
+
+This module, ``endpoints`` and ``deliveries`` know Proton. They are loaded when the first client of AMQP 1.0 comes, so
+that nodes without any do not pay for them. What is called for each message goes past Proton's objects for Python, to
+the functions that these call: an object for each event, its delivery, link, session, connection and transport cost more
+than all the rest of a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cproton import (
+    PN_CONNECTION_REMOTE_CLOSE,
+    PN_CONNECTION_REMOTE_OPEN,
+    PN_DELIVERY,
+    PN_LINK_FLOW,
+    PN_LINK_REMOTE_CLOSE,
+    PN_LINK_REMOTE_DETACH,
+    PN_LINK_REMOTE_OPEN,
+    PN_SESSION_REMOTE_CLOSE,
+    PN_SESSION_REMOTE_OPEN,
+    PN_TRANSPORT_ERROR,
+    addressof,
+    isnull,
+    pn_collector_peek,
+    pn_collector_pop,
+    pn_delivery_link,
+    pn_event_delivery,
+    pn_event_link,
+    pn_event_session,
+    pn_event_type,
+    pn_transport_peek,
+    pn_transport_pending,
+    pn_transport_pop,
+    pn_transport_push,
+)
+from proton import Collector, Condition, Connection, Link, ProtonException, Session, Transport
+
+from weft.edge_node.servers.amqp1.endpoints import key
+from weft.protocols.errors import Corrupt
+
+SESSION_BYTES = 64 << 20
+"""Window of a session: a thousand frames, short ones mostly. The engine keeps none of them: what has come of a message
+is taken from it at once, and charged to the user."""
+
+
+class Events(Protocol):
+    """Handlers of the engine's events; ``Links`` implements them."""
+
+    def opened(self) -> None:
+        """Take note that the client has sent ``open``."""
+
+    def closed(self) -> None:
+        """Take note that the client has sent ``close``."""
+
+    def session_opened(self, session: Any) -> None:
+        """Take note that the client has sent ``begin``."""
+
+    def session_closed(self, session: Any) -> None:
+        """Take note that the client has sent ``end``."""
+
+    def attached(self, link: Any) -> None:
+        """Take note that the client has sent ``attach``."""
+
+    def detached(self, link: Any, *, closed: bool) -> None:
+        """Take note that the client has sent ``detach``."""
+
+
+class LinkEvents(Protocol):
+    """Handlers of the events of one link."""
+
+    def delivery(self, delivery: Any) -> None:
+        """Take a part of a message, or the outcome of one."""
+
+    def flow(self) -> None:
+        """Note that credit has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Bounds that ``open`` announces."""
+
+    container: str
+    frame_bytes_max: int
+    idle_s: float
+    """Seconds of silence after which the client is taken for dead; it hears of half of them."""
+    sessions_max: int
+
+
+class Engine:
+    """One connection's engine. Belongs to the event loop's thread."""
+
+    __slots__ = ("_collector", "_connection", "_events", "_is_handling", "_links", "_transport", "ended", "error")
+
+    def __init__(self, settings: EngineSettings, events: Events) -> None:
+        self._events = events
+        self._links: dict[int, LinkEvents] = {}
+        """Address of a link in the engine -> what becomes of its events."""
+        self._is_handling = False
+        self.ended = False
+        """True once nothing more is to be sent."""
+        self.error: str | None = None
+        """Reason why the engine gave the connection up."""
+        self._transport = transport = Transport(Transport.SERVER)
+        transport.max_frame_size = settings.frame_bytes_max
+        transport.idle_timeout = settings.idle_s
+        transport.channel_max = settings.sessions_max - 1
+        self._collector = Collector()
+        self._connection = Connection()
+        self._connection.container = settings.container
+        self._connection.collect(self._collector)
+        transport.bind(self._connection)
+
+    # --- bytes
+
+    def receive(self, data: bytes) -> None:
+        """Take whole frames. ``handle`` follows."""
+        transport, at = self._transport._impl, 0
+        while at < len(data):
+            taken = pn_transport_push(transport, data[at:] if at else data)
+            if taken <= 0:
+                break  # an error, of which an event tells
+            at += taken
+
+    def handle(self) -> None:
+        """Have all events handled. Does nothing within one of them.
+
+        Raises:
+            Corrupt: a name or an address is not in UTF-8.
+        """
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            self._handle_all()
+        finally:
+            self._is_handling = False
+
+    def _handle_all(self) -> None:
+        collector = self._collector._impl
+        while not isnull(event := pn_collector_peek(collector)):
+            try:
+                self._handle(event)
+            except (UnicodeDecodeError, ProtonException) as error:
+                # Names and addresses are text, and the engine passes on what came.
+                raise Corrupt(f"what came cannot be understood: {error}") from None
+            finally:
+                pn_collector_pop(collector)
+
+    def output(self) -> bytes:
+        """Return what is to be sent; ``ended`` says afterwards whether that was the last."""
+        transport, parts = self._transport._impl, []
+        while (pending := pn_transport_pending(transport)) > 0:
+            code, data = pn_transport_peek(transport, pending)
+            if code <= 0:
+                break
+            parts.append(bytes(data))
+            pn_transport_pop(transport, code)
+        if pending < 0:
+            self.ended = True
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def tick(self, now: float) -> float | None:
+        """Look whether the client has been silent for too long, or waits for a sign of life. Returns the next time."""
+        return self._transport.tick(now) or None
+
+    def free(self) -> None:
+        """Give everything back. Nothing may be called afterwards."""
+        self._links.clear()
+        self._transport.unbind()
+        self._connection.free()
+        self._collector.release()
+
+    # --- the connection
+
+    @property
+    def remote_container(self) -> str:
+        """Return the client's container identifier."""
+        return self._connection.remote_container or ""
+
+    def open(self, software: str) -> None:
+        """Answer ``open``."""
+        self._connection.offered_capabilities = ["ANONYMOUS-RELAY"]
+        self._connection.properties = {"product": "weft", "version": software}
+        self._connection.open()
+
+    def close(self, condition: str | None = None, description: str = "") -> None:
+        """Send ``close``."""
+        if condition is not None:
+            self._connection.condition = Condition(condition, description)
+        self._connection.close()
+
+    # --- links
+
+    def join(self, link: Any, events: LinkEvents) -> None:
+        """Have the events of a link handled."""
+        self._links[key(link)] = events
+
+    def leave(self, number: int) -> None:
+        """Handle no more events of a link."""
+        self._links.pop(number, None)
+
+    def forget(self, link: Any) -> None:
+        """Handle no more events of a link, and free it: its deliveries are gone."""
+        self.leave(key(link))
+        link.free()
+
+    # --- inside
+
+    def _handle(self, event: Any) -> None:
+        kind = pn_event_type(event)
+        if kind == PN_DELIVERY:
+            delivery = pn_event_delivery(event)
+            link = self._links.get(addressof(pn_delivery_link(delivery)))
+            if link is not None:
+                link.delivery(delivery)
+        elif kind == PN_LINK_FLOW:
+            link = self._links.get(addressof(pn_event_link(event)))
+            if link is not None:
+                link.flow()
+        elif kind in _LINKS:
+            _LINKS[kind](self._events, Link.wrap(pn_event_link(event)))
+        elif kind in _SESSIONS:
+            _SESSIONS[kind](self._events, Session.wrap(pn_event_session(event)))
+        elif kind == PN_CONNECTION_REMOTE_OPEN:
+            self._events.opened()
+        elif kind == PN_CONNECTION_REMOTE_CLOSE:
+            self._events.closed()
+        elif kind == PN_TRANSPORT_ERROR:
+            condition = self._transport.condition
+            self.error = f"{condition.name}: {condition.description}" if condition is not None else "an error"
+
+
+_LINKS: dict[int, Callable[[Events, Any], None]] = {
+    PN_LINK_REMOTE_OPEN: lambda events, link: events.attached(link),
+    PN_LINK_REMOTE_DETACH: lambda events, link: events.detached(link, closed=False),
+    PN_LINK_REMOTE_CLOSE: lambda events, link: events.detached(link, closed=True),
+}
+_SESSIONS: dict[int, Callable[[Events, Any], None]] = {
+    PN_SESSION_REMOTE_OPEN: lambda events, session: events.session_opened(session),
+    PN_SESSION_REMOTE_CLOSE: lambda events, session: events.session_closed(session),
+}

@@ -1,0 +1,338 @@
+"""A link on which a client sends: messages to records, and durable records to dispositions."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+from weft.bounds import Owner
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.back_pressure import Publisher
+from weft.edge_node.ingest.routes import Route, RouteCache
+from weft.edge_node.ingest.stream_routes import StreamRouting
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp1 import deliveries, endpoints
+from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Kind, Refused, parse
+from weft.edge_node.servers.amqp1.held import Held
+from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers
+from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.amqp1.queue_targets import check_queue, route_to_queue
+from weft.protocols.amqp1.message import Message, decode_message
+from weft.protocols.batch import Flag, HeaderPairs
+from weft.protocols.errors import Corrupt
+from weft.protocols.topics import InvalidTopic, check_topic
+from weft.storage.segment_log import LogFull
+from weft.storage.segment_log.errors import RecordTooLarge
+
+log = logging.getLogger(__name__)
+
+CREDIT = 256
+"""Messages that a client may send ahead of their settlement on one link."""
+STREAMS_MAX = 16
+"""Streams whose routes one connection remembers; clients of the anonymous terminus may name any."""
+
+
+class Client(Publisher, Protocol):
+    """The connection (``Amqp1Connection``)."""
+
+    def flush(self) -> None:
+        """Send what the engine has to send."""
+
+
+class Waiting(NamedTuple):
+    """A delivery that is settled once its record is durable."""
+
+    link: IncomingLink
+    delivery: Any
+
+
+class Run:
+    """Messages that one read of a connection brought: the ``Source`` of its records. Each has a byte of the answers."""
+
+    __slots__ = ("_sending", "publisher", "waiting")
+
+    def __init__(self, sending: Sending, publisher: str | None) -> None:
+        self._sending = sending
+        self.publisher = publisher
+        self.waiting: deque[Waiting] = deque()
+        """Deliveries that are not settled, in order of receipt."""
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Accept as many deliveries as there are answers."""
+        for _ in answers:
+            link, delivery = self.waiting.popleft()
+            if link.is_open:
+                deliveries.accept(delivery)
+                link.settled()
+        self._sending.client.flush()
+
+    def refuse(self, error: BaseException) -> None:
+        """Reject what there is no room for; release what a failed log cannot take: it may be sent again."""
+        self._sending.parts.broker.counters.log_refusals += 1
+        is_full = isinstance(error, LogFull | RecordTooLarge)
+        while self.waiting:
+            link, delivery = self.waiting.popleft()
+            if not link.is_open:
+                continue
+            if is_full:
+                deliveries.reject(delivery, "amqp:resource-limit-exceeded", str(error))
+            else:
+                deliveries.release(delivery)
+            link.settled()
+        if not is_full:
+            log.warning("released messages of an AMQP 1.0 client: %s", error)
+        self._sending.client.flush()
+
+
+class Sending:
+    """Common part of the links of one connection on which its client sends."""
+
+    __slots__ = (
+        "_joined", "_routes", "_run", "_streams", "client", "container", "held", "identity", "parts", "queue_client",
+    )  # fmt: skip
+
+    def __init__(self, parts: Parts, client: Client, identity: Identity, held: Held, queue_client: QueueClient) -> None:
+        self.parts = parts
+        self.client = client
+        self.identity = identity
+        self.held = held
+        self.queue_client = queue_client
+        self.container = ""
+        self._routes = parts.broker.ingest.routes_of(identity)
+        self._streams: dict[str, RouteCache] = {}
+        self._run: Run | None = None
+        self._joined = False
+
+    @property
+    def owner(self) -> Owner:
+        """Return whom what the client does is charged to."""
+        return self.held.owner
+
+    def run(self) -> Run:
+        """Return what the present read brings."""
+        if self._run is None:
+            self._run = Run(self, self.container or None)
+            if not self._joined:
+                self._joined = True
+                self.parts.broker.ingest.back_pressure.join(self.client)
+        return self._run
+
+    def end_read(self) -> None:
+        """Begin another run with the next read."""
+        self._run = None
+
+    def end(self) -> None:
+        """Forget the routes: the connection has ended."""
+        ingest = self.parts.broker.ingest
+        ingest.leave(self._routes)
+        for routes in self._streams.values():
+            ingest.leave(routes)
+
+    def routes(self, address: Address) -> RouteCache:
+        """Return the routes of what is sent to an address.
+
+        Raises:
+            Refused: the address takes no messages.
+        """
+        if address.kind is Kind.TOPIC:
+            return self._routes
+        known = self._streams.get(address.name)
+        if known is not None:
+            return known
+        stream = self.parts.stream_in(address.name)
+        if stream is None:
+            raise Refused("amqp:not-found", f"no stream {address.name[:80]!r} takes messages of clients")
+        if len(self._streams) >= STREAMS_MAX:
+            raise Refused("amqp:resource-limit-exceeded", f"a connection may send to {STREAMS_MAX} streams")
+        ingest = self.parts.broker.ingest
+        identity = None if self.identity.unrestricted else self.identity
+        routes = self._streams[address.name] = RouteCache(StreamRouting(ingest, stream), identity)
+        return routes
+
+    def route(self, address: Address, topic: str) -> Route:
+        """Return where a message goes.
+
+        Raises:
+            Refused: it is not taken.
+        """
+        routes, key = self.routes(address), topic.encode()
+        route = routes.route(key)
+        if route is not None:
+            return route
+        counters = self.parts.broker.counters
+        counters.publishes_denied += 1
+        if not routes.permits(key):
+            raise Refused("amqp:unauthorized-access", f"the client may not publish to {topic[:200]!r}")
+        raise Refused("amqp:not-found", f"no stream matches {topic[:200]!r} (`unrouted: refuse`)")
+
+
+class IncomingLink:
+    """One such link."""
+
+    __slots__ = ("_address", "_given_back", "_link", "_partial", "_sending", "_text", "is_open")
+
+    def __init__(self, sending: Sending, link: Any, text: str, address: Address) -> None:
+        """Take what comes on a link. ``begin`` follows.
+
+        Args:
+            text: its address as the client gave it.
+        """
+        self._sending = sending
+        self._link = link
+        self._text = text
+        self._address = address
+        self._partial = bytearray()
+        self._given_back = 0
+        self.is_open = True
+        """False once the link is gone, and its deliveries with it."""
+
+    def check(self) -> None:
+        """Check whether the client may send there at all.
+
+        Raises:
+            Refused: it may not.
+        """
+        if self._address.kind is Kind.ANY:
+            return
+        if self._address.kind is Kind.TOPIC:
+            _check_topic(self._address.name)
+            self._sending.route(self._address, self._address.name)
+        elif self._address.kind is Kind.QUEUE:
+            check_queue(self._sending.parts.queues, self._sending.queue_client, self._address.name)
+        else:
+            self._sending.routes(self._address)
+
+    def begin(self) -> None:
+        """Let the client send."""
+        self._link.flow(CREDIT)
+
+    def end(self, *, closed: bool) -> None:  # noqa: ARG002 - as other links have it
+        """Take no more: the link is gone."""
+        self.is_open = False
+        self._drop_partial()
+
+    def permissions_changed(self) -> None:
+        """Do nothing: each message asks."""
+
+    def room(self) -> None:
+        """Do nothing: it sends nothing."""
+
+    def flow(self) -> None:
+        """Do nothing: credit is ours to give."""
+
+    def settled(self) -> None:
+        """Give credit back for a delivery that was settled."""
+        self._given_back += 1
+        if self._given_back >= CREDIT // 4:
+            self._link.flow(self._given_back)
+            self._given_back = 0
+
+    def delivery(self, delivery: Any) -> None:
+        """Take a part of a message, or the whole."""
+        if not self.is_open or not deliveries.is_readable(delivery):
+            return
+        if deliveries.is_aborted(delivery):
+            self._drop_partial()
+            deliveries.advance(self._link)
+            deliveries.settle(delivery)
+            self.settled()
+            return
+        data = deliveries.take(self._link, delivery)
+        is_partial = deliveries.is_partial(delivery)
+        if self._partial or is_partial:
+            self._partial += data
+            self._sending.held.parts_bytes += len(data)
+            if len(self._partial) > self._sending.parts.message_bytes_max:
+                self._too_long()
+                return
+            if is_partial:
+                return
+            data = bytes(self._partial)
+            self._sending.parts.broker.ingest.turn.joined_bytes += len(data)
+            self._drop_partial()
+        deliveries.advance(self._link)
+        self._take(delivery, data)
+
+    def _too_long(self) -> None:
+        limit = self._sending.parts.message_bytes_max
+        self._drop_partial()
+        self.is_open = False
+        endpoints.fail(self._link, "amqp:link:message-size-exceeded", f"a message of more than {limit} bytes")
+
+    def _drop_partial(self) -> None:
+        self._sending.held.parts_bytes -= len(self._partial)
+        self._partial = bytearray()
+
+    def _take(self, delivery: Any, data: bytes) -> None:
+        is_settled, sending = deliveries.is_settled(delivery), self._sending
+        try:
+            if len(data) > sending.parts.message_bytes_max:
+                raise Refused("amqp:link:message-size-exceeded", f"a message of {len(data)} bytes")
+            message = decode_message(data)
+            address = self._destination(message)
+            topic, route, headers = self._place(message, address)
+        except (Corrupt, TooMany, Refused) as error:
+            condition = error.condition if isinstance(error, Refused) else "amqp:decode-error"
+            if is_settled:
+                deliveries.settle(delivery)
+            else:
+                deliveries.reject(delivery, condition, str(error))
+            self.settled()
+            return
+        run, turn = sending.run(), sending.parts.broker.ingest.turn
+        flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
+        turn.add(route, topic, message.body.payload, run, flags, headers)
+        if is_settled:
+            deliveries.settle(delivery)
+            self.settled()
+        else:
+            run.waiting.append(Waiting(self, delivery))
+            turn.answer(run, b"\0")
+
+    def _destination(self, message: Message) -> Address:
+        """Return where a message goes, which messages on links without an address say themselves.
+
+        Raises:
+            Refused: it says nothing that could be.
+        """
+        found, address = message.properties, self._address
+        if found.user_id is not None and found.user_id != (self._sending.identity.username or "").encode():
+            raise Refused("amqp:unauthorized-access", "user-id is not the user that has logged in")
+        if address.kind is not Kind.ANY:
+            return address
+        try:
+            address = parse(found.to)
+        except BadAddress as error:
+            raise Refused("amqp:not-found", str(error)) from None
+        if address.kind is Kind.ANY:
+            raise Refused("amqp:not-found", "a message without `to` on a link without an address")
+        return address
+
+    def _place(self, message: Message, address: Address) -> tuple[bytes, Route, HeaderPairs]:
+        """Return a message's topic, where it goes, and its headers.
+
+        Raises:
+            Refused: it cannot go there.
+            TooMany: it has too many properties.
+        """
+        found, topic, sending = message.properties, address.name, self._sending
+        if address.kind is Kind.STREAM:
+            to = found.to if found.to and found.to != self._text and not found.to.startswith("stream/") else None
+            topic = to or found.subject or address.name
+        now, known = sending.parts.broker.wall_clock(), (self._text, address.name, f"queue/{address.name}", topic)
+        headers = to_headers(message, now, known)
+        if address.kind is Kind.QUEUE:
+            route, key, headers = route_to_queue(
+                sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)
+            )  # fmt: skip
+            return key, route, headers
+        _check_topic(topic)
+        return topic.encode(), sending.route(address, topic), headers
+
+
+def _check_topic(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidTopic as error:
+        raise Refused("amqp:invalid-field", str(error)) from None

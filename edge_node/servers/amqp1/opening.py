@@ -1,0 +1,173 @@
+"""From the protocol header to the engine: SASL, who the client is, and room for it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from typing import Any, Protocol
+
+from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.check.proton import MISSING, is_installed
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp1 import opening as frames
+from weft.protocols.amqp1.opening import AMQP, FRAME_BYTES_MAX, HEADER_BYTES, SASL, frame_size
+from weft.protocols.errors import Corrupt
+
+OK, WRONG, LATER = 0, 1, 4
+"""Outcomes of SASL."""
+logger = logging.getLogger(__name__)
+_DENIALS = {Denial.WRONG: WRONG, Denial.NOT_ALLOWED: WRONG, Denial.BUSY: LATER}
+
+
+class Client(Protocol):
+    """The connection (``Amqp1Connection``)."""
+
+    arrival: Arrival
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading, and handling what came."""
+
+    def go_on(self, waited_for: Pause) -> None:
+        """Handle what came meanwhile, and read on."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+
+    def welcome(self, identity: Identity) -> None:
+        """Hand the connection to the engine."""
+
+    def refuse(self, condition: str, description: str) -> None:
+        """Close with an error in the words of AMQP."""
+
+    def close(self, reason: str, level: int = logging.WARNING, *, drains: bool = False) -> None:
+        """Close."""
+
+
+class Denied(Exception):
+    """A client that is not let in, as SASL and AMQP say it."""
+
+    def __init__(self, outcome: int, condition: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.condition = condition
+
+
+class Opening:
+    """The time before a client is let in. Nothing but SASL is understood meanwhile."""
+
+    __slots__ = ("_client", "_door", "_has_sasl", "_parts", "_task", "_transport")
+
+    def __init__(self, parts: Parts, door: Door, client: Client, transport: Any) -> None:
+        self._parts = parts
+        self._door = door
+        self._client = client
+        self._transport = transport
+        self._has_sasl = False
+        self._task: asyncio.Task[None] | None = None
+
+    def step(self, data: bytearray) -> None:
+        """Take what has come of a protocol header or a SASL frame.
+
+        Raises:
+            Corrupt: it is neither.
+        """
+        if self._task is not None:
+            return
+        if self._has_sasl:
+            size = frame_size(data, 0, FRAME_BYTES_MAX)
+            if size is not None and len(data) >= size:
+                init = frames.sasl_init(bytes(data[:size]))
+                del data[:size]
+                self._begin(self._credentials(init))
+            return
+        if len(data) < HEADER_BYTES:
+            return
+        header = bytes(data[:HEADER_BYTES])
+        if header == SASL and is_installed():
+            del data[:HEADER_BYTES]
+            self._has_sasl = True
+            self._client.write(SASL + frames.mechanisms(self._mechanisms()))
+            self.step(data)
+        elif header == AMQP:
+            self._begin(Credentials())
+        elif header == SASL:
+            self._client.write(AMQP)  # what a server answers that does not do SASL (section 5.3.2)
+            self._client.close(MISSING, drains=True)
+        else:
+            raise Corrupt(f"expected a protocol header of AMQP 1.0, got {header!r}")
+
+    def cancel(self) -> None:
+        """Stop: the connection is gone."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _mechanisms(self) -> list[str]:
+        has_certificate = bool(self._transport.get_extra_info("peercert"))
+        return [*(["EXTERNAL"] if has_certificate else []), "PLAIN", "ANONYMOUS"]
+
+    def _credentials(self, init: frames.SaslInit) -> Credentials:
+        """Return what the client says of itself.
+
+        Raises:
+            Corrupt: that cannot be understood.
+        """
+        if init.mechanism == "PLAIN":
+            found = frames.plain(init.response)
+            return Credentials("", found.username, found.password)
+        if init.mechanism not in self._mechanisms():
+            raise Corrupt(f"the mechanism {init.mechanism[:40]!r} was not offered")
+        return Credentials()
+
+    def _begin(self, credentials: Credentials) -> None:
+        self._client.hold(Pause.ASKING)
+        self._task = self._parts.broker.run(self._let_in(credentials))
+
+    async def _let_in(self, credentials: Credentials) -> None:
+        try:
+            identity = await self._identify(credentials)
+        except Denied as denied:
+            self._task = None
+            self._deny(denied)
+        except Exception:
+            logger.exception("AMQP 1.0 client at %s could not be let in", self._client.arrival.name)
+            self._task = None
+            self._client.close("a mistake of the node's")
+        else:
+            self._task = None
+            if self._has_sasl:
+                self._client.write(frames.outcome(OK))
+            self._client.welcome(identity)
+            self._client.go_on(Pause.ASKING)
+
+    async def _identify(self, credentials: Credentials) -> Identity:
+        """Return the client's identity once the engine is there.
+
+        Raises:
+            Denied: it is not let in.
+        """
+        try:
+            identity = await self._door.authenticate(credentials, self._transport, self._client.arrival.origin)
+        except AccessDenied as error:
+            raise Denied(_DENIALS[error.denial], "amqp:unauthorized-access", str(error)) from None
+        if not is_installed():
+            raise Denied(LATER, "amqp:not-implemented", MISSING)
+        if not await self._client.arrival.room():
+            reason = "as many clients as limits.connections allows are connected"
+            raise Denied(LATER, "amqp:resource-limit-exceeded", reason)
+        # In a thread: the first time it takes as long as a hundred messages.
+        await asyncio.to_thread(importlib.import_module, "weft.edge_node.servers.amqp1.links")
+        if not identity.admitted:
+            raise Denied(WRONG, "amqp:unauthorized-access", "its user has changed")
+        return identity
+
+    def _deny(self, denied: Denied) -> None:
+        self._parts.broker.counters.protocol_errors += 1
+        if self._has_sasl:
+            self._client.write(frames.outcome(denied.outcome))
+            self._client.close(str(denied), drains=True)
+        else:
+            self._client.refuse(denied.condition, str(denied))

@@ -1,0 +1,175 @@
+"""A link on which a client receives: credit, deliveries, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from weft.edge_node.servers.amqp1 import deliveries, endpoints
+from weft.edge_node.servers.amqp1.items import Item, Supply
+from weft.edge_node.servers.amqp1.mapping import to_message
+from weft.edge_node.subscriptions.queue_budget import QueueAccount
+from weft.protocols.amqp1.message import encode_message
+
+UNSETTLED_MAX = 2048
+"""Deliveries of one link that the client has not settled, whatever credit it gives."""
+WINDOW_BYTES = 256 << 10
+"""Bytes that the engine holds for one session because the client's window is closed."""
+
+
+class Client(Protocol):
+    """The connection (``Amqp1Connection``)."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Return whether its socket takes what it is sent."""
+        ...
+
+    def flush(self) -> None:
+        """Send what the engine has to send."""
+
+
+class OutgoingLink:
+    """One such link."""
+
+    __slots__ = ("_account", "_client", "_counters", "_is_settled", "_link", "_session", "_tag", "_unsettled",
+                 "_wall_clock", "is_open", "supply")  # fmt: skip
+
+    def __init__(
+        self, client: Client, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
+    ) -> None:
+        """Wait for ``begin``.
+
+        Args:
+            account: what unsettled messages are charged to.
+            wall_clock: nanoseconds since 1970.
+            counters: the node's.
+        """
+        self._client = client
+        self._link = link
+        self._session = link.session
+        self._account = account
+        self._wall_clock = wall_clock
+        self._counters = counters
+        self._is_settled = endpoints.wants_settled(link)
+        self._tag = 0
+        self._unsettled: dict[int, Item] = {}
+        """Number of a delivery -> its message, in the order of sending."""
+        self.is_open = True
+        self.supply: Supply
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether one more message can be sent at once."""
+        return (
+            self.is_open
+            and deliveries.credit(self._link) > 0
+            and self._client.takes_more
+            and len(self._unsettled) < UNSETTLED_MAX
+            and not self._account.is_full()
+            and self._session.outgoing_bytes < WINDOW_BYTES
+        )
+
+    @property
+    def free(self) -> int:
+        """Return how many messages can be sent at once."""
+        if not self.has_room:
+            return 0
+        return min(deliveries.credit(self._link), UNSETTLED_MAX - len(self._unsettled))
+
+    @property
+    def unsettled(self) -> list[Item]:
+        """Return what was sent and not settled, in the order of sending."""
+        return list(self._unsettled.values())
+
+    def begin(self) -> None:
+        """Let the supply send."""
+        self.supply.start()
+
+    def send(self, item: Item) -> bool:
+        """Send a message; there is room. Return False where it has expired or is too long for the client."""
+        now = self._wall_clock()
+        if item.message.expired(now):
+            self._counters.messages_expired += 1
+            return False
+        data = encode_message(
+            to_message(item.message, now, item.place, item.attempts, is_redelivered=item.is_redelivered)
+        )
+        limit = self._link.remote_max_message_size
+        if limit and len(data) > limit:
+            self._counters.deliveries_too_large += 1
+            return False
+        self._tag += 1
+        number, _ = deliveries.send(self._link, self._tag.to_bytes(8, "big"), data, settled=self._is_settled)
+        self._counters.deliveries_sent += 1
+        if not self._is_settled:
+            self._unsettled[number] = item
+            self._account.take(item.size)
+        return True
+
+    def flush(self) -> None:
+        """Have what was sent written."""
+        self._client.flush()
+
+    def idle(self) -> None:
+        """Give credit back that a client wants used up or given back at once, as there is nothing to send."""
+        if self.is_open and self._link.drain_mode:
+            self._link.drained()
+
+    def end(self, *, closed: bool) -> None:
+        """Send no more: the link is gone."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        unsettled, self._unsettled = self.unsettled, {}
+        for item in unsettled:
+            self._account.free(item.size)
+        self.supply.stop(unsettled, for_good=closed)
+
+    def stolen(self) -> None:
+        """Close the link: another connection of its container has attached it (part 2, section 2.6.1)."""
+        self.end(closed=False)
+        endpoints.fail(self._link, "amqp:link:stolen", "another connection of its container has attached it")
+        self._client.flush()
+
+    def lost(self, reason: str) -> None:
+        """Close the link: what it received from is gone."""
+        if self.is_open:
+            self.end(closed=False)
+            endpoints.fail(self._link, "amqp:resource-deleted", reason)
+            self._client.flush()
+
+    def permissions_changed(self) -> None:
+        """Close the link if the client may not read there any more."""
+        if self.is_open and not self.supply.may_go_on():
+            self.end(closed=False)
+            endpoints.fail(self._link, "amqp:unauthorized-access", "the client may not read there any more")
+
+    def room(self) -> None:
+        """Send on: the socket takes more."""
+        if self.is_open:
+            self.supply.room()
+
+    def flow(self) -> None:
+        """Send on: credit has changed."""
+        if self.is_open:
+            self.supply.room()
+            if self.supply.is_idle:
+                self.idle()
+
+    def delivery(self, delivery: Any) -> None:
+        """Take the outcome of a delivery."""
+        number = deliveries.number_of(delivery)
+        if number not in self._unsettled:
+            return
+        outcome = deliveries.outcome(delivery)
+        if outcome is None:
+            return
+        item = self._unsettled.pop(number)
+        self._account.free(item.size)
+        deliveries.settle(delivery)
+        if outcome.is_final or outcome.undeliverable or not item.is_kept:
+            self.supply.done(item, outcome)
+        else:
+            self.supply.again(item._replace(attempts=item.attempts + outcome.failed))
+        self.supply.room()

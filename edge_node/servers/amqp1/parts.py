@@ -1,0 +1,180 @@
+"""Objects that all AMQP 1.0 connections of a node share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from weft.bounds import Bound, Owner
+from weft.edge_node.servers.amqp1.kept_links import KeptLink, KeptLinks, LinkName
+from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.sessions.filters import cost
+from weft.edge_node.streams import RAW_PREFIX, STATE_STREAMS, raw_stream
+from weft.edge_node.subscriptions.queue_budget import QueueAccount
+from weft.storage.segment_log import SegmentLog
+
+if TYPE_CHECKING:
+    from weft.edge_node.queues.queues import Queues
+    from weft.edge_node.servers.amqp1.engine import EngineSettings
+
+FRAME_BYTES_MAX = 64 << 10
+"""Longest frame. A frame that has not come whole is held, and most clients take what they are offered."""
+IDLE_S = 60.0
+"""Seconds of silence after which a client is taken for dead; it is asked to send something every 30 s."""
+SESSIONS_MAX = 64
+"""Sessions of one connection."""
+LINKS_MAX = 256
+"""Links of one connection, on both sides; further ones are refused."""
+
+
+class _Nobody:
+    """Identity for subscriptions whose client has not come back since a restart: what it may read is asked then."""
+
+    username: str | None = None
+    unrestricted = True
+    admitted = True
+
+    def may_publish(self, topic: bytes) -> bool:  # noqa: ARG002
+        return True
+
+    def may_subscribe(self, topic_filter: str) -> bool:  # noqa: ARG002
+        return True
+
+    def may_read(self, topic: bytes) -> bool:  # noqa: ARG002
+        return True
+
+
+NOBODY = _Nobody()
+
+
+class Holder(Protocol):
+    """An attached link (``OutgoingLink``)."""
+
+    def stolen(self) -> None:
+        """Close the link: another connection has attached it."""
+
+
+class Connection(Protocol):
+    """One connection, as the whole node sees it."""
+
+    def permissions_changed(self) -> None:
+        """Ask again whether the client may be here, and what it may do."""
+
+    def end(self, condition: str, description: str) -> None:
+        """Close the connection with an error."""
+
+
+class Parts:
+    """Made once for a node with a listener for AMQP. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, broker: Broker, segment_log: SegmentLog, container: str, software: str, queues: Queues | None = None
+    ) -> None:
+        """Join broker and log.
+
+        Args:
+            container: the node's container identifier: its name.
+            queues: None where there are none.
+        """
+        limits = broker.settings
+        self.broker = broker
+        self.log = segment_log
+        self.queues = queues
+        self.container = container
+        self.software = software
+        self.frame_bytes_max = FRAME_BYTES_MAX
+        self.message_bytes_max = limits.packet_bytes_max
+        self.pages = segment_log.page_reader()
+        self.connections: set[Connection] = set()
+        shares = broker.session_parts.shares
+        self.links = Bound(
+            shares.filters.total, shares.filters.share, broker.refusals,
+            "limits.subscriptions_total", "limits.subscriptions_per_user", "links of AMQP 1.0",
+        )  # fmt: skip
+        """Links of all clients."""
+        self.subscriptions: dict[LinkName, TopicSubscription] = {}
+        """Subscriptions to topics that outlive their connections."""
+        self.holders: dict[LinkName, Holder] = {}
+        """Links that are attached now and outlive their connections."""
+        self.kept = KeptLinks(segment_log, shares.sessions, broker.wall_clock, limits.sessions.expiry_s_max)
+
+    def start(self) -> None:
+        """Take up the links of the last run."""
+        self.kept.load()
+        self.kept.on_end = self._ended
+        for name, kept in self.kept.all():
+            if kept.filter:
+                self._take_up(name, kept)
+        self.broker.call_later(self.broker.settings.positions_interval_s, self._look_after_links)
+
+    def close(self) -> None:
+        """Close every connection. What was not settled is sent again."""
+        for connection in list(self.connections):
+            connection.end("amqp:connection:forced", "the node stops")
+        self.kept.save()
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may do: users or access rules were read again."""
+        for connection in list(self.connections):
+            connection.permissions_changed()
+
+    def engine_settings(self) -> EngineSettings:
+        """Return what ``open`` announces. The engine is loaded by now."""
+        from weft.edge_node.servers.amqp1.engine import EngineSettings
+
+        return EngineSettings(
+            container=self.container, frame_bytes_max=self.frame_bytes_max, idle_s=IDLE_S, sessions_max=SESSIONS_MAX
+        )
+
+    def stream_in(self, name: str) -> int | None:
+        """Return the stream of the log that takes what is sent to a stream; None when clients cannot write it."""
+        known, taking = self.log.streams(), self.broker.ingest.router_streams
+        return next((known[each] for each in (raw_stream(name), name) if known.get(each, -1) in taking), None)
+
+    def stream_out(self, name: str) -> int | None:
+        """Return the stream of the log that a client may read under a name."""
+        if name in STATE_STREAMS or name.startswith(RAW_PREFIX):
+            return None
+        return self.log.streams().get(name)
+
+    def unsubscribe(self, owner: Owner, subscription: TopicSubscription) -> None:
+        """End a subscription."""
+        shares = self.broker.session_parts.shares
+        subscription.finish()
+        shares.filter_bytes.free(owner, cost(subscription.filter))
+        shares.match_cost.free(owner, subscription.filter)
+        self.broker.counters.subscriptions -= 1
+
+    def restore(self, subscription: TopicSubscription, name: LinkName, kept: KeptLink) -> None:
+        """Have a subscription go on where the last run of the node was."""
+        numbers = self.log.streams()
+        positions = {numbers[stream]: seq for stream, seq in kept.positions.items() if stream in numbers}
+        owed = [(numbers[stream], seq) for stream, seqs in kept.owed.items() if stream in numbers for seq in seqs]
+        subscription.resume(positions, owed)
+        if name in self.kept.crashed:
+            subscription.doubtful = self.kept.ends
+
+    def _take_up(self, name: LinkName, kept: KeptLink) -> None:
+        """Subscribe for a client that is away: what no stream stores is stored for it meanwhile."""
+        broker, shares = self.broker, self.broker.session_parts.shares
+        windows = broker.session_parts.windows
+        subscription = TopicSubscription(
+            f"{name.container[:80]}/{name.link[:80]}", kept.filter, NOBODY, broker.subscriptions,
+            broker.session_parts.readers, broker.outbox, broker.counters,
+            QueueAccount(windows.budget, windows.bytes_max, name.owner), persistent=True,
+        )  # fmt: skip
+        self.restore(subscription, name, kept)
+        shares.filter_bytes.hold(name.owner, cost(kept.filter))
+        shares.match_cost.hold(name.owner, kept.filter)
+        broker.counters.subscriptions += 1
+        subscription.begin()
+        self.subscriptions[name] = subscription
+
+    def _ended(self, name: LinkName) -> None:
+        subscription = self.subscriptions.pop(name, None)
+        if subscription is not None:
+            self.unsubscribe(name.owner, subscription)
+
+    def _look_after_links(self) -> None:
+        self.kept.save()
+        self.broker.call_later(self.broker.settings.positions_interval_s, self._look_after_links)

@@ -1,0 +1,269 @@
+"""Links on which a client receives: what each is attached to, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from weft.bounds import Owner
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.amqp1 import endpoints
+from weft.edge_node.servers.amqp1.addresses import Address, Kind, Refused, parse
+from weft.edge_node.servers.amqp1.kept_links import OWED_MAX, VERSION, KeptLink, LinkName
+from weft.edge_node.servers.amqp1.outgoing import Client, OutgoingLink
+from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.amqp1.queue_supply import QueueSupply
+from weft.edge_node.servers.amqp1.queue_targets import refused_by_queue
+from weft.edge_node.servers.amqp1.starts import BadFilter, From, Start, start_of
+from weft.edge_node.servers.amqp1.stream_supply import StreamSupply, first_since
+from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
+from weft.edge_node.sessions.filters import cost
+from weft.edge_node.subscriptions.queue_budget import QueueAccount
+from weft.protocols.topics import InvalidTopic, check_filter
+
+
+class Kept(NamedTuple):
+    """A link that is to outlive its connection."""
+
+    name: LinkName
+    known: KeptLink | None
+    """State from before; None for a new one."""
+    keep_s: float
+
+
+Update = Callable[[KeptLink], None]
+"""Brings the state of a link up to date."""
+
+
+class Receiving:
+    """Common part of the links of one connection on which its client receives."""
+
+    __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
+
+    def __init__(self, parts: Parts, client: Client, identity: Identity, owner: Owner) -> None:
+        self._parts = parts
+        self._client = client
+        self._identity = identity
+        self._owner = owner
+        self.queue_client = QueueClient(owner, identity)
+        self.container = ""
+
+    def accept(self, link: Any) -> OutgoingLink:
+        """Answer an ``attach``.
+
+        Raises:
+            Refused: the client cannot receive from there.
+        """
+        source = link.remote_source
+        if source.dynamic:
+            raise Refused("amqp:not-implemented", "this node makes no sources for clients to receive from")
+        kept = self._kept(link, source)
+        text = source.address or (kept.known.address if kept is not None and kept.known is not None else "")
+        address = endpoints.address_of(source) if source.address else self._former(text)
+        if kept is not None and kept.known is not None and kept.known.address != text:
+            self._parts.kept.end(kept.name)  # the client wants something else under the name
+            self._parts.kept.save()
+            kept = kept._replace(known=None)
+        broker = self._parts.broker
+        windows = broker.session_parts.windows
+        account = QueueAccount(windows.budget, windows.bytes_max, self._owner)
+        found = OutgoingLink(self._client, link, account, broker.wall_clock, broker.counters)
+        filters: str | None = None
+        if address.kind is Kind.STREAM:
+            filters = self._from_stream(found, link, address, text, kept)
+        elif address.kind is Kind.TOPIC:
+            self._from_topic(found, link, address, text, kept, account)
+        elif address.kind is Kind.QUEUE:
+            self._from_queue(found, link, address)
+        else:
+            raise Refused("amqp:not-found", "a source needs an address: stream/NAME, queue/NAME or a topic filter")
+        self._answer(link, source, text, filters)
+        return found
+
+    @staticmethod
+    def _former(text: str) -> Address:
+        if not text:
+            raise Refused("amqp:not-found", "a source needs an address: stream/NAME, or a topic filter")
+        return parse(text)
+
+    def _kept(self, link: Any, source: Any) -> Kept | None:
+        name = LinkName(self._owner, self.container, link.name)
+        known = self._parts.kept.get(name)
+        is_asked_for = endpoints.is_kept(source) or (known is not None and not source.address)
+        if not is_asked_for:
+            if known is not None and not self._parts.kept.is_attached(name):
+                self._parts.kept.end(name)
+            return None
+        if self._parts.kept.is_attached(name):
+            self._parts.holders[name].stolen()
+        return Kept(name, self._parts.kept.get(name), endpoints.keep_s(source))
+
+    @staticmethod
+    def _answer(link: Any, source: Any, text: str, filters: str | None) -> None:
+        """Answer with the source as it is: filters that mean nothing here are left out (part 3, section 3.5.3)."""
+        link.source.copy(source)
+        link.source.address = text
+        endpoints.keep_filters(link.source, source, () if filters is None else (filters,))
+        link.target.copy(link.remote_target)
+        endpoints.accept_attach(link)
+
+    # --- queues
+
+    def _from_queue(self, found: OutgoingLink, link: Any, address: Address) -> None:
+        queues, parts = self._parts.queues, self._parts
+        if queues is None:
+            raise Refused("amqp:not-found", f"there is no queue {address.name[:80]!r}")
+        supply = QueueSupply(
+            found, queues, self.queue_client, address.name, found.lost, parts.broker.call_soon,
+            settled=endpoints.wants_settled(link),
+        )  # fmt: skip
+        found.supply = supply
+        try:
+            supply.begin()
+        except QueueError as error:
+            raise refused_by_queue(error) from None
+
+    # --- streams
+
+    def _from_stream(
+        self, found: OutgoingLink, link: Any, address: Address, text: str, kept: Kept | None
+    ) -> str | None:
+        parts, stream = self._parts, self._parts.stream_out(address.name)
+        if stream is None:
+            raise Refused("amqp:not-found", f"there is no stream {address.name[:80]!r}")
+        try:
+            start, used = start_of(endpoints.values(link.remote_source.filter), parts.broker.wall_clock())
+        except BadFilter as error:
+            raise Refused("amqp:invalid-field", str(error)) from None
+        readers = parts.broker.session_parts.readers
+        who = f"AMQP 1.0 client {self.container[:80]!r}"
+        supply = StreamSupply(found, address.name, stream, self._identity, parts.log, readers, parts.pages, who)
+        found.supply = supply
+        known = kept.known if kept is not None else None
+        if known is not None and address.name in known.positions:
+            supply.position = known.positions[address.name]
+            supply.owed = list(known.owed.get(address.name, ()))
+            if kept is not None and kept.name in parts.kept.crashed:
+                supply.doubtful = parts.kept.ends.get(stream, 0)
+        else:
+            self._begin_at(supply, stream, start)
+        if kept is not None:
+
+            def update(state: KeptLink) -> None:
+                state.positions = {address.name: supply.position}
+                state.owed = {address.name: supply.not_settled()[:OWED_MAX]}
+
+            self._keep(kept, text, update, found)
+            supply.on_done = partial(parts.kept.changed, kept.name)
+            supply.on_stop = partial(self._stopped, kept)
+        return used
+
+    def _begin_at(self, supply: StreamSupply, stream: int, start: Start) -> None:
+        log = self._parts.log
+        supply.position = log.next_seq(stream)
+        if start.place is From.FIRST:
+            supply.position = next((first for first, _ in log.ranges(stream)), supply.position)
+        elif start.place is From.LAST:
+            supply.position = max(supply.position - 1, 0)
+        elif start.place is From.OFFSET:
+            supply.position = min(start.value, supply.position)
+        elif start.place is From.TIME:
+            supply.find = partial(first_since, log, stream, start.value)
+
+    # --- topics
+
+    def _from_topic(  # noqa: PLR0917
+        self, found: OutgoingLink, link: Any, address: Address, text: str, kept: Kept | None, account: QueueAccount
+    ) -> None:
+        self._check_filter(address.name)
+        parts = self._parts
+        subscription = parts.subscriptions.get(kept.name) if kept is not None else None
+        is_new = subscription is None
+        if subscription is None:
+            subscription = self._subscription(link, address, account, persistent=kept is not None)
+        subscription.attach(found, self._identity)
+        if kept is not None:
+            known = kept.known
+            if known is not None and is_new:
+                parts.restore(subscription, kept.name, known)
+
+            def update(state: KeptLink) -> None:
+                names = {number: name for name, number in parts.log.streams().items()}
+                state.filter = address.name
+                state.positions = {names[stream]: seq for stream, seq in subscription.positions.items()}
+                state.owed = {}
+                for stream, seq in subscription.owed[:OWED_MAX]:
+                    state.owed.setdefault(names[stream], []).append(seq)
+
+            if is_new:
+                self._subscribe(subscription)
+            try:
+                self._keep(kept, text, update, found)
+            except Refused:
+                self._unsubscribe(subscription)
+                raise
+            parts.subscriptions[kept.name] = subscription
+            subscription.on_done = partial(parts.kept.changed, kept.name)
+            subscription.on_stop = partial(self._stopped, kept)
+        else:
+            self._subscribe(subscription)
+            subscription.on_stop = lambda _: self._unsubscribe(subscription)
+
+    def _check_filter(self, topic_filter: str) -> None:
+        """Check whether the client may subscribe.
+
+        Raises:
+            Refused: it may not.
+        """
+        try:
+            check_filter(topic_filter)
+        except InvalidTopic as error:
+            raise Refused("amqp:invalid-field", str(error)) from None
+        limits = self._parts.broker.settings.sessions
+        if topic_filter.count("/") >= limits.filter_levels_max:
+            raise Refused("amqp:invalid-field", f"a filter of more than {limits.filter_levels_max} levels")
+        if not self._identity.unrestricted and not self._identity.may_subscribe(topic_filter):
+            raise Refused("amqp:unauthorized-access", f"the client may not subscribe to {topic_filter[:200]!r}")
+
+    def _subscription(self, link: Any, address: Address, account: QueueAccount, *, persistent: bool) -> Any:
+        broker = self._parts.broker
+        return TopicSubscription(
+            f"{self.container[:80]}/{link.name[:80]}", address.name, self._identity, broker.subscriptions,
+            broker.session_parts.readers, broker.outbox, broker.counters, account, persistent=persistent,
+        )  # fmt: skip
+
+    def _subscribe(self, subscription: TopicSubscription) -> None:
+        shares, text = self._parts.broker.session_parts.shares, subscription.filter
+        if not shares.match_cost.fits(self._owner, text):
+            raise Refused("amqp:resource-limit-exceeded", "no room for more filters as deep or with as many wildcards")
+        if not shares.filter_bytes.take(self._owner, cost(text)):
+            shares.filter_bytes.refuse(self._owner, cost(text))
+            raise Refused("amqp:resource-limit-exceeded", "the filters of the user take too much memory")
+        shares.match_cost.hold(self._owner, text)
+        self._parts.broker.counters.subscriptions += 1
+        self._parts.broker.ingest.turn.store()  # what came before is not for it
+        subscription.begin()
+
+    def _unsubscribe(self, subscription: TopicSubscription) -> None:
+        self._parts.unsubscribe(self._owner, subscription)
+
+    # --- links that are kept
+
+    def _keep(self, kept: Kept, text: str, update: Update, found: OutgoingLink) -> None:
+        name = kept.name
+        state = kept.known or KeptLink(
+            VERSION, (str(name.owner.kind), name.owner.name), name.container, name.link, text
+        )  # fmt: skip
+        self._parts.holders[name] = found
+        if not self._parts.kept.attach(name, state, update):
+            raise Refused("amqp:resource-limit-exceeded", "the user keeps too many links (limits.sessions_per_user)")
+
+    def _stopped(self, kept: Kept, for_good: bool) -> None:
+        self._parts.holders.pop(kept.name, None)
+        if for_good:
+            self._parts.kept.end(kept.name)
+        else:
+            self._parts.kept.detach(kept.name, kept.keep_s)

@@ -1,0 +1,156 @@
+"""Idempotency keys: a request that is sent again because its answer was lost is recognised, and nothing of it is stored
+twice.
+
+Each key is a record of the stream ``weft-http``. It is appended in one commit with the records of its request, of which
+a crash leaves all or none: after a crash at any instant the key is known if and only if the records are in the log.
+Keys are remembered for a time, up to a number in all and for each owner; the oldest go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from weft.bounds import Owner, Shares
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.settings import HttpSettings
+from weft.protocols.batch import records
+from weft.storage.segment_log import SegmentLog
+
+KEY_CHARACTERS_MAX = 255
+READ_BYTES = 1 << 20
+VERSION = 1
+DIGEST_BYTES = 16
+
+
+class Remembered(NamedTuple):
+    """Answer to a request."""
+
+    fingerprint: bytes
+    stream: int
+    """Number of the stream whose numbers the answer gave; 0 for none."""
+    seqs: tuple[tuple[int, int], ...]
+    """(first seq, count)."""
+    messages: int
+
+
+class _Entry(msgspec.Struct, array_like=True):
+    """Value of one record."""
+
+    version: int
+    digest: bytes
+    fingerprint: bytes
+    stream: int
+    seqs: list[tuple[int, int]]
+    count: int
+
+
+class IdempotencyKeys:
+    """The keys of the last hours. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        log: SegmentLog,
+        stream: int,
+        settings: HttpSettings,
+        counters: HttpCounters,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Remember what the log has. Blocks.
+
+        Args:
+            stream: number of the stream of keys.
+            wall_clock: nanoseconds since 1970.
+
+        Raises:
+            OSError, LogError: the log cannot be read.
+        """
+        self.counters = counters
+        self._log = log
+        self._stream = stream
+        self._window_ns = round(settings.window_s * 1e9)
+        self._wall_clock = wall_clock
+        self._shares: Shares[str] = Shares(settings.keys_max, settings.keys_per_user_max)
+        self._of_owner: dict[str, OrderedDict[bytes, tuple[int, Remembered]]] = {}
+        """Owner -> digest of a key -> time and answer, the oldest first."""
+        self._order: OrderedDict[bytes, str] = OrderedDict()
+        """Digest -> owner, the oldest first."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._load()
+
+    def find(self, owner: Owner, key: str) -> Remembered | None:
+        """Return the answer that a key got; None for a new one."""
+        self._expire()
+        own = self._of_owner.get(str(owner))
+        found = None if own is None else own.get(_digest(owner, key))
+        return None if found is None else found[1]
+
+    def note(self, owner: Owner, key: str, remembered: Remembered) -> None:
+        """Remember a key, in the log as well. To be called in ``together``, with its records.
+
+        Raises:
+            LogFull, LogFailed: it is not remembered.
+        """
+        digest, now = _digest(owner, key), self._wall_clock()
+        entry = _Entry(
+            VERSION, digest, remembered.fingerprint, remembered.stream, list(remembered.seqs), remembered.messages
+        )
+        self._log.append(self._stream, now, [str(owner).encode()], [self._encode(entry)])
+        self._keep(str(owner), digest, now, remembered)
+
+    def _load(self) -> None:
+        decoder, seq, end = msgspec.msgpack.Decoder(_Entry), 0, self._log.durable_end(self._stream)
+        oldest = self._wall_clock() - self._window_ns
+        while seq < end and (batches := self._log.read(self._stream, seq, READ_BYTES)):
+            for data in batches:
+                for record in records(data):
+                    seq = record.seq + 1
+                    if record.time < oldest:
+                        continue
+                    entry = decoder.decode(record.payload)
+                    seqs = tuple((first, count) for first, count in entry.seqs)
+                    remembered = Remembered(entry.fingerprint, entry.stream, seqs, entry.count)
+                    self._keep(record.key.decode(), entry.digest, record.time, remembered)
+
+    def _keep(self, owner: str, digest: bytes, time: int, remembered: Remembered) -> None:
+        own = self._of_owner.setdefault(owner, OrderedDict())
+        if digest in own:
+            return
+        while own and self._shares.is_own_share_full(owner):
+            self._drop(next(iter(own)))
+            self.counters.http_keys_forgotten += 1
+            own = self._of_owner.setdefault(owner, OrderedDict())
+        while self._order and self._shares.used >= self._shares.total:
+            self._drop(next(iter(self._order)))
+            self.counters.http_keys_forgotten += 1
+            own = self._of_owner.setdefault(owner, OrderedDict())
+        own[digest] = (time, remembered)
+        self._order[digest] = owner
+        self._shares.hold(owner)
+        self.counters.http_keys = self._shares.used
+
+    def _expire(self) -> None:
+        oldest = self._wall_clock() - self._window_ns
+        while self._order:
+            digest, owner = next(iter(self._order.items()))
+            if self._of_owner[owner][digest][0] >= oldest:
+                break
+            self._drop(digest)
+
+    def _drop(self, digest: bytes) -> None:
+        owner = self._order.pop(digest)
+        own = self._of_owner[owner]
+        del own[digest]
+        if not own:
+            del self._of_owner[owner]
+        self._shares.free(owner)
+        self.counters.http_keys = self._shares.used
+
+
+def _digest(owner: Owner, key: str) -> bytes:
+    """Return a short form of a key: two owners' keys are different ones."""
+    return hashlib.blake2b(f"{owner}\0{key}".encode(), digest_size=DIGEST_BYTES).digest()

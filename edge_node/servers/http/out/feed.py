@@ -1,0 +1,100 @@
+"""Feeds, which go on sending to one client: the part that those of streams and of topics share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from weft.bounds import Owner
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.servers.http.out.events import Wrapping
+
+if TYPE_CHECKING:
+    from weft.edge_node.servers.http.out.websocket import WebSocketWrapping
+
+KEYS_MAX = 10_000
+"""Keys of which a feed remembers whether its client may read them."""
+
+
+class Feed:
+    """A ``Taker``. Belongs to the event loop's thread.
+
+    Args:
+        head: answer to the request, which is sent first.
+        socket: the wrapping, if it is a WebSocket's.
+        ended: called once when it has ended.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        head: bytes,
+        wrapping: Wrapping,
+        socket: WebSocketWrapping | None,
+        identity: Identity,
+        owner: Owner,
+        ended: Callable[[Feed], None],
+    ) -> None:
+        self.owner = owner
+        self._head = head
+        self._wrapping = wrapping
+        self._socket = socket
+        self._identity = identity
+        self._ended = ended
+        self._write: Callable[[bytes], None] = lambda _: None
+        self._close: Callable[[], None] = lambda: None
+        self._may: dict[bytes, bool] = {}
+        self.is_over = False
+        self.is_paused = False
+
+    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """Send the head; what follows is for the kinds of feeds."""
+        self._write, self._close = write, close
+        write(self._head)
+
+    def received(self, data: bytes) -> None:
+        """Take what the client sends: of a WebSocket pings and its end; else nothing that matters."""
+        if self._socket is None or self.is_over:
+            return
+        answer, is_over = self._socket.received(data)
+        if answer and not self.is_paused:
+            self._write(answer)
+        if is_over:
+            self._close()
+
+    def pause(self) -> None:
+        """Send nothing until ``resume``."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Send again."""
+        self.is_paused = False
+
+    def recheck(self) -> None:
+        """Ask again what the client may read."""
+        self._may.clear()
+        if not self._identity.admitted:
+            self.stop()
+            self._close()
+
+    def stop(self) -> None:
+        """End. Called again, it does nothing."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self._socket is not None:
+            if (closing := self._socket.end()) and not self.is_paused:
+                self._write(closing)
+            self._socket.forget()
+        self._close()
+        self._ended(self)
+
+    def may_read(self, key: bytes) -> bool:
+        """Return whether access rules let the client have messages of a topic."""
+        if self._identity.unrestricted:
+            return True
+        found = self._may.get(key)
+        if found is None:
+            if len(self._may) >= KEYS_MAX:
+                self._may.clear()
+            found = self._may[key] = self._identity.may_read(key)
+        return found

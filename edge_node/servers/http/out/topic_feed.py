@@ -1,0 +1,93 @@
+"""Live messages of the topics that match a filter, kept or not. What a client is too slow for is dropped, and counted
+to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.out.events import message_event
+from weft.edge_node.servers.http.out.feed import Feed
+from weft.edge_node.servers.http.out.stream_feed import IDLE_S
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.protocols.mqtt.packets import Subscription
+
+GATHERED_MAX = 1_000
+"""Messages of one turn of the loop that are sent together; further ones are dropped."""
+
+
+class TopicFeed(Feed):
+    """A feed of live messages; a ``Subscriber`` at QoS 0."""
+
+    client_id = ""
+    persistent = False
+
+    def __init__(
+        self, base: tuple[Any, ...], subscriptions: Subscriptions, topic_filter: str, counters: HttpCounters
+    ) -> None:
+        super().__init__(*base)
+        self._subscriptions = subscriptions
+        self._subscription = ClientSubscription(self, topic_filter, Subscription(topic_filter, 0), None)
+        self._counters = counters
+        self._gathered: list[bytes] = []
+        self._dropped = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """Send the head, then what is published from now on."""
+        super().begin(write, close)
+        write(self._wrapping.idle())
+        self._subscriptions.add(self._subscription)
+        self._timer = self._loop.call_later(IDLE_S, self._tick)
+
+    def stop(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._subscriptions.remove(self._subscription)
+            self._timer = None
+        super().stop()
+
+    def resume(self) -> None:
+        """Send again, and tell what was dropped meanwhile."""
+        super().resume()
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._write(self._wrapping.event("dropped", b'{"messages":%d}' % dropped))
+
+    # --- ``Subscriber``
+
+    def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:  # noqa: ARG002
+        """Send or drop a message."""
+        self.send_at_most_once(message, options)
+
+    def send_at_most_once(self, message: Message, options: DeliveryOptions) -> None:  # noqa: ARG002
+        """Send or drop a message."""
+        if self.is_over:
+            return
+        if self.is_paused or len(self._gathered) >= GATHERED_MAX:
+            self._dropped += 1
+            self._counters.http_events_dropped += 1
+            return
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        data = message_event(message.topic, message.payload, message.headers, retain=message.retain)
+        self._gathered.append(self._wrapping.event("message", data))
+
+    # --- inside
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered and not self.is_over:
+            self._counters.http_events += len(gathered)
+            self._write(b"".join(gathered))
+
+    def _tick(self) -> None:
+        if not self.is_paused:
+            self._write(self._wrapping.idle())
+        self._timer = self._loop.call_later(IDLE_S, self._tick)

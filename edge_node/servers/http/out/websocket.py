@@ -1,0 +1,78 @@
+"""Events over WebSocket (RFC 6455). The library interprets the frames."""
+
+from __future__ import annotations
+
+import logging
+
+from websockets.datastructures import Headers
+from websockets.frames import CloseCode
+from websockets.http11 import Request as WebSocketRequest
+from websockets.protocol import SEND_EOF, Protocol, Side, State
+from websockets.server import ServerProtocol
+
+from weft.edge_node.servers.http.problem import Problem
+from weft.edge_node.servers.http.request import Request
+
+RECEIVED_BYTES_MAX = 4096
+"""Longest message that a client may send; nothing is done with it."""
+_silent = logging.getLogger(f"{__name__}.library")
+_silent.setLevel(logging.CRITICAL + 1)
+
+
+def upgrade(request: Request) -> bytes:
+    """Return the answer that makes a connection a WebSocket.
+
+    Raises:
+        Problem: the request is not one for it.
+    """
+    headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.fields])
+    library = ServerProtocol(logger=_silent)
+    response = library.accept(WebSocketRequest(request.target.decode("latin-1"), headers))
+    if response.status_code != 101:
+        raise Problem(
+            response.status_code, f"no WebSocket: {library.handshake_exc}; see RFC 6455", closes=True,
+            fields=(("Sec-WebSocket-Version", "13"), ("Upgrade", "websocket")),
+        )  # fmt: skip
+    return response.serialize()
+
+
+class WebSocketWrapping:
+    """Events as text messages."""
+
+    def __init__(self) -> None:
+        self._library = Protocol(Side.SERVER, max_size=RECEIVED_BYTES_MAX, logger=_silent)
+
+    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:  # noqa: ARG002
+        """Return one message: the event's object, with its kind unless it is a record or message."""
+        if kind not in ("record", "message"):
+            data = b'{"event":"%b",%b' % (kind.encode(), data[1:])
+        self._library.send_text(data)
+        return self._taken()
+
+    def idle(self) -> bytes:
+        """Return a ping."""
+        self._library.send_ping(b"")
+        return self._taken()
+
+    def received(self, data: bytes) -> tuple[bytes, bool]:
+        """Take what the client sent. Return the answer to it, and whether the connection is to be closed."""
+        if self._library.state is State.CLOSED:
+            return b"", True
+        self._library.receive_data(data)
+        self._library.events_received()
+        writes = self._library.data_to_send()
+        return b"".join(writes), SEND_EOF in writes
+
+    def end(self) -> bytes:
+        """Return the closing frame."""
+        if self._library.state is not State.OPEN:
+            return b""
+        self._library.send_close(CloseCode.GOING_AWAY)
+        return self._taken()
+
+    def forget(self) -> None:
+        """Undo a circle that only a full garbage collection would."""
+        self._library.parser.close()
+
+    def _taken(self) -> bytes:
+        return b"".join(self._library.data_to_send())

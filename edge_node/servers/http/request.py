@@ -1,0 +1,298 @@
+"""HTTP requests as they come in. The parser is httptools'; ours are the bounds, and the refusal of whatever two readers
+could take for requests of different lengths (request smuggling, RFC 9112 section 11.2).
+
+httptools refuses by itself: two lengths, a length beside a transfer coding, white space before a colon, folded lines,
+lone CRs and LFs, signs and lists in lengths, and bytes after a request that ends its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import httptools
+
+from weft.edge_node.servers.http.problem import Problem, quoted
+
+HEAD_BYTES_MAX = 16 << 10
+"""Longest head of a request: its first line and its fields."""
+FIELDS_MAX = 128
+"""Most fields of a head."""
+PIECE_BYTES = 16 << 10
+"""Bytes that are parsed before what they brought is handled."""
+QUERY_FIELDS_MAX = 32
+_ONCE = frozenset({
+    b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"idempotency-key",
+    b"last-event-id", b"origin", b"transfer-encoding", b"weft-key", b"weft-time", b"weft-time-field",
+})  # fmt: skip
+"""Fields that have one value."""
+
+
+class Request:
+    """One request."""
+
+    __slots__ = (
+        "_query",
+        "body",
+        "fields",
+        "headers",
+        "is_http10",
+        "keeps_alive",
+        "method",
+        "size",
+        "target",
+        "upgrades",
+    )
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.target = b""
+        """Path and query as they came."""
+        self.fields: list[tuple[bytes, bytes]] = []
+        """Fields of the head in their order; names in lower case."""
+        self.headers: dict[bytes, bytes] = {}
+        """The same by name; of a field that came several times, the last."""
+        self.body: list[bytes] = []
+        self.size = 0
+        """Bytes of the body so far."""
+        self.is_http10 = False
+        self.keeps_alive = True
+        self.upgrades = False
+        """True if the client wants to speak WebSocket from now on."""
+        self._query: dict[str, str] | None = None
+
+    def header(self, name: bytes) -> str:
+        """Return a field as text; empty without it.
+
+        Raises:
+            Problem: it is no text.
+        """
+        value = self.headers.get(name)
+        if value is None:
+            return ""
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise Problem(400, f"the field {name.decode()} is not UTF-8; send it as UTF-8") from None
+
+    @property
+    def path(self) -> bytes:
+        """Return the path, as it came."""
+        return self.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the query's fields; of one that came several times, the last.
+
+        Raises:
+            Problem: it cannot be read.
+        """
+        if self._query is None:
+            text = self.target.partition(b"?")[2]
+            try:
+                pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict",
+                                  max_num_fields=QUERY_FIELDS_MAX)  # fmt: skip
+            except ValueError:
+                raise Problem(400, "the query of the URL cannot be read; send up to 32 fields in UTF-8") from None
+            self._query = dict(pairs)
+        return self._query
+
+    def payload(self) -> bytes:
+        """Return the body as it came."""
+        body = self.body
+        return body[0] if len(body) == 1 else b"".join(body)
+
+
+def unquoted(segment: bytes) -> bytes:
+    """Return a part of a path without its percent signs."""
+    return unquote_to_bytes(segment) if b"%" in segment else segment
+
+
+class RequestParser:
+    """Makes the requests of one connection.
+
+    Args:
+        body_bytes_max: longest body.
+        on_head: called when a head is whole; may raise ``Problem``.
+    """
+
+    __slots__ = ("_body_bytes_max", "_failed", "_head_bytes", "_in_body", "_now", "_on_head", "_parser",
+                 "_request", "began", "complete", "rest")  # fmt: skip
+
+    def __init__(self, body_bytes_max: int, on_head: Callable[[Request], None]) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._on_head = on_head
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._request: Request | None = None
+        self._in_body = False
+        self._head_bytes = 0
+        """Bytes of the pieces that the head has come in so far, without the last one."""
+        self._failed: Problem | None = None
+        self._now = self.began = 0.0
+        """Time at which the latest request began."""
+        self.complete: list[Request] = []
+        """Requests that came whole and were not taken yet."""
+        self.rest = b""
+        """Bytes after a request that asked for WebSocket."""
+
+    @property
+    def held(self) -> int:
+        """Return the bytes held of a request that is not whole."""
+        request = self._request
+        return 0 if request is None else self._head_bytes + request.size
+
+    @property
+    def is_within(self) -> bool:
+        """Return whether a request has begun and is not whole."""
+        return self._request is not None
+
+    @property
+    def is_in_body(self) -> bool:
+        """Return whether its head is whole."""
+        return self._in_body
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Parse up to ``PIECE_BYTES``. What is whole stands in ``complete``, also when this raises.
+
+        Raises:
+            Problem: what came is no request, or one over a bound. Nothing after it can be read.
+        """
+        self._now = now
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self.rest = data[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            if self._failed is not None:
+                raise self._failed from None
+            if self.complete and not self.complete[-1].keeps_alive:
+                return  # it has said that nothing follows: whatever follows is not looked at
+            raise Problem(400, f"this is no request in HTTP/1.1: {_reason(error)}", closes=True) from None
+        if self._request is not None and not self._in_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # what was before it in its first piece counts, too
+                raise _long_head()
+
+    def close(self) -> None:
+        """Parse no more: the parser and this object hold each other."""
+        self._parser = None
+
+    # --- httptools
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._request = Request()
+        self.began = self._now
+        self._head_bytes, self._in_body = 0, False
+
+    def on_url(self, url: bytes) -> None:
+        """Take a part of the first line."""
+        assert self._request is not None
+        self._request.target += url
+        if len(self._request.target) > HEAD_BYTES_MAX:
+            self._fail(Problem(414, f"the URL is longer than {HEAD_BYTES_MAX} bytes; send a shorter one", closes=True))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field. Those behind the body are passed over: nothing that matters may come there."""
+        if self._in_body:
+            return
+        request = self._request
+        assert request is not None
+        fields = request.fields
+        fields.append((name.lower(), value))
+        if len(fields) > FIELDS_MAX:
+            self._fail(_long_head())
+
+    def on_headers_complete(self) -> None:
+        """Check the head."""
+        request, parser = self._request, self._parser
+        assert request is not None
+        self._in_body = True
+        request.method = parser.get_method().decode("ascii")
+        headers = request.headers = dict(request.fields)
+        version = parser.get_http_version()
+        try:
+            if len(headers) != len(request.fields):
+                _check_repeated(request.fields)
+            if version != "1.1":
+                request.is_http10 = True
+                if version != "1.0" or b"transfer-encoding" in headers:
+                    raise Problem(505, "this listener speaks HTTP/1.1; send the request so", closes=True)
+            elif b"host" not in headers:
+                raise Problem(400, "a request of HTTP/1.1 needs the field Host; send it", closes=True)
+            if self._head_bytes and _length(request) > HEAD_BYTES_MAX:
+                raise _long_head()
+            if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
+                what = quoted(headers[b"transfer-encoding"].decode("latin-1"))
+                raise Problem(501, f"transfer coding {what} is not known; send `chunked`, or a length", closes=True)
+            if parser.should_upgrade():
+                _check_upgrade(request)
+            if b"content-length" in headers and int(headers[b"content-length"]) > self._body_bytes_max:
+                raise self._long_body()
+            self._on_head(request)
+        except Problem as problem:
+            self._fail(problem)
+
+    def on_body(self, data: bytes) -> None:
+        """Take a part of the body."""
+        request = self._request
+        assert request is not None
+        request.body.append(data)
+        request.size += len(data)
+        if request.size > self._body_bytes_max:
+            self._fail(self._long_body())
+        if len(request.body) > 64:
+            request.body = [b"".join(request.body)]  # many small chunks are many small objects
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        request = self._request
+        assert request is not None
+        request.keeps_alive = self._parser.should_keep_alive()
+        self._request, self._in_body = None, False
+        self.complete.append(request)
+
+    def _long_body(self) -> Problem:
+        return Problem(
+            413,
+            f"the body is longer than {self._body_bytes_max} bytes (limits.request); send less at a time",
+            closes=True,
+        )
+
+    def _fail(self, problem: Problem) -> None:
+        problem.closes = True
+        self._failed = problem
+        raise problem
+
+
+def _length(request: Request) -> int:
+    return len(request.target) + sum(len(name) + len(value) + 4 for name, value in request.fields)
+
+
+def _check_repeated(fields: list[tuple[bytes, bytes]]) -> None:
+    names = set()
+    for name, _ in fields:
+        if name in names and name in _ONCE:
+            raise Problem(400, f"the field {name.decode('latin-1')} came twice; send it once", closes=True)
+        names.add(name)
+
+
+def _check_upgrade(request: Request) -> None:
+    is_websocket = request.headers.get(b"upgrade", b"").lower() == b"websocket"
+    has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
+    if request.method != "GET" or not is_websocket or has_body:
+        raise Problem(400, "this listener changes to WebSocket only, by GET; send the request without Upgrade",
+                      closes=True)  # fmt: skip
+    request.upgrades = True
+
+
+def _long_head() -> Problem:
+    return Problem(
+        431, f"the head of the request has more than {HEAD_BYTES_MAX} bytes or {FIELDS_MAX} fields; send fewer",
+        closes=True,
+    )  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    return str(error)[:120] or type(error).__name__

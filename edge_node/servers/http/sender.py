@@ -1,0 +1,100 @@
+"""The sender of a connection's requests: who it is, found out once for all requests with the same credentials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from weft.bounds import Owner, user_or_address
+from weft.edge_node.access.credentials import AccessDenied, Denial
+from weft.edge_node.access.identity import Identity
+from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.servers.http.access import CHALLENGE, claim_of, credentials_of
+from weft.edge_node.servers.http.problem import Problem, try_later
+from weft.edge_node.servers.http.request import Request
+from weft.edge_node.servers.http.server import Server
+from weft.edge_node.servers.listeners.door import Arrival, Door
+
+
+class Sender:
+    """The one client that a connection belongs to. Event loop's thread only."""
+
+    __slots__ = ("_arrival", "_claim", "_door", "_is_counted", "_service", "_task", "denied", "identity",
+                 "owner", "routes")  # fmt: skip
+
+    def __init__(self, service: Server, door: Door, arrival: Arrival) -> None:
+        self._service = service
+        self._door = door
+        self._arrival = arrival
+        self._claim: bytes | None = None
+        """Claim that the answers below are for."""
+        self.identity: Identity | None = None
+        self.denied: Problem | None = None
+        """Refusal of the claim."""
+        self.routes: RouteCache | None = None
+        self.owner: Owner = user_or_address(None, arrival.origin)
+        self._is_counted = False
+        self._task: asyncio.Task[None] | None = None
+
+    def is_known(self, request: Request) -> bool:
+        """Return whether it is known who sent a request, or that it does not matter."""
+        if self._service.is_open_to_all(request):
+            return True
+        try:
+            claim = claim_of(request)
+        except Problem:
+            return True  # it is refused all the same
+        if claim != self._claim:
+            return False
+        return self.denied is not None or (self.identity is not None and self.identity.admitted)
+
+    def ask(self, request: Request, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
+        """Find out who sent a request, and call back."""
+        self.forget()
+        self._claim = claim_of(request)
+        self._task = self._service.broker.run(self._let_in(self._claim, transport, then))
+
+    def forget(self) -> None:
+        """Forget who it is: another one asks, or the connection has ended."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        if self._is_counted:
+            self._service.connections.free(self.owner)
+            self._is_counted = False
+        if self.routes is not None:
+            self._service.broker.ingest.leave(self.routes)
+        self._claim = self.identity = self.denied = self.routes = None
+
+    async def _let_in(self, claim: bytes, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
+        try:
+            identity = await self._door.authenticate(credentials_of(claim), transport, self._arrival.origin)
+            if not await self._arrival.room():
+                raise try_later(503, "as many clients as limits.connections allows are connected; try again later")
+            if not identity.admitted:
+                raise Problem(401, "the user has changed; send its present password", fields=CHALLENGE)
+            self._count(identity)
+            self._arrival.opened()
+            self.identity, self.routes = identity, self._service.broker.ingest.routes_of(identity)
+        except AccessDenied as error:
+            self.denied = _denied(error)
+        except Problem as problem:
+            self.denied = problem
+        self._task = None
+        then()
+
+    def _count(self, identity: Identity) -> None:
+        owner, bound = user_or_address(identity.username, self._arrival.origin), self._service.connections
+        if not bound.take(owner):
+            bound.refuse(owner)
+            raise try_later(503, "too many connections of one user (limits.connections_per_user); use fewer")
+        self._is_counted = True
+        self.owner = owner
+
+
+def _denied(error: AccessDenied) -> Problem:
+    if error.denial is Denial.BUSY:
+        return try_later(503, f"{error}; try again")
+    if error.denial is Denial.NOT_ALLOWED:
+        return Problem(401, f"{error}; send a user name and password", fields=CHALLENGE)
+    return Problem(401, f"{error}; send another one", fields=CHALLENGE)

@@ -1,0 +1,66 @@
+"""Interface of the HTTP side for its connections. ``HttpService`` implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from weft.bounds import Bound
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.http.answers import Answers
+from weft.edge_node.servers.http.exchange import Exchange
+from weft.edge_node.servers.http.problem import Problem
+from weft.edge_node.servers.http.request import Request
+from weft.edge_node.servers.http.settings import HttpSettings
+
+
+class Connection(Protocol):
+    """One connection (``HttpConnection``)."""
+
+    def recheck(self) -> None:
+        """Look again who the client is: users or rules were read again."""
+
+    def shut_down(self) -> None:
+        """Close: the node stops."""
+
+
+class Server(Protocol):
+    """All that connections share. Belongs to the event loop's thread."""
+
+    broker: Broker
+    settings: HttpSettings
+    counters: HttpCounters
+    answers: Answers
+    connections: Bound
+    """Connections whose client was let in, by owner."""
+
+    def arrived(self, connection: Connection) -> None:
+        """Count a connection in."""
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+
+    def count(self, status: int) -> None:
+        """Count an answer."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether too much waits for the disk to take more."""
+        ...
+
+    def busy(self) -> Problem:
+        """Return the refusal for that time."""
+        ...
+
+    def is_open_to_all(self, request: Request) -> bool:
+        """Return whether it does not matter who sent a request."""
+        ...
+
+    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
+
+        Raises:
+            Problem: it is refused; the steps raise it, too.
+        """
+        ...

@@ -1,0 +1,246 @@
+"""The HTTP side of a node: what all its connections share, and which request goes where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from weft.bounds import Bound, Refusals
+from weft.config.listeners import Listener, bind_of
+from weft.config.models import EdgeConfig
+from weft.config.units import Address, parse_listen
+from weft.edge_node.check import intake, streams_of
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.http.answers import Answers
+from weft.edge_node.servers.http.browsers import Browsers
+from weft.edge_node.servers.http.connection import HttpConnection
+from weft.edge_node.servers.http.exchange import Exchange
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys
+from weft.edge_node.servers.http.out.readers import Readers
+from weft.edge_node.servers.http.problem import Problem, try_later
+from weft.edge_node.servers.http.request import Request, unquoted
+from weft.edge_node.servers.http.server import Connection
+from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
+from weft.edge_node.servers.http.writes.influx import Influx
+from weft.edge_node.servers.http.writes.posts import Posts
+from weft.edge_node.servers.http.writes.storing import Storing, Target
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.streams import HTTP_STREAM
+from weft.protocols.lane import Lane
+from weft.storage.segment_log import SegmentLog
+
+RETRY_S = 1
+"""Seconds after which a client may try again that came while too much waited for the disk."""
+_OPEN = (b"/ping", b"/health")
+"""Paths for everybody: they say that the node is there, and no more."""
+_WHERE = (
+    "there is POST /v1/streams/STREAM, POST /v1/topics/TOPIC, GET /v1/streams/STREAM/events, GET /v1/topics?filter=, "
+    "and InfluxDB's /api/v2/write, /write, /ping and /health"
+)
+
+
+class Streams(NamedTuple):
+    """Streams of a configuration, for requests."""
+
+    takes: Mapping[str, Target]
+    """Streams that take messages, by name."""
+    others: frozenset[str]
+    """Names of the other streams."""
+
+
+class HttpService:
+    """The HTTP side of a node. Belongs to the event loop's thread."""
+
+    name = "HTTP"
+
+    def __init__(  # noqa: PLR0917
+        self,
+        config: EdgeConfig,
+        log: SegmentLog,
+        broker: Broker,
+        settings: HttpSettings,
+        counters: HttpCounters,
+        refusals: Refusals,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Recover what is remembered of idempotency keys. Blocks: before clients connect.
+
+        Args:
+            wall_clock: nanoseconds since 1970.
+
+        Raises:
+            OSError, LogError: the log cannot be read.
+        """
+        self.broker = broker
+        self.settings = settings
+        self.counters = counters
+        self.answers = Answers(wall_clock)
+        self.connections = Bound(
+            settings.connections_max, settings.connections_per_user_max, refusals,
+            "limits.connections", "limits.connections_per_user", "HTTP connections",
+        )  # fmt: skip
+        self._config = config
+        self._browsers: dict[str, Browsers] = {}
+        """Rules for browsers by listener."""
+        self._log = log
+        self._open: set[Connection] = set()
+        self.streams = self._streams_of(config)
+        keys = IdempotencyKeys(log, log.stream(HTTP_STREAM), settings, counters, wall_clock)
+        storing = Storing(log, broker.ingest, keys, wall_clock)
+        self._posts = Posts(storing, settings, counters, wall_clock)
+        self._influx = Influx(storing, settings, counters)
+        self._readers = Readers(log, broker, settings, counters, refusals, self.answers)
+
+    # --- the node
+
+    def make_connection(self, door: Door, arrival: Arrival) -> HttpConnection:
+        """Return a connection of a listener."""
+        browsers = self._browsers.get(door.name)
+        if browsers is None:
+            browsers = self._browsers[door.name] = Browsers(browser_settings(self._config, door.name))
+        return HttpConnection(self, door, arrival, browsers)
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Callable[[], None]:
+        """Take messages for the streams of ``now``. Return what goes back."""
+        self.streams = self._streams_of(now)
+
+        def undo() -> None:
+            self.streams = self._streams_of(before)
+
+        return undo
+
+    def permissions_changed(self) -> None:
+        """Ask again what those who read may read: users or access rules were read again."""
+        for connection in list(self._open):
+            connection.recheck()
+
+    def close(self) -> None:
+        """Close all connections. What was not answered is sent again by its client."""
+        for connection in list(self._open):
+            connection.shut_down()
+
+    # --- connections
+
+    def arrived(self, connection: Connection) -> None:
+        """Count a connection in."""
+        self._open.add(connection)
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
+        self._open.discard(connection)
+
+    def count(self, status: int) -> None:
+        """Count an answer."""
+        if status >= 400:
+            if status == 429:
+                self.counters.http_throttled += 1
+            elif status >= 500:
+                self.counters.http_errors += 1
+            else:
+                self.counters.http_refused += 1
+
+    @property
+    def holds(self) -> bool:
+        """Return whether too much waits for the disk to take more."""
+        return self.broker.ingest.back_pressure.holding
+
+    def busy(self) -> Problem:
+        """Return the refusal for that time."""
+        return try_later(429, "too much waits for the disk (limits.pending); send it again later", RETRY_S)
+
+    # --- requests
+
+    def is_open_to_all(self, request: Request) -> bool:
+        """Return whether it does not matter who sent a request."""
+        return request.path in _OPEN or request.method == "OPTIONS"
+
+    def handle(self, exchange: Exchange) -> Iterator[None] | None:
+        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
+
+        Raises:
+            Problem: it is refused.
+        """
+        request = exchange.request
+        path = request.path
+        if path.startswith(b"/v1/"):
+            return self._ours(exchange, path)
+        if path in (b"/api/v2/write", b"/write"):
+            exchange.is_influx = True
+            self._takes(request, "POST")
+            if self.holds:
+                raise self.busy()
+            return self._influx.write(exchange, is_v2=path != b"/write")
+        if path in _OPEN or path == b"/query":
+            exchange.is_influx = True
+            self._influx.answer(exchange, path, self.settings.software)
+            return None
+        raise Problem(404, f"there is nothing at this path; {_WHERE}")
+
+    def _ours(self, exchange: Exchange, path: bytes) -> Iterator[None] | None:
+        request = exchange.request
+        _, _, what, *rest = path.split(b"/", 4)
+        name = rest[0] if rest else b""
+        tail = rest[1] if len(rest) > 1 else None
+        if what == b"streams" and name:
+            stream = unquoted(name).decode(errors="replace")
+            if request.method in ("GET", "HEAD") and tail == b"events":
+                self._readers.read_stream(exchange, *self._source(stream))
+                return None
+            self._takes(request, "POST")
+            if self.holds:
+                raise self.busy()
+            return self._posts.to_stream(exchange, self._target(stream), None if tail is None else unquoted(tail))
+        if what == b"topics" and (name or request.method == "POST"):
+            self._takes(request, "POST")
+            if self.holds:
+                raise self.busy()
+            topic = path[len(b"/v1/topics/") :]
+            return self._posts.to_topic(exchange, unquoted(topic))
+        if what == b"topics":
+            self._takes(request, "GET")
+            self._readers.read_topics(exchange)
+            return None
+        raise Problem(404, f"there is nothing at this path; {_WHERE}")
+
+    def _takes(self, request: Request, method: str) -> None:
+        if request.method != method and not (method == "GET" and request.method == "HEAD"):
+            raise Problem(405, f"only {method} is possible here; send that", fields=(("Allow", method),))
+
+    def _target(self, name: str) -> Target:
+        target = self.streams.takes.get(name)
+        if target is None:
+            if name in self.streams.others:
+                raise Problem(403, f"functions write the stream {name}; post to the stream that they read")
+            known = ", ".join(sorted(self.streams.takes)[:10]) or "none"
+            raise Problem(404, f"the node has no stream of this name; its streams are: {known}")
+        return target
+
+    def _source(self, name: str) -> tuple[str, int]:
+        """Return lane and number of a stream to be read."""
+        if name not in self.streams.takes and name not in self.streams.others:
+            raise Problem(404, "the node has no stream of this name; see `weft edge status` for its streams")
+        config = self._config
+        return str(Lane(config.tenant, config.node, self._log.log_id, name)), self._log.stream(name)
+
+    def _streams_of(self, config: EdgeConfig) -> Streams:
+        takes, others = {}, set()
+        for name, stream in streams_of(config).items():
+            if not stream.from_:
+                others.add(name)
+                continue
+            taken = intake(name, stream)
+            lane = Lane(config.tenant, config.node, self._log.log_id, taken)
+            takes[name] = Target(name, self._log.stream(taken), str(lane), f"stream/{name}".encode())
+        return Streams(takes, frozenset(others))
+
+
+def browser_settings(config: EdgeConfig, name: str) -> BrowserSettings:
+    """Return which pages may ask one listener."""
+    listener = config.listeners.get(name) or Listener(bind="127.0.0.1:0")
+    bind = parse_listen(bind_of(name, listener))
+    return BrowserSettings(
+        origins=listener.origins or (),
+        scheme="http" if listener.tls is None else "https",
+        is_loopback=isinstance(bind, Address) and bind.is_loopback,  # no browser reaches a unix socket by itself
+    )

@@ -1,0 +1,62 @@
+"""Requests that take long, carried out a turn at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from weft.bounds import Owner
+from weft.edge_node.servers.http.exchange import Exchange
+from weft.edge_node.servers.http.server import Server
+
+
+class Steps:
+    """The long request of one connection, which waits with everything behind it.
+
+    Args:
+        failed: told of what a step raises.
+        done: called when all is done, if it took more than one turn.
+    """
+
+    __slots__ = ("_done", "_exchange", "_failed", "_server", "_steps", "held")
+
+    def __init__(self, server: Server, failed: Callable[[Exchange, Exception], None], done: Callable[[], None]) -> None:
+        self._server = server
+        self._failed = failed
+        self._done = done
+        self._exchange: Exchange | None = None
+        self._steps: Iterator[None] = iter(())
+        self.held = 0
+        """Bytes of the request, until it is done."""
+
+    def take(self, exchange: Exchange, steps: Iterator[None], owner: Owner) -> bool:
+        """Begin, with what is left of the turn. Return whether all is done."""
+        self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
+        if self._go_on():
+            return True
+        self._server.broker.rounds.wait(owner, self._in_turn)
+        return False
+
+    def _go_on(self) -> bool:
+        assert self._exchange is not None
+        budget = self._server.broker.turns.budget
+        try:
+            for _ in self._steps:
+                if not budget.spend():
+                    return False
+        except Exception as error:
+            self._failed(self._exchange, error)
+        self._exchange, self._steps, self.held = None, iter(()), 0
+        return True
+
+    def _in_turn(self) -> None:
+        assert self._exchange is not None
+        broker, owner = self._server.broker, self._exchange.owner
+        broker.turns.budget.begin(broker.clock())
+        try:
+            is_done = self._go_on()
+        finally:
+            broker.ingest.turn.gathered()
+        if is_done:
+            self._done()
+        else:
+            broker.rounds.wait(owner, self._in_turn)

@@ -1,0 +1,185 @@
+"""``POST /v1/streams/STREAM`` and ``POST /v1/topics/TOPIC``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.exchange import Exchange
+from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX
+from weft.edge_node.servers.http.problem import Problem
+from weft.edge_node.servers.http.request import Request
+from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.http.writes import bodies, cloud_events
+from weft.edge_node.servers.http.writes.fields import (
+    headers_of,
+    media_type_of,
+    nanoseconds,
+    placed,
+    sent,
+    with_content_type,
+)
+from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, Once, Storing, Target
+from weft.protocols.batch import HeaderPairs
+
+FINGERPRINT_BYTES = 8
+SLICE = 128
+"""Messages that are looked at before others may have their turn."""
+Make = Callable[[bytes], NewRecord]
+"""Makes a record of a message."""
+_JSON = "application/json"
+_KEY_FIELDS = (b"weft-key", b"weft-time", b"weft-time-field", b"weft-time-precision", b"weft-batch", b"content-type")
+
+
+class Posts:
+    """Takes messages. Belongs to the event loop's thread."""
+
+    def __init__(
+        self, storing: Storing, settings: HttpSettings, counters: HttpCounters, wall_clock: Callable[[], int]
+    ) -> None:
+        self._storing = storing
+        self._settings = settings
+        self._counters = counters
+        self._wall_clock = wall_clock
+
+    def to_stream(self, exchange: Exchange, target: Target, rest: bytes | None) -> Iterator[None] | None:
+        """Store the messages of a request in a stream. Return the steps of a long one.
+
+        Args:
+            rest: key in the path; None without one.
+
+        Raises:
+            Problem: nothing was stored.
+        """
+        key = _key_of(exchange.request, rest) or target.topic.decode()
+        return self._store(exchange, target, key, partial(_answer_stream, target))
+
+    def to_topic(self, exchange: Exchange, topic: bytes) -> Iterator[None] | None:
+        """Publish the messages of a request to a topic. Return the steps of a long one.
+
+        Raises:
+            Problem: nothing was stored.
+        """
+        key = _key_of(exchange.request, topic or None)
+        if not key:
+            raise Problem(400, "the request names no topic; send it in the path or as Weft-Key")
+        return self._store(exchange, None, key, _answer_topic)
+
+    # --- inside
+
+    def _store(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None] | None:
+        request = exchange.request
+        payloads, make = self._messages(request, key)
+        self._counters.http_messages += len(payloads)
+        once = once_of(request)
+        if len(payloads) > SLICE:
+            return self._in_steps(exchange, target, payloads, make, once, answer)
+        self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
+        return None
+
+    def _in_steps(  # noqa: PLR0917
+        self,
+        exchange: Exchange,
+        target: Target | None,
+        payloads: list[bytes],
+        make: Make,
+        once: Once | None,
+        answer: Answer,
+    ) -> Iterator[None]:
+        records: list[NewRecord] = []
+        for at in range(0, len(payloads), SLICE):
+            records += [make(payload) for payload in payloads[at : at + SLICE]]
+            yield
+        self._storing.store(exchange, target, records, once, answer)
+
+    def _messages(self, request: Request, key: str) -> tuple[list[bytes], Make]:
+        """Return the payloads of a request, and what makes records of them."""
+        content_type = request.header(b"content-type")
+        kind, records_max = media_type_of(content_type), self._settings.records_max
+        body = request.payload()
+        if b"content-encoding" in request.headers:
+            body = bodies.expanded(body, request.header(b"content-encoding"), self._settings.body_bytes_max)
+        if kind.startswith("multipart/"):
+            raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
+        if kind == cloud_events.STRUCTURED:
+            return [body], partial(cloud_events.structured, key)
+        if kind == cloud_events.BATCHED:
+            return bodies.elements(body, records_max), partial(cloud_events.structured, key)
+        if cloud_events.is_binary(request):
+            return [body], partial(cloud_events.binary, request, content_type, key)
+        headers = headers_of(request, self._wall_clock())
+        if bodies.is_lines(kind):
+            payloads = bodies.lines(body, records_max)
+        elif kind == _JSON and body.lstrip()[:1] == b"[" and request.header(b"weft-batch") != "no":
+            payloads = bodies.elements(body, records_max)
+        else:
+            return [body], _plain(request, key, with_content_type(headers, content_type))
+        return payloads, _plain(request, key, tuple(headers))
+
+
+def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
+    """Return what makes records of messages that are no events."""
+    time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
+    own = placed(key, time_field, precision)
+    if b"weft-time" in request.headers:
+        if time_field:
+            raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
+        pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
+    if own.is_plain:
+        encoded = key.encode()
+        return lambda payload: NewRecord(encoded, payload, pairs)
+
+    def make(payload: bytes) -> NewRecord:
+        filled, time = own.key_and_time(payload)
+        return NewRecord(filled, payload, sent(pairs, time))
+
+    return make
+
+
+def _key_of(request: Request, rest: bytes | None) -> str:
+    named = request.header(b"weft-key")
+    if rest is None:
+        return named
+    if named:
+        raise Problem(400, "a key came both in the path and as Weft-Key; send one of them")
+    try:
+        return rest.decode()
+    except UnicodeDecodeError:
+        raise Problem(400, "the key in the path is not UTF-8; send it as UTF-8, with percent signs") from None
+
+
+def once_of(request: Request) -> Once | None:
+    """Return the idempotency key of a request; None without one.
+
+    Raises:
+        Problem: it is too long, or no text.
+    """
+    if b"idempotency-key" not in request.headers:
+        return None
+    key = request.header(b"idempotency-key").strip()
+    if len(key) > 1 and key[0] == key[-1] == '"':
+        key = key[1:-1]
+    if not 0 < len(key) <= KEY_CHARACTERS_MAX or not key.isprintable():
+        raise Problem(400, f"Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} characters; send a new UUID for new data")
+    digest = hashlib.blake2b(request.target, digest_size=FINGERPRINT_BYTES)
+    for name in _KEY_FIELDS:
+        digest.update(b"\0" + request.headers.get(name, b""))
+    digest.update(b"\0" + request.payload())
+    return Once(key, digest.digest())
+
+
+def _answer_stream(target: Target, exchange: Exchange, seqs: list[tuple[int, int]], count: int) -> None:
+    if not seqs:  # functions before the log have worked on them, or there were none
+        exchange.answer(200, b'{"lane":"%b","first_seq":null,"count":%d}' % (target.lane.encode(), count))
+        return
+    more = b""
+    if len(seqs) > 1:
+        runs = b",".join(b'{"first_seq":%d,"count":%d}' % each for each in seqs)
+        more = b',"runs":[%b]' % runs
+    exchange.answer(200, b'{"lane":"%b","first_seq":%d,"count":%d%b}' % (target.lane.encode(), seqs[0][0], count, more))
+
+
+def _answer_topic(exchange: Exchange, _seqs: list[tuple[int, int]], count: int) -> None:
+    exchange.answer(200, b'{"count":%d}' % count)

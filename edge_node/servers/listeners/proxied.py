@@ -1,0 +1,56 @@
+"""Connections through a trusted proxy: read its header, and use the client's address from it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from weft.edge_node.servers.listeners.admission import NetworkConnection
+from weft.edge_node.servers.listeners.proxy_protocol import (
+    PREFIX_BYTES,
+    BadProxyHeader,
+    ProxiedAddress,
+    body_length,
+    source,
+)
+
+
+class ProxiedTransport:
+    """A transport whose peer is the client behind the proxy. Everything else is the transport's own."""
+
+    __slots__ = ("_peername", "_transport", "write")
+
+    def __init__(self, transport: asyncio.Transport, connection: NetworkConnection) -> None:
+        self._transport = transport
+        self._peername = (connection.host, int(connection.name.rpartition(":")[2]))
+        self.write = transport.write
+        """Method of the transport, bound once: it is the one that connections call most."""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return the transport's information, except for the peer's name."""
+        return self._peername if name == "peername" else self._transport.get_extra_info(name, default)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket) -> ProxiedAddress | None:
+    """Read the PROXY header and not a byte more, as a TLS handshake may follow.
+
+    Raises:
+        BadProxyHeader: there is none, or a bad one.
+        OSError: the connection broke.
+    """
+    prefix = await _read(loop, connection, PREFIX_BYTES)
+    return source(prefix, await _read(loop, connection, body_length(prefix)))
+
+
+async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        more = await loop.sock_recv(connection, length - len(data))
+        if not more:
+            raise BadProxyHeader("the connection ended within the header")
+        data += more
+    return data

@@ -1,0 +1,238 @@
+"""A WebSocket in the form of any other transport. The library interprets its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import SEND_EOF, Protocol, Side, State
+
+from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
+from weft.edge_node.servers.listeners.settings import WebSocketSettings
+from weft.edge_node.servers.listeners.websocket_handshake import (
+    END,
+    HEAD_BYTES_MAX,
+    UpgradeRefused,
+    silent,
+    too_long,
+    upgrade,
+)
+
+CLOSE_TIMEOUT_S = 2.0
+"""Longest time that a client may take to answer our closing frame, and to read the bytes before it."""
+
+_BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketShared:
+    """State that all connections of a listener share."""
+
+    settings: WebSocketSettings
+    connect: Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
+    """Function that creates the MQTT connection of an open WebSocket."""
+    admission: Admission
+    opened: Callable[[WebSocketTransport], None]
+    """Function called when a connection was made; it has not asked for its upgrade yet."""
+    ended: Callable[[WebSocketTransport], None]
+
+
+class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
+    """A connection: the protocol of its socket, and the transport of its MQTT side.
+
+    Written bytes go out as binary messages [MQTT-6.0.0-1]. Received bytes are a stream: packets need not begin with
+    messages [MQTT-6.0.0-2], so fragments are passed on as they come.
+    """
+
+    __slots__ = ("_connection", "_head", "_library", "_protocol", "_shared", "_timer", "_transport")
+
+    def __init__(self, shared: WebSocketShared, connection: NetworkConnection) -> None:
+        super().__init__()
+        self._shared = shared
+        self._connection = connection
+        self._transport: asyncio.Transport
+        self._head = b""
+        """Received part of the HTTP request, until it is whole."""
+        self._library: Protocol | None = None
+        """Library object from the upgrade on, a new one: the handshake's would keep the request, some 5 KB."""
+        self._protocol: asyncio.Protocol | None = None
+        """Protocol that gets the bytes, from the upgrade on."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Timer that runs from the first closing frame on, ours or the client's."""
+
+    # --- asyncio.Protocol, of the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the request; the admission bounds the wait."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._shared.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle one read."""
+        if self._library is None:
+            if not self._transport.is_closing():
+                self._read_head(data)
+        elif self._timer is None:
+            self._read(self._library, data)
+        else:  # pings are not answered any more
+            self._library.receive_data(data)
+            self._library.events_received()
+            if SEND_EOF in self._library.data_to_send():
+                self._transport.close()
+
+    def pause_writing(self) -> None:
+        """Pause the MQTT side: the client does not read."""
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Resume the MQTT side."""
+        if self._protocol is not None:
+            self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the socket."""
+        self._shared.ended(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        library, self._library = self._library, None
+        if library is not None:
+            library.parser.close()  # the two hold each other, which only a full garbage collection would undo
+        if self._protocol is not None:
+            self._protocol.connection_lost(exc)
+        else:
+            self._connection.closed()
+
+    # --- asyncio.Transport, of the MQTT connection
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send data as one message. Nothing is sent once either side has closed."""
+        library = self._library
+        if library is not None and library.state is State.OPEN and data:
+            library.send_binary(bytes(data))
+            self._send(library)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that the socket has not taken."""
+        return self._transport.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the buffer sizes that pause and resume the protocol's writing."""
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return (low, high) of the write buffer."""
+        return self._transport.get_write_buffer_limits()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return information from the socket beneath."""
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or being closed."""
+        return self._timer is not None or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Read nothing until ``resume_reading``."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Send the waiting bytes and a closing frame; then wait a little for the client's."""
+        self._close(CloseCode.NORMAL_CLOSURE)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Pass bytes to another protocol from now on."""
+        self._protocol = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol that gets the bytes."""
+        assert self._protocol is not None
+        return self._protocol
+
+    # --- inside
+
+    def go_away(self) -> None:
+        """Close because the listener ends."""
+        self._close(CloseCode.GOING_AWAY) if self._library is not None else self._transport.abort()
+
+    def _read_head(self, data: bytes) -> None:
+        head, end, rest = (self._head + data).partition(END)
+        try:
+            if len(head) > HEAD_BYTES_MAX:
+                raise too_long()
+            if not end:
+                self._head = head
+                return
+            answer = upgrade(head + end, self._shared.settings)
+        except UpgradeRefused as error:
+            admission = self._shared.admission
+            admission.listener_counters.handshakes_failed += 1
+            admission.complain("websocket", "no WebSocket with %s: %s", self._connection.name, error)
+            self._transport.write(error.answer)
+            self._transport.close()
+            return
+        self._head = b""
+        self._transport.write(answer)
+        bytes_max = self._shared.admission.limits.websocket_message_bytes_max
+        self._library = Protocol(Side.SERVER, max_size=bytes_max, logger=silent)
+        self._protocol = self._shared.connect(self, self._connection)
+        self._protocol.connection_made(self)
+        if rest:
+            self.data_received(rest)
+
+    def _read(self, library: Protocol, data: bytes) -> None:
+        """Pass on received messages, then send pongs, and close if the client did or broke the protocol."""
+        library.receive_data(data)
+        pieces = []
+        for frame in cast(list[Frame], library.events_received()):
+            opcode = frame.opcode
+            if opcode is _BINARY or opcode is _CONTINUATION:
+                pieces.append(frame.data)
+            elif opcode is _TEXT:
+                self._complain("a text message; MQTT comes in binary ones [MQTT-6.0.0-1]")
+                library.fail(CloseCode.UNSUPPORTED_DATA)
+                break
+        else:
+            if library.parser_exc is not None:
+                self._complain(str(library.parser_exc))
+        received = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if received and self._protocol is not None:
+            self._protocol.data_received(cast(bytes, received))
+        self._send(library)
+
+    def _send(self, library: Protocol) -> None:
+        writes = library.data_to_send()
+        if writes:
+            self._transport.write(writes[0] if len(writes) == 1 else b"".join(writes))
+            if SEND_EOF in writes:
+                self._transport.close()
+                self._begin_to_end()
+
+    def _close(self, code: CloseCode) -> None:
+        library = self._library
+        if library is None or library.state is not State.OPEN or self._transport.is_closing():
+            return
+        library.send_close(code)
+        self._send(library)
+        self._begin_to_end()
+        self._transport.resume_reading()
+
+    def _begin_to_end(self) -> None:
+        """Bound the end: bytes that the client does not read, and a closing frame that it does not send, are not
+        awaited longer."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def _complain(self, what: str) -> None:
+        self._shared.admission.complain("frame", "closed WebSocket of %s: %s", self._connection.name, what)

@@ -1,0 +1,61 @@
+"""Interface of a client's connection for handshake, packet handlers and publishes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.servers.broker.connected import Connected
+from weft.edge_node.servers.listeners.door import Arrival
+from weft.edge_node.sessions.session import Session
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packets import Packet
+from weft.protocols.mqtt.reason_codes import ReasonCode
+
+
+class Client(Connected, Protocol):
+    """One client's connection (``ClientConnection``). It alone knows the transport, and ends the others with it.
+
+    Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
+    """
+
+    arrival: Arrival
+    """The connection as its listener counts it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the client can still be sent something."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Write whole packets; nothing happens once it is closed."""
+
+    def answer(self, packet: Packet) -> None:
+        """Write one packet in the client's version."""
+
+    def welcome(self, session: Session, routes: RouteCache) -> None:
+        """Handle packets for this session from now on. CONNACK follows, and then ``go_on``."""
+
+    def go_on(self) -> None:
+        """Parse what came while the client waited for an answer from elsewhere, and read on."""
+
+    def await_turn(self, reason: Pause, go_on: Callable[[], None]) -> None:
+        """Stop reading, and call back when others have had their turn, even if it is closed by then."""
+
+    def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
+        """Refuse CONNECT and close."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Close: what the client sent could not be stored, so it must not be acknowledged."""
+
+    def displace(self, code: ReasonCode) -> None:
+        """Close: the session is another connection's now [MQTT-3.1.4-3], or no more."""
+
+    def said_goodbye(self, code: int, *, with_will: bool) -> None:
+        """Close after DISCONNECT."""
+
+    def shut_down(self) -> None:
+        """Close because the node stops, without publishing the will."""

@@ -1,0 +1,284 @@
+"""Handlers of the packets of a client that was let in: the conversation between CONNACK and the end of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.broker.turns import TURN_COST_MAX
+from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.publishes import Publishes
+from weft.edge_node.sessions.session import Session
+from weft.protocols.mqtt.connection import Connection
+from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
+from weft.protocols.mqtt.errors import MqttError
+from weft.protocols.mqtt.packets import (
+    Disconnect,
+    Packet,
+    PingReq,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from weft.protocols.mqtt.reason_codes import ReasonCode
+from weft.storage.segment_log import LogError
+
+CHANGE_WAIT_S_MIN = 0.05
+"""Shortest wait of a client whose user has changed its sessions too much: many of them must not wake each other."""
+
+_T = TypeVar("_T")
+
+
+class PacketHandlers:
+    """One client that has its CONNACK. Errors are the connection's to handle."""
+
+    __slots__ = ("_broker", "_client", "_machine", "publishes", "session")
+
+    def __init__(
+        self, broker: Broker, client: Client, machine: Connection, session: Session, publishes: Publishes
+    ) -> None:
+        self._broker = broker
+        self._client = client
+        self._machine = machine
+        self.session = session
+        self.publishes = publishes
+
+    def scan(self, data: bytes, at: int) -> int:
+        """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
+        first = data[at]
+        if first == PUBACK[0]:
+            window = self.session.window
+            after = window.in_flight.take_pubacks(data, at)
+            if after > at:
+                self._broker.counters.packets_received += (after - at) // 4
+                window.pump()
+            return after
+        if first == PUBREL[0]:
+            return self._take_pubrels(data, at)
+        return self.publishes.scan(data, at)
+
+    def _take_pubrels(self, data: bytes, at: int) -> int:
+        """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
+        received, first, last = self.session.received, at, len(data) - 4
+        packet_ids: dict[int, None] = {}
+        while at <= last and data[at : at + 2] == PUBREL:
+            packet_id = data[at + 2] << 8 | data[at + 3]
+            if packet_id not in received or packet_id in packet_ids:
+                break
+            packet_ids[packet_id] = None
+            at += 4
+        if packet_ids:
+            self._broker.counters.packets_received += (at - first) // 4
+            self.publishes.complete(tuple(packet_ids))
+        return at
+
+    def handle(self, packet: Packet) -> None:
+        """Act upon a packet that the state table lets through."""
+        _HANDLERS[type(packet)](self, packet)
+
+    def store(self) -> bool:
+        """Append what was published so far, by any client in this turn.
+
+        Returns:
+            Whether the client is still there: it is refused when there is no room for what it published.
+
+        Raises:
+            LogError: it could not be stored; the client is to be refused.
+        """
+        self.publishes.store()
+        return self._client.is_open
+
+    # --- packets
+
+    def _on_publish(self, packet: Publish) -> None:
+        session = self.session
+        if packet.dup and session.persistent and packet.packet_id not in session.received:
+            self._ask_whether_resent(session, packet)
+        else:
+            self.publishes.publish(packet)
+
+    def _ask_whether_resent(self, session: Session, packet: Publish) -> None:
+        publishes = self.publishes
+        route = publishes.routes.route(packet.topic)
+        resent = self._broker.resent
+        if route is None or (packet.qos == 1 and not resent.suppresses(route.streams)):
+            publishes.publish(packet)  # the flag says DUP
+            return
+        # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
+        if not self.store():
+            return
+        self._client.hold(Pause.ASKING)
+
+        async def ask() -> None:
+            try:
+                known = await resent.recognise(session.client_id, packet.packet_id, packet.topic, packet.payload)
+            except (OSError, LogError) as error:
+                self._client.refuse(error)
+                return
+            if not self._client.is_open:
+                return
+            try:
+                if known:
+                    publishes.suppress(packet)
+                else:
+                    publishes.publish(packet)
+                publishes.end_read()
+            except (LogError, MqttError) as error:  # access rules may have changed meanwhile
+                self._client.refuse(error)
+                return
+            self._client.go_on()
+
+        self._broker.run(ask())
+
+    def _on_pubrel(self, packet: PubRel) -> None:
+        if packet.packet_id in self.session.received:
+            self.publishes.complete((packet.packet_id,))
+        else:
+            self._client.answer(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _on_puback(self, packet: PubAck) -> None:
+        window = self.session.window
+        window.in_flight.puback(packet.packet_id)
+        window.pump()
+
+    def _on_pubrec(self, packet: PubRec) -> None:
+        window = self.session.window
+        window.in_flight.pubrec(packet.packet_id, packet.code)
+        window.pump()
+
+    def _on_pubcomp(self, packet: PubComp) -> None:
+        window = self.session.window
+        window.in_flight.pubcomp(packet.packet_id)
+        window.pump()
+
+    def _on_subscribe(self, packet: Subscribe) -> None:
+        if not self.store():  # what came before it is not for it
+            return
+        session = self.session
+        identifiers = packet.properties.subscription_identifiers
+        identifier = identifiers[0] if identifiers else None
+        codes: list[int] = []
+        feeds: list[tuple[Subscription, int]] = []
+
+        def subscribe(filters: Sequence[Subscription]) -> None:
+            change = self._broker.retained.changes
+            answers = self._broker.sessions.filters.subscribe_all(session, filters, identifier)
+            for options, (code, new) in zip(filters, answers, strict=True):
+                codes.append(code)
+                wants_retained = (True, new, False)[options.retain_handling]
+                if code <= ReasonCode.GRANTED_QOS_2 and wants_retained:
+                    feeds.append((options, change))
+
+        def end() -> None:
+            answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
+            self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
+
+        self._in_turns(packet.filters, subscribe, end)
+
+    def _on_unsubscribe(self, packet: Unsubscribe) -> None:
+        if not self.store():
+            return
+        session = self.session
+        codes: list[int] = []
+
+        def unsubscribe(filters: Sequence[str]) -> None:
+            codes.extend(self._broker.sessions.filters.unsubscribe(session, text) for text in filters)
+
+        def end() -> None:
+            self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, tuple(codes))))
+
+        self._in_turns(packet.filters, unsubscribe, end)
+
+    def _in_turns(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
+        """Handle a packet's filters, ``TURN_COST_MAX`` in a turn; the packets behind it wait until all are done."""
+        rest = self._do_some(filters, do)
+        if rest:
+            self._do_later(rest, do, end)
+        else:
+            end()
+
+    def _do_some(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None]) -> Sequence[_T]:
+        """Handle filters of one turn, unless their owner has changed its sessions too much. Return the others."""
+        if self._wait_s():
+            return filters
+        do(filters[:TURN_COST_MAX])
+        return filters[TURN_COST_MAX:]
+
+    def _do_later(self, filters: Sequence[_T], do: Callable[[Sequence[_T]], None], end: Callable[[], None]) -> None:
+        def go_on() -> None:
+            if not self._client.is_open:
+                return
+            try:
+                rest = self._do_some(filters, do)
+                if not rest:
+                    end()
+            except LogError as error:
+                self._client.refuse(error)
+                return
+            if rest:
+                self._do_later(rest, do, end)
+            else:
+                self._client.go_on()
+
+        wait_s = self._wait_s()
+        if wait_s:
+            self._client.hold(Pause.ASKING)
+            self._broker.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
+        else:
+            self._client.await_turn(Pause.ASKING, go_on)
+
+    def _wait_s(self) -> float:
+        """Return the seconds until the session may change again; a session that is not kept may at once."""
+        return self._broker.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
+
+    def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
+        """Answer what a persistent session must remember once the journal has it."""
+
+        def durable(error: BaseException | None) -> None:
+            if error is not None:
+                self._client.refuse(error)
+            elif self._client.is_open:
+                self._client.send(answer)
+                if then is not None:
+                    then()
+
+        if session.persistent:
+            self._broker.ingest.on_durable(durable)
+        else:
+            durable(None)
+
+    def _on_pingreq(self, _packet: PingReq) -> None:
+        self._client.send(PINGRESP)
+
+    def _on_disconnect(self, packet: Disconnect) -> None:
+        if not self.store():
+            return
+        session = self.session
+        expiry = packet.properties.session_expiry_interval
+        if expiry is not None:
+            self._broker.sessions.change_expiry(session, expiry)
+        with_will = packet.code != ReasonCode.SUCCESS  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
+        self._client.said_goodbye(packet.code, with_will=with_will)
+
+
+_HANDLERS: dict[type[Packet], Callable[[PacketHandlers, Any], None]] = {
+    Publish: PacketHandlers._on_publish,
+    PubAck: PacketHandlers._on_puback,
+    PubRec: PacketHandlers._on_pubrec,
+    PubRel: PacketHandlers._on_pubrel,
+    PubComp: PacketHandlers._on_pubcomp,
+    Subscribe: PacketHandlers._on_subscribe,
+    Unsubscribe: PacketHandlers._on_unsubscribe,
+    PingReq: PacketHandlers._on_pingreq,
+    Disconnect: PacketHandlers._on_disconnect,
+}
+"""Handlers of the packets that the state table lets through."""

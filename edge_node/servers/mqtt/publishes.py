@@ -1,0 +1,355 @@
+"""Publishes of one MQTT client: from its packets to records, and from durable records to acknowledgements."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.ingest.routes import Route, RouteCache
+from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.sessions.session import Session
+from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
+from weft.protocols.batch import Flag
+from weft.protocols.mqtt.encoder import PUBACK, PUBCOMP, PUBREC, encode
+from weft.protocols.mqtt.errors import ProtocolViolation
+from weft.protocols.mqtt.packet_types import Version
+from weft.protocols.mqtt.packets import PubAck, Publish, PubRec
+from weft.protocols.mqtt.publish_run import scan
+from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
+from weft.storage.segment_log import LogError
+
+ACK_BYTES = 4
+"""Length of a PUBACK or PUBREC that says nothing but success."""
+LONG_READ_BYTES = 32 << 10
+SCAN_BYTES_MAX = 16 << 10
+"""Bytes of publishes that are taken from a longer read before the client's turn is looked at: three thousand packets,
+if they are empty."""
+TOPIC_SHOWN_BYTES_MAX = 128
+"""Bytes of a topic shown in a log line."""
+_QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
+
+
+class Publishes:
+    """Takes the publishes of one client, and answers them after the fsync, in order of receipt.
+
+    Those of a session that ends with its connection are gathered in the ``Turn`` that all connections share. Those of a
+    session with a journal are stored at the end of their read, in one commit with what the journal says of them.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_broker",
+        "_client",
+        "_gathered",
+        "_has_codes",
+        "_holding",
+        "_kept",
+        "_late",
+        "_opened",
+        "_retains",
+        "_session",
+        "due",
+        "due_max",
+        "in_5",
+        "joined",
+        "known",
+        "publisher",
+        "routes",
+    )  # fmt: skip
+
+    def __init__(
+        self, broker: Broker, client: Client, session: Session, routes: RouteCache, answers_due_max: int
+    ) -> None:
+        """Take a client's publishes.
+
+        Args:
+            answers_due_max: publishes that may wait for PUBACK or PUBREC; past it the client is not read until some are
+                answered.
+                What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
+                that are left unread could hold up the answers that they wait for.
+        """
+        self._broker = broker
+        self._client = client
+        self._session = session
+        self.publisher: str | None = session.client_id
+        self.routes = routes
+        self.in_5 = session.version == Version.V5
+        self.known = routes.matched if self.in_5 else routes.plain
+        """Topics whose plain publishes need nothing but storing."""
+        self._gathered: Gathering = Gathering() if session.persistent else broker.ingest.turn
+        self._opened: list[int] = []
+        """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
+        self._retains = False
+        self._late: deque[tuple[bytes, int]] | None = None
+        """Answers whose records are durable while something that the client retained is not. Each has the value of
+        ``_kept`` from which it may be sent. None while nothing retained is waited for."""
+        self._asked = self._kept = 0
+        """Numbers of callbacks requested and received, for when what the client retained is durable."""
+        self.due = 0
+        """Answers that are not sent."""
+        self.due_max = answers_due_max
+        self._has_codes = False
+        """True if some answers were longer than ``ACK_BYTES``, for a reason code."""
+        self._holding = False
+        """True while the client is not read because of ``due``."""
+        self.joined = False
+        """True once back-pressure knows the client."""
+
+    @property
+    def is_fast(self) -> bool:
+        """Return whether ``single`` may take the client's publishes."""
+        return self.joined and self.waits_for_turn
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Return whether what a read brings is stored at the end of the turn."""
+        return self._gathered is self._broker.ingest.turn
+
+    # --- packets
+
+    def scan(self, data: bytes, at: int) -> int:
+        """Take a row of plain publishes from ``data[at:]``, or the first of them; returns where the rest begins."""
+        gathered = self._gathered
+        before = len(gathered.answers)
+        until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
+        after = scan(
+            data, at, self.known, gathered, self, self._session.received, self._opened,
+            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until,
+        )  # fmt: skip
+        if after > at and not self.joined:
+            self._join()
+        if len(gathered.answers) > before:
+            self.is_due(len(gathered.answers[-1]) // ACK_BYTES)
+        return after
+
+    def publish(self, packet: Publish) -> None:
+        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
+
+        Raises:
+            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and its protocol has no other way to say so.
+        """
+        if not self.joined:
+            self._join()
+        session = self._session
+        if packet.qos == 2 and packet.packet_id in session.received:
+            self._broker.counters.publishes_repeated += 1
+            self._acknowledge(packet, ReasonCode.SUCCESS)
+            return
+        route = self.routes.route(packet.topic)
+        code = self._refusal(packet, route)
+        if route is None or code >= FAILED:
+            self._refuse(packet, code)
+            return
+        if packet.qos == 2:
+            session.received.add(packet.packet_id)
+            self._opened.append(packet.packet_id)
+        if not route.taken:
+            code = ReasonCode.NO_MATCHING_SUBSCRIBERS
+        headers = to_headers(packet.properties, self._broker.wall_clock())
+        self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
+        self._acknowledge(packet, code)
+
+    def suppress(self, packet: Publish) -> None:
+        """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
+        self._broker.counters.publishes_resent += 1
+        if packet.qos == 2:
+            self._session.received.add(packet.packet_id)
+            self._opened.append(packet.packet_id)
+        self._acknowledge(packet, ReasonCode.SUCCESS)
+
+    def complete(self, packet_ids: Sequence[int]) -> None:
+        """Forget the identifiers of PUBRELs, and answer once that is durable, behind the answers before it.
+
+        Raises:
+            LogFull, LogFailed: they are not forgotten, and must not be answered.
+        """
+        session = self._session
+        answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
+        if session.persistent:
+            self.store()  # the journal must have their PUBLISH first
+            self._broker.journal.released(session.client_id, packet_ids)
+        session.forget(packet_ids)
+        self._gathered.answer(self, answers)
+        self._gathered.more_acks -= 1  # they acknowledge nothing that was not acknowledged by PUBREC
+        self.is_due(len(packet_ids))
+
+    # --- storing
+
+    def end_read(self) -> None:
+        """Store what the read brought, unless that can wait for the end of the turn.
+
+        Raises:
+            LogFull, LogFailed: nothing of the read may be acknowledged.
+        """
+        if self._retains:
+            self._retains = False
+            self._asked += 1
+            if self._late is None:
+                self._late = deque()
+            self._broker.retained.on_durable(self._keep_retained)
+        if self.waits_for_turn:
+            self._opened.clear()
+        elif self._gathered:
+            self.store()
+
+    def store(self) -> None:
+        """Append what was published so far; its acknowledgements follow once that is durable.
+
+        Raises:
+            LogFull, LogFailed: nothing of the read may be acknowledged.
+        """
+        self._broker.ingest.turn.store()
+        if self.waits_for_turn or not self._gathered:
+            return
+        gathered, opened, session = self._gathered.hand_over(), self._opened, self._session
+        self._opened = []
+        try:
+            if session.persistent and gathered.answers and (gathered.groups or opened):
+                self._store_with_journal(gathered, opened)
+            else:
+                self._broker.ingest.store(gathered)
+        except LogError:  # whatever the reason: an identifier that stays open answers for a record
+            session.forget(opened)
+            raise
+        if gathered.clients:
+            self._broker.ingest.on_durable(partial(self._durable, gathered, opened))
+
+    def is_due(self, count: int) -> None:
+        """Count answers that were gathered, and read no more while there are too many."""
+        self.due += count
+        if self.due > self.due_max:
+            self.hold_back()
+
+    def hold_back(self) -> None:
+        """Read no more from the client until answers are sent."""
+        if not self._holding:
+            self._holding = True
+            self._broker.counters.receive_maximum_pauses += 1
+            self._client.hold(Pause.ACKS)
+
+    # --- taking
+
+    def _join(self) -> None:
+        self.joined = True
+        self._broker.ingest.back_pressure.join(self._client)
+
+    def _refusal(self, packet: Publish, route: Route | None) -> int:
+        counters = self._broker.counters
+        if route is None and self._is_unrouted(packet.topic):
+            self._broker.ingest.unrouted.count([packet.topic])
+            return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
+        if route is None:
+            counters.publishes_denied += 1
+            deep = packet.topic.count(b"/") >= self._broker.ingest.topic_levels_max
+            return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
+        if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
+            return ReasonCode.QUOTA_EXCEEDED
+        if packet.retain and not self._retain(packet):
+            counters.retained_refused += 1
+            if self.in_5:
+                return ReasonCode.QUOTA_EXCEEDED
+            # 3.1.1 has no word for that: it is a record as any other, only not the last one of its topic.
+        return ReasonCode.SUCCESS
+
+    def _refuse(self, packet: Publish, code: int) -> None:
+        """Refuse a publish. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
+        [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and without one a
+        client with a queue sends it at every connection. ``$SYS`` is in no stream, and bridges of Mosquitto publish
+        their state there: they would never stay connected."""
+        closes = self._broker.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
+        if packet.qos and not self.in_5 and closes:
+            what = ReasonCode(code).name.lower().replace("_", " ")
+            if code == ReasonCode.TOPIC_NAME_INVALID and self._is_unrouted(packet.topic):
+                what = "no stream matches it, `unrouted: refuse`"
+            topic = packet.topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
+            raise ProtocolViolation(
+                f"a QoS {packet.qos} publish to {topic!r} is refused ({what}) and must not be acknowledged", "3.3.5-2"
+            )
+        self._acknowledge(packet, code)
+
+    def _is_unrouted(self, topic: bytes) -> bool:
+        """Return whether the client may publish to a topic that has no route: then no stream matches it."""
+        return self.routes.permits(topic) and self._broker.ingest.refuses(topic)
+
+    def _retain(self, packet: Publish) -> bool:
+        self._retains = True
+        return self._broker.retained.retain(packet, self._broker.wall_clock(), self._session.owner)
+
+    def _acknowledge(self, packet: Publish, code: int) -> None:
+        if not packet.qos:
+            return
+        if self.in_5 and code:
+            answer = encode((PubAck if packet.qos == 1 else PubRec)(packet.packet_id, code), Version.V5)
+            self._has_codes = True
+        else:
+            answer = (PUBACK if packet.qos == 1 else PUBREC) + packet.packet_id.to_bytes(2, "big")
+        self._gathered.answer(self, answer)
+        self.is_due(1)
+
+    # --- storing at the end of a read
+
+    def _store_with_journal(self, gathered: Gathering, opened: Sequence[int]) -> None:
+        broker, client_id = self._broker, self._session.client_id
+        with broker.journal.together():
+            stored = broker.ingest.store(gathered)
+            if opened:
+                broker.journal.received(client_id, opened)
+            pubacks = b"".join(each for each in gathered.answers if each.startswith(PUBACK))
+            if stored and pubacks:
+                broker.journal.published(client_id, pubacks, stored)
+
+    def _durable(self, gathered: Gathering, opened: Sequence[int], error: BaseException | None) -> None:
+        if error is not None:
+            self._session.forget(opened)
+        self._broker.ingest.turn.durable(gathered, error)
+
+    # --- answering
+
+    def acknowledge(self, answers: bytes) -> None:
+        """Send answers: everything before them is durable."""
+        if self._late is not None:
+            # Perhaps more than they need: what was retained after their publishes, and asked for before this commit.
+            self._late.append((answers, self._asked))
+            return
+        self.due -= _packets_in(answers) if self._has_codes else len(answers) // ACK_BYTES
+        self._client.send(answers)
+        if self._holding and self.due <= self.due_max:
+            self._holding = False
+            self._client.release(Pause.ACKS)
+
+    def refuse(self, error: BaseException) -> None:
+        """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
+        self._client.refuse(error)
+
+    def _keep_retained(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._client.refuse(error)
+            return
+        self._kept += 1
+        late, self._late = self._late or deque(), None
+        while late and late[0][1] <= self._kept:
+            self.acknowledge(late.popleft()[0])
+        if late or self._kept < self._asked:
+            self._late = late
+
+
+def _packets_in(answers: bytes) -> int:
+    count = at = 0
+    while at < len(answers):
+        at += 2 + answers[at + 1]
+        count += 1
+    return count
+
+
+def flags_of(packet: Publish) -> int:
+    """Return what a record's flags say of its publish."""
+    flags = Flag.PUBLISHED_QOS0 if not packet.qos else Flag.PUBLISHED_QOS2 if packet.qos == 2 else Flag(0)
+    if packet.retain:
+        flags |= Flag.RETAINED
+    if packet.dup:
+        flags |= Flag.DUPLICATE_SUSPECTED
+    return int(flags)

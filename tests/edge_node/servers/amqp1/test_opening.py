@@ -1,0 +1,130 @@
+"""Who is let in: SASL, and what is said to those who are not."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.servers.amqp1.fuzz_frames import FRAMES
+from tests.edge_node.servers.amqp1.harness import (
+    AMQP,
+    SASL,
+    ConnectionException,
+    Delivery,
+    Message,
+    Raw,
+    SendException,
+    amqp,
+    in_thread,
+)
+from tests.edge_node.servers.listeners.certificates import Authority
+from weft.edge_node.access.credentials import AccessDenied, Denial
+from weft.edge_node.servers.amqp1 import opening, parts
+from weft.edge_node.servers.listeners.settings import TlsFiles
+from weft.edge_node.servers.listeners.tls import server_context
+from weft.protocols.amqp1 import types
+from weft.protocols.amqp1.types import Symbol, encode
+
+
+def sasl_init(mechanism: str, response: bytes) -> bytes:
+    body = types.described(0x41, types.fields([encode(Symbol(mechanism)), encode(response)]))
+    return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\0\0" + body
+
+
+async def test_plain_gives_the_user(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client(mechanisms="PLAIN", user="ada", password="secret", allow_insecure_mechs=True)
+        await in_thread(client.send, "plant/1/x", Message(body=b"1", user_id=b"ada"))
+        (connection,) = node.parts.connections
+        assert connection.identity.username == "ada"  # type: ignore[attr-defined]
+        with pytest.raises(SendException) as refused:
+            await in_thread(client.send, "plant/1/x", Message(body=b"1", user_id=b"another"))
+        assert refused.value.state == Delivery.REJECTED
+        await client.close()
+
+
+async def test_wrong_passwords_are_refused(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.refuse = AccessDenied(Denial.WRONG, "wrong password or no such user: 'ada'")
+        with pytest.raises(ConnectionException, match=r"(?i)auth"):
+            await node.client(mechanisms="PLAIN", user="ada", password="wrong", allow_insecure_mechs=True)
+
+
+async def test_a_client_without_sasl_that_is_refused_hears_why(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.refuse = AccessDenied(Denial.NOT_ALLOWED, "clients without a user name are refused")
+        raw = await Raw.open(node.port)
+        raw.writer.write(AMQP)
+        answer = await raw.all()
+        assert answer.startswith(AMQP)
+        assert b"amqp:unauthorized-access" in answer
+        assert b"clients without a user name are refused" in answer
+
+
+async def test_a_client_without_sasl_is_served_where_nobody_has_to_log_in(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client(sasl_enabled=False)
+        await in_thread(client.send, "plant/1/x", Message(body=b"1"))
+        assert len(await node.node.stored()) == 1
+        await client.close()
+
+
+async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        go_on, authenticate = asyncio.Event(), node.node.door.authenticate
+
+        async def slow(credentials, transport, address):  # type: ignore[no-untyped-def]
+            if credentials.username == "ada":
+                await go_on.wait()
+            return await authenticate(credentials, transport, address)
+
+        node.node.door.authenticate = slow  # type: ignore[method-assign]
+        raw = await Raw.open(node.port)
+        raw.writer.write(SASL + sasl_init("PLAIN", b"\0ada\0secret"))
+        client = await node.client()
+        await in_thread(client.send, "plant/1/x", Message(body=b"1"))
+        go_on.set()
+        async with asyncio.timeout(10):
+            answer = await raw.reader.readuntil(b"\0\x53\x44")
+        assert answer.startswith(SASL)
+        await client.close()
+        raw.writer.close()
+
+
+async def test_where_the_engine_is_missing_the_log_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "is_installed", lambda: False)
+    async with amqp(tmp_path) as node:
+        for header in (SASL, AMQP):
+            raw = await Raw.open(node.port)
+            raw.writer.write(header)
+            assert (await raw.all()).startswith(AMQP)
+            assert "weft-fabric[amqp1]" in caplog.text
+            caplog.clear()
+
+
+async def test_a_certificate_is_offered_as_external(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server, client = authority.sign("node"), authority.sign("press-7")
+    context = ssl.create_default_context(cafile=authority.path)
+    context.load_cert_chain(client.certificate, client.key)
+    files = TlsFiles(certificate=server.certificate, key=server.key, client_ca=authority.path)
+    async with amqp(tmp_path / "log", tls=server_context(files)) as node:
+        raw = await Raw.open(node.port, context)
+        raw.writer.write(SASL)
+        await raw.until(b"EXTERNAL")
+        raw.writer.write(sasl_init("EXTERNAL", b"") + AMQP)
+        await raw.until(b"\0\x53\x44\xc0\x03\x01\x50\0" + AMQP)  # outcome 0, and then AMQP
+        raw.writer.close()
+
+
+async def test_a_client_that_falls_silent_is_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "IDLE_S", 0.4)
+    async with amqp(tmp_path) as node:
+        raw = await Raw.open(node.port)
+        raw.writer.write(AMQP + FRAMES[0])
+        assert b"local-idle-timeout" in await raw.all()

@@ -1,0 +1,249 @@
+"""Clients that receive: from streams and topics, with credit, outcomes and links that are found again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge_node.servers.amqp1.harness import (
+    AtMostOnce,
+    BlockingReceiver,
+    DurableSubscription,
+    Filter,
+    LinkDetached,
+    Message,
+    amqp,
+    in_thread,
+    symbol,
+    timestamp,
+    ulong,
+)
+from tests.edge_node.servers.mqtt.harness import RawClient
+from weft.protocols.mqtt.packets import Publish
+
+
+def messages(count: int, first: int = 0) -> list[Message]:
+    return [Message(body=b"%d" % i, inferred=True) for i in range(first, first + count)]
+
+
+def bodies(found: list[Message]) -> list[Any]:
+    return [bytes(each.body) for each in found]
+
+
+def since(value: object) -> Filter:
+    return Filter({symbol("weft:offset-spec"): value})
+
+
+async def test_a_receiver_of_a_stream_gets_what_comes_from_now_on(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        await in_thread(client.send, "plant/1/x", *messages(3))
+        receiver = await in_thread(client.receiver, "stream/telemetry")
+        await in_thread(client.send, "plant/1/x", *messages(3, 3))
+        found = await in_thread(client.receive, receiver, 3)
+        assert bodies(found) == [b"3", b"4", b"5"]
+        assert [each.address for each in found] == ["plant/1/x"] * 3
+        assert [each.annotations["x-opt-weft-offset"] for each in found] == [3, 4, 5]
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("first", 0), (ulong(2), 2), ("last", 4), ("5m", 0), ("time", 3), (ulong(99), 5)]
+)
+async def test_a_receiver_of_a_stream_says_where_it_begins(tmp_path: Path, value: Any, expected: int) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        await in_thread(client.send, "plant/1/x", *messages(3))
+        await asyncio.sleep(0.01)
+        records = await node.node.stored()
+        if value == "time":
+            value = timestamp(records[-1].time // 1_000_000 + 1)
+        await in_thread(client.send, "plant/1/x", *messages(2, 3))
+        receiver = await in_thread(client.receiver, "stream/telemetry", options=since(value))
+        await in_thread(client.send, "plant/1/x", *messages(1, 5))
+        found = await in_thread(client.receive, receiver, 6 - expected)
+        assert bodies(found) == [b"%d" % i for i in range(expected, 6)]
+        await client.close()
+
+
+async def test_a_receiver_of_a_topic_gets_what_others_publish(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "plant/+/x")
+        mqtt = await RawClient.connect(node.node.port)
+        mqtt.send(Publish(b"plant/1/x", b"by MQTT", 1, packet_id=1), Publish(b"plant/1/y", b"not wanted"))
+        await in_thread(client.send, "plant/2/x", Message(body=b"by AMQP", inferred=True))
+        found = await in_thread(client.receive, receiver, 2)
+        assert sorted(bodies(found)) == [b"by AMQP", b"by MQTT"]
+        await client.close()
+        await mqtt.close()
+
+
+async def test_nothing_is_lost_by_a_receiver_that_falls_behind(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "plant/#", credit=10)
+        sender = await node.client("another")
+        long = [Message(body=b"%d" % i + bytes(3000), inferred=True) for i in range(700)]
+        await in_thread(sender.send, "plant/1/x", *long)
+        found = await in_thread(client.receive, receiver, 700)
+        assert [int(body.rstrip(b"\0")) for body in bodies(found)] == list(range(700))
+        await client.close()
+        await sender.close()
+
+
+@pytest.mark.parametrize("address", ["stream/telemetry", "plant/#"])
+async def test_released_messages_come_again_and_modified_ones_are_counted(tmp_path: Path, address: str) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, address)
+        await in_thread(client.send, "plant/1/x", *messages(1))
+
+        def handle() -> None:
+            first = receiver.receive(timeout=10)
+            assert (first.delivery_count, first.first_acquirer) == (0, True)
+            receiver.release(delivered=False)
+            second = receiver.receive(timeout=10)
+            assert (bytes(second.body), second.delivery_count) == (b"0", 0)
+            receiver.fetcher.unsettled[0].local.failed = True
+            receiver.release(delivered=True)  # modified, delivery-failed
+            third = receiver.receive(timeout=10)
+            assert (bytes(third.body), third.delivery_count) == (b"0", 1)
+            receiver.reject()
+
+        await in_thread(handle)
+        await in_thread(client.send, "plant/1/x", *messages(1, 1))
+        assert bodies(await in_thread(client.receive, receiver, 1)) == [b"1"]
+        await client.close()
+
+
+async def test_credit_is_kept_to_and_drained(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "stream/telemetry", credit=0, options=since("first"))
+        await in_thread(client.send, "plant/1/x", *messages(5))
+
+        def take() -> None:
+            receiver.link.flow(2)
+            client.connection.wait(lambda: receiver.fetcher.has_message == 2, timeout=10)
+            receiver.link.drain(10)
+            client.connection.wait(lambda: receiver.fetcher.has_message == 5, timeout=10)
+            client.connection.wait(lambda: not receiver.link.draining(), timeout=10)  # the rest was given back
+
+        await in_thread(take)
+        await client.close()
+
+
+async def kept(client: Any, address: str) -> BlockingReceiver:
+    receiver: BlockingReceiver = await in_thread(
+        client.receiver, address, name="my-link", options=[DurableSubscription(), since("first")]
+    )
+    return receiver
+
+
+@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("address", ["stream/telemetry", "plant/#", "other/#"])
+async def test_a_durable_link_goes_on_where_it_was(tmp_path: Path, address: str, kill: bool) -> None:
+    topic = "other/x" if address == "other/#" else "plant/1/x"
+    async with amqp(tmp_path, kill=kill) as node:
+        client = await node.client()
+        receiver = await kept(client, address)
+        await in_thread(client.send, topic, *messages(4))
+        assert bodies(await in_thread(client.receive, receiver, 2)) == [b"0", b"1"]
+        client.drop()
+        sender = await node.client("another")
+        await in_thread(sender.send, topic, *messages(2, 4))
+        client = await node.client()
+        receiver = await kept(client, address)
+        found = await in_thread(client.receive, receiver, 2)
+        assert bodies(found) == [b"2", b"3"]
+        assert [each.delivery_count for each in found] == [1, 1]  # they were on their way before
+        await in_thread(client.receive, receiver, 1)
+        client.drop()
+        await sender.close()
+        await asyncio.sleep(0.05)
+        node.parts.kept.save()
+        await node.node.durable()
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await kept(client, address)
+        assert bodies(await in_thread(client.receive, receiver, 1)) == [b"5"]
+        await in_thread(receiver.close)
+        receiver = await in_thread(client.receiver, address, name="my-link")
+        await in_thread(client.send, topic, *messages(1, 6))
+        assert bodies(await in_thread(client.receive, receiver, 1)) == [b"6"]  # it was closed, and began again
+        await client.close()
+
+
+async def test_a_connection_that_comes_back_takes_its_link_over(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        former = await node.client()
+        receiver = await kept(former, "plant/#")
+        client = await node.client()
+        receiver = await kept(client, "plant/#")
+        await in_thread(client.send, "plant/1/x", *messages(1))
+        assert bodies(await in_thread(client.receive, receiver, 1)) == [b"0"]
+        with pytest.raises(LinkDetached) as stolen:
+            await in_thread(former.connection.wait, lambda: False, timeout=5)
+        assert stolen.value.condition == "amqp:link:stolen"
+        await former.close()
+        await client.close()
+
+
+async def test_what_a_client_may_not_read_is_refused_or_left_out(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.may = lambda what, topic: what == "publish" or not topic.startswith("plant/secret")
+        client = await node.client()
+        with pytest.raises(LinkDetached) as refused:
+            await in_thread(client.receiver, "plant/secret/x")
+        assert refused.value.condition == "amqp:unauthorized-access"
+        receiver = await in_thread(client.receiver, "stream/telemetry", options=since("first"))
+        await in_thread(client.send, "plant/secret/x", *messages(1))
+        await in_thread(client.send, "plant/1/x", *messages(1, 1))
+        assert bodies(await in_thread(client.receive, receiver, 1)) == [b"1"]
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "condition"),
+    [
+        ("stream/nothing", "amqp:not-found"),
+        ("stream/weft-sessions", "amqp:not-found"),
+        ("a/#/b", "amqp:invalid-field"),
+        (None, "amqp:not-found"),
+    ],
+)
+async def test_a_source_that_cannot_be_is_refused(tmp_path: Path, address: str | None, condition: str) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        with pytest.raises(LinkDetached) as refused:
+            await in_thread(client.receiver, address)
+        assert refused.value.condition == condition
+        await client.close()
+
+
+async def test_a_receiver_may_want_settled_messages(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "plant/#", options=AtMostOnce())
+        await in_thread(client.send, "plant/1/x", *messages(2))
+
+        def take() -> None:
+            assert bytes(receiver.receive(timeout=10).body) == b"0"
+            assert bytes(receiver.receive(timeout=10).body) == b"1"
+            assert not receiver.fetcher.unsettled, "there is nothing to be settled"
+
+        await in_thread(take)
+        await client.close()
+
+
+async def test_sources_that_the_node_would_have_to_make_are_refused(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        with pytest.raises(LinkDetached) as refused:
+            await in_thread(client.receiver, None, dynamic=True)
+        assert refused.value.condition == "amqp:not-implemented"
+        await client.close()

@@ -1,0 +1,148 @@
+"""Clients that send: what is stored, and when it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.servers.amqp1.harness import AtMostOnce, LinkDetached, Message, SendException, amqp, in_thread
+from tests.edge_node.servers.mqtt.harness import SyncGate
+from weft.protocols.batch import Flag
+
+
+async def test_a_message_is_stored_with_its_topic_and_accepted(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        await in_thread(client.send, "plant/7/temperature", Message(body=b"21.5", inferred=True))
+        (record,) = await node.node.stored()
+        assert (record.key, record.payload) == (b"plant/7/temperature", b"21.5")
+        await client.close()
+
+
+async def test_it_is_accepted_after_the_sync_and_not_before(tmp_path: Path) -> None:
+    gate = SyncGate()
+    async with amqp(tmp_path, filesystem=gate) as node:
+        client = await node.client()
+        sender = await in_thread(client.sender, "plant/7/temperature")
+        with gate.held():
+            sending = asyncio.ensure_future(in_thread(sender.send, Message(body=b"x", inferred=True)))
+            await asyncio.to_thread(gate.reached.wait, 10)
+            await asyncio.sleep(0.05)
+            assert not sending.done()
+        await sending
+        await client.close()
+
+
+async def test_many_are_in_flight_at_a_time(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+
+        def send() -> None:
+            sender = client.sender("plant/7/temperature")
+            deliveries = [sender.link.send(Message(body=b"%d" % i, inferred=True)) for i in range(1000)]
+            client.connection.wait(lambda: all(each.settled for each in deliveries), timeout=20)
+            assert {each.remote_state for each in deliveries} == {deliveries[0].ACCEPTED}
+
+        await in_thread(send)
+        assert [record.payload for record in await node.node.stored()] == [b"%d" % i for i in range(1000)]
+        await client.close()
+
+
+async def test_settled_messages_are_of_qos_0(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        sender = await in_thread(client.sender, "plant/7/temperature", options=AtMostOnce())
+        await in_thread(sender.send, Message(body=b"x", inferred=True))
+        await in_thread(client.send, "plant/7/temperature", Message(body=b"y", inferred=True))
+        assert [bool(record.flags & Flag.PUBLISHED_QOS0) for record in await node.node.stored()] == [True, False]
+        await client.close()
+
+
+async def test_a_stream_takes_messages_of_any_topic(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        messages = [
+            Message(body=b"1", inferred=True, subject="a/b"),
+            Message(body=b"2", inferred=True, address="c/d"),
+            Message(body=b"3", inferred=True),
+        ]
+        await in_thread(client.send, "stream/telemetry", *messages)
+        assert [(record.key, record.payload) for record in await node.node.stored()] == [
+            (b"a/b", b"1"), (b"c/d", b"2"), (b"telemetry", b"3"),
+        ]  # fmt: skip
+        await client.close()
+
+
+async def test_each_message_may_say_where_it_goes(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        await in_thread(client.send, None, Message(body=b"1", inferred=True, address="plant/1/x"))
+        await in_thread(
+            client.send, None, Message(body=b"2", inferred=True, address="stream/telemetry", subject="plant/2/x")
+        )
+        assert [record.key for record in await node.node.stored()] == [b"plant/1/x", b"plant/2/x"]
+        with pytest.raises(SendException):
+            await in_thread(client.send, None, Message(body=b"2", inferred=True))
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "condition"),
+    [
+        ("stream/nothing", "amqp:not-found"),
+        ("stream/weft-sessions", "amqp:not-found"),
+        ("plant/+/x", "amqp:invalid-field"),
+        ("forbidden/x", "amqp:unauthorized-access"),
+        ("x" * 2000, "amqp:not-found"),
+    ],
+)
+async def test_a_link_that_cannot_be_is_refused_with_a_reason(tmp_path: Path, address: str, condition: str) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.may = lambda what, topic: not topic.startswith("forbidden")
+        client = await node.client()
+        with pytest.raises(LinkDetached) as refused:
+            await in_thread(client.send, address, Message(body=b"x"))
+        assert refused.value.condition == condition
+        await in_thread(client.send, "plant/1/x", Message(body=b"x"))  # the connection goes on
+        await client.close()
+
+
+async def test_a_message_that_may_not_be_published_is_rejected(tmp_path: Path) -> None:
+    async with amqp(tmp_path) as node:
+        node.node.door.may = lambda what, topic: not topic.startswith("forbidden")
+        client = await node.client()
+
+        def send() -> None:
+            sender = client.sender("stream/telemetry")
+            delivery = sender.link.send(Message(body=b"x", subject="forbidden/x"))
+            client.connection.wait(lambda: delivery.settled, timeout=10)
+            assert delivery.remote_state == delivery.REJECTED
+            assert delivery.remote.condition.name == "amqp:unauthorized-access"
+            sender.send(Message(body=b"y", subject="allowed/x"))
+
+        await in_thread(send)
+        assert [record.key for record in await node.node.stored()] == [b"allowed/x"]
+        await client.close()
+
+
+async def test_a_message_of_many_transfers_is_one_record(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 3000
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        await in_thread(client.send, "plant/1/x", Message(body=body, inferred=True))
+        (record,) = await node.node.stored()
+        assert record.payload == body
+        await client.close()
+
+
+async def test_a_message_that_is_too_long_closes_its_link(tmp_path: Path) -> None:
+    async with amqp(tmp_path, packet_bytes_max=100_000) as node:
+        client = await node.client()
+        with pytest.raises((LinkDetached, SendException)) as refused:
+            await in_thread(client.send, "plant/1/x", Message(body=bytes(300_000), inferred=True))
+        if isinstance(refused.value, LinkDetached):
+            assert refused.value.condition == "amqp:link:message-size-exceeded"
+        assert await node.node.stored() == []
+        await client.close()

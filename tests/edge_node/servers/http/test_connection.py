@@ -1,0 +1,162 @@
+"""Requests as bytes: pipelining, keep-alive, bounds, and everything that two readers could read in two ways."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode
+
+HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+def post(body: bytes, more: bytes = b"") -> bytes:
+    return HEAD + b"Content-Length: %d\r\n" % len(body) + more + b"\r\n" + body
+
+
+async def test_pipelined_requests_are_answered_in_their_order(http: HttpNode) -> None:
+    requests = [post(b"%d" % number) for number in range(200)]
+    requests[50] = b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    answers = (await http.raw(b"".join(requests) + GET + b"Connection: close\r\n\r\n")).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200"] * 50 + [b"404"] + [b"200"] * 149 + [b"204"]
+    assert [record.payload for record in http.stored()] == [b"%d" % n for n in range(200) if n != 50]
+
+
+async def test_a_request_may_come_byte_by_byte_and_in_chunks(http: HttpNode) -> None:
+    data = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nHost: trailer\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    for at in range(len(data)):
+        writer.write(data[at : at + 1])
+        await writer.drain()
+        await asyncio.sleep(0)
+    assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
+    writer.close()
+    assert [record.payload for record in http.stored()] == [b"abcde"]
+
+
+async def test_a_connection_is_kept_or_closed_as_the_client_says(http: HttpNode) -> None:
+    assert b"Connection: close" in await http.raw(GET + b"Connection: close\r\n\r\n")
+    assert b"Connection" not in await http.raw(GET + b"\r\n", is_kept=True)
+    assert b"Connection: close" in await http.raw(b"GET /ping HTTP/1.0\r\n\r\n")
+    assert b"Connection: keep-alive" in await http.raw(
+        b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", is_kept=True
+    )
+    head = await http.raw(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n", is_kept=True)
+    assert (head[:12], head[-4:]) == (b"HTTP/1.1 200", b"\r\n\r\n")
+
+
+SMUGGLED = {
+    "two lengths": b"Content-Length: 3\r\nContent-Length: 30\r\n\r\nabc",
+    "the same length twice": b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+    "a list of lengths": b"Content-Length: 3, 3\r\n\r\nabc",
+    "a signed length": b"Content-Length: +3\r\n\r\nabc",
+    "a length in hexadecimal": b"Content-Length: 0x3\r\n\r\nabc",
+    "length and chunks": b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    "chunks, and something else": b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    "something else, and chunks": b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "no chunks": b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "two codings": b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+    "a space before the colon": b"Content-Length : 3\r\n\r\nabc",
+    "a folded line": b"X: a\r\n b\r\nContent-Length: 3\r\n\r\nabc",
+    "a lone CR": b"X: a\rContent-Length: 3\r\n\r\nabc",
+    "a lone LF": b"X: a\nContent-Length: 3\r\n\r\nabc",
+    "a zero byte": b"X: a\0b\r\nContent-Length: 3\r\n\r\nabc",
+    "a chunk with a lone LF": b"Transfer-Encoding: chunked\r\n\r\n3\nabc\n0\n\n",
+    "a negative chunk": b"Transfer-Encoding: chunked\r\n\r\n-3\r\nabc\r\n0\r\n\r\n",
+    "a chunk longer than it says": b"Transfer-Encoding: chunked\r\n\r\n2\r\nabc\r\n0\r\n\r\n",
+    "two hosts": b"Host: other\r\nContent-Length: 3\r\n\r\nabc",
+    "a change of protocol with a body": b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+}
+
+
+async def test_a_request_of_doubtful_length_is_refused_and_nothing_behind_it_is_read(http: HttpNode) -> None:
+    for number, (what, rest) in enumerate(SMUGGLED.items(), 1):
+        answer = await http.raw(post(b"before") + HEAD + rest + post(b"behind"))
+        answers = answer.split(b"HTTP/1.1 ")[1:]
+        assert [each[:1] for each in answers] in ([b"2", b"4"], [b"2", b"5"]), what
+        assert b"Connection: close" in answers[1], what
+        assert [record.payload for record in http.stored()] == [b"before"] * number, what
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+NO_REQUESTS = [
+    (b"GET /\r\n\r\n", b"505"),
+    (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"505"),
+    (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
+    (b"\x16\x03\x01\x02\x00\x01\x00", b"400"),
+    (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", b"4"),
+    (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", b"414"),
+    (HEAD + b"X: " + b"x" * 40_000 + b"\r\n\r\n", b"431"),
+    (HEAD + b"X: " + b"x" * 4_000_000, b"431"),
+    (HEAD + b"X: x\r\n" * 200 + b"\r\n", b"431"),
+    (HEAD + b"Content-Length: 2000000\r\n\r\n", b"413"),
+    (CHUNKED + b"10000\r\n" + bytes(65_536) + b"\r\nf0000\r\n" + bytes(983_040) + b"\r\n1\r\nx\r\n", b"413"),
+]
+
+
+async def test_what_is_no_request_or_too_long_is_answered_and_ends_the_connection(http: HttpNode) -> None:
+    for data, status in NO_REQUESTS:
+        answer = await http.raw(data)
+        assert answer.startswith(b"HTTP/1.1 " + status), (data[:40], answer[:40])
+        assert b"Connection: close" in answer
+    assert http.stored() == []
+
+
+async def test_a_client_that_waits_for_100_gets_it_or_the_refusal(http: HttpNode) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    writer.write(HEAD + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"abc")
+    assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
+    writer.write(HEAD + b"Content-Length: 3000000\r\nExpect: 100-continue\r\n\r\n")
+    assert b" 413 " in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
+    writer.close()
+
+
+async def test_slow_and_idle_clients_are_closed(http: HttpNode) -> None:
+    node = http.node
+    service = next(part for part in node._more_parts if part.name == "HTTP")
+    object.__setattr__(service.settings, "head_s", 0.1)  # type: ignore[attr-defined]
+    object.__setattr__(service.settings, "body_s", 0.1)  # type: ignore[attr-defined]
+    object.__setattr__(service.settings, "idle_s", 0.1)  # type: ignore[attr-defined]
+
+    async def rest_of(data: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        writer.write(data)
+        await asyncio.sleep(0.02)  # the node has read it
+        now = asyncio.get_running_loop().time() + 1
+        for connection in list(service._open):  # type: ignore[attr-defined]
+            connection.due(now)
+        with contextlib.suppress(ConnectionResetError):
+            return await asyncio.wait_for(reader.read(), PATIENCE_S)
+        return b""
+
+    assert b" 408 " in await rest_of(HEAD + b"X: x\r\n")
+    assert b" 408 " in await rest_of(HEAD + b"Content-Length: 100\r\n\r\nabc")
+    assert (await rest_of(GET + b"\r\n")).startswith(b"HTTP/1.1 204")
+    assert http.node.http_counters.http_timeouts == 2
+    assert http.stored() == []
+
+
+async def test_the_end_of_what_a_client_sends_is_not_the_end_of_its_answers(http: HttpNode) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    writer.write(post(b"1"))
+    writer.write_eof()
+    assert b"200 OK" in await asyncio.wait_for(reader.read(), PATIENCE_S)
+    writer.close()
+
+
+async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(http: HttpNode) -> None:
+    pressure = http.node.turn._store.back_pressure  # type: ignore[union-attr]
+    pressure.holding = True
+    status, answer, fields = await http.post("/v1/streams/telemetry/plant/a", b"1")
+    assert (status, fields["Retry-After"], "limits.pending" in answer["error"]) == (429, "1", True)
+    refused = await http.raw(HEAD + b"Content-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 429")
+    pressure.holding = False
+    status, _, _ = await http.post("/v1/streams/telemetry/plant/a", b"1")
+    assert status == 200
+    assert http.node.http_counters.http_throttled == 2

@@ -1,0 +1,210 @@
+"""Events out: server-sent ones and over WebSocket, from where the client was, and what becomes of slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import websockets
+
+from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode, running
+from tests.edge_node.servers.http.test_access import basic, guarded
+from weft.edge_node.servers.http.out import feed, topic_feed
+
+__all__ = ["guarded"]
+EVENTS = "/v1/streams/telemetry/events"
+POST = "/v1/streams/telemetry/plant/a"
+
+
+class Sse:
+    """Server-sent events as a browser reads them."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+
+    async def next(self) -> dict[str, Any]:
+        event: dict[str, Any] = {"event": "message"}
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                line = (await self.answer.content.readline()).decode()
+                assert line, "the connection has ended"
+                if line == "\n":
+                    if "data" in event:
+                        return event
+                elif not line.startswith((":", "retry")):
+                    name, _, value = line.rstrip("\n").partition(": ")
+                    event[name] = json.loads(value) if name == "data" else value
+
+
+@asynccontextmanager
+async def events(http: HttpNode, path: str = EVENTS, **fields: str) -> AsyncIterator[Sse]:
+    headers = {name.replace("_", "-"): value for name, value in fields.items()}
+    async with http.session.get(http.url + path, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.content_type == "text/event-stream"
+        yield Sse(answer)
+
+
+async def test_records_come_as_events_with_their_numbers(http: HttpNode) -> None:
+    await http.post(POST, b"before")
+    async with events(http) as stream:
+        lane = await stream.next()
+        assert (lane["event"], lane["data"]["next_seq"]) == ("lane", 1)
+        await http.post(POST, b"21.5", Weft_Header_Unit="C")
+        await http.post(POST, b"\xff")
+        first, second = await stream.next(), await stream.next()
+    assert (first["event"], first["id"]) == ("message", "1")
+    assert first["data"] == {
+        "seq": 1, "time": first["data"]["time"], "key": "plant/a", "payload": "21.5",
+        "headers": {"unit": "C", "weft.content-type": "application/octet-stream"},
+    }  # fmt: skip
+    assert second["data"]["payload_base64"] == "/w=="
+
+
+async def test_a_client_goes_on_after_its_last_event(http: HttpNode) -> None:
+    await http.post(POST, b"[0,1,2,3,4]", Content_Type="application/json")
+    async with events(http, Last_Event_ID="2") as stream:
+        assert (await stream.next())["data"]["next_seq"] == 3
+        assert [(await stream.next())["data"]["payload"] for _ in range(2)] == ["3", "4"]
+    async with events(http, EVENTS + "?from=earliest") as stream:
+        await stream.next()
+        assert [(await stream.next())["id"] for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    async with events(http, EVENTS + "?from=4") as stream:
+        await stream.next()
+        assert (await stream.next())["id"] == "4"
+    async with events(http, Last_Event_ID="4000") as stream:  # of a log that is no more
+        assert (await stream.next())["data"]["next_seq"] == 5
+
+
+async def test_a_filter_chooses_keys(http: HttpNode) -> None:
+    async with events(http, EVENTS + "?filter=plant/%2B/b") as stream:
+        await stream.next()
+        for key in ("plant/a/a", "plant/a/b", "plant/a/c", "plant/b/b"):
+            await http.post(f"/v1/streams/telemetry/{key}", b"1")
+        assert [(await stream.next())["data"]["key"] for _ in range(2)] == ["plant/a/b", "plant/b/b"]
+
+
+async def test_a_websocket_gets_the_same(http: HttpNode) -> None:
+    url = http.url.replace("http", "ws") + EVENTS
+    async with websockets.connect(url, origin=http.url) as client:  # type: ignore[arg-type]
+        assert json.loads(await client.recv())["event"] == "lane"
+        await http.post(POST, b"1")
+        message = await asyncio.wait_for(client.recv(), PATIENCE_S)
+        assert isinstance(message, str)
+        assert json.loads(message)["payload"] == "1"
+        await (await client.ping())
+        await client.send("nothing is done with this")
+        await http.post(POST, b"2")
+        assert json.loads(await asyncio.wait_for(client.recv(), PATIENCE_S))["seq"] == 1
+    assert await readers_are(http, 0)
+
+
+async def readers_are(http: HttpNode, count: int) -> bool:
+    for _ in range(200):
+        if http.node.http_counters.http_readers == count:
+            return True
+        await asyncio.sleep(0.005)
+    return False
+
+
+async def test_live_topics_are_sent_whether_they_are_kept_or_not(http: HttpNode) -> None:
+    async with events(http, "/v1/topics?filter=%23") as stream:
+        await asyncio.sleep(0.02)  # it has subscribed
+        await http.post("/v1/topics/nobody/keeps/this", b"1")
+        event = await stream.next()
+    headers = {"weft.content-type": "application/octet-stream"}
+    assert event["data"] == {"topic": "nobody/keeps/this", "payload": "1", "headers": headers}
+    assert await readers_are(http, 0)
+
+
+async def test_rules_hold_for_events(guarded: tuple[Path, str]) -> None:
+    folder, auth = guarded
+    async with running(folder, ", anonymous: never", auth) as http:
+        status, _, _ = await http.get("/v1/topics?filter=%23", Authorization=basic("bob"))
+        assert status == 403
+        async with events(http, EVENTS + "?from=earliest", Authorization=basic("alice")) as stream:
+            await stream.next()
+            await http.post("/v1/streams/telemetry", b"hidden", Authorization=basic("alice"))
+            await http.post(POST, b"seen", Authorization=basic("alice"))
+            assert (await stream.next())["data"]["payload"] == "seen"
+            (folder / "users").write_text("")
+            await http.node.listeners.check_files(all_of_them=True)
+            assert await asyncio.wait_for(stream.answer.content.read(), PATIENCE_S) == b""
+
+
+async def test_readers_have_a_share(tmp_path: Path) -> None:
+    async with running(tmp_path, more="limits: {http_readers: 4, http_readers_per_user: 1}") as http:
+        async with events(http):
+            status, answer, fields = await http.get(EVENTS)
+            assert (status, "http_readers" in answer["error"]) == (429, True)
+            assert fields["Retry-After"]
+        assert await readers_are(http, 0)
+        async with events(http):
+            pass
+
+
+async def deaf(http: HttpNode, path: str) -> socket.socket:
+    """A client that asks and reads nothing, with little room in its socket."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", http.port))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    assert await readers_are(http, 1)
+    return connection
+
+
+def feeds(http: HttpNode) -> list[Any]:
+    service = next(part for part in http.node._more_parts if part.name == "HTTP")
+    return [connection._taker for connection in service._open if connection._taker]  # type: ignore[attr-defined]
+
+
+async def test_a_reader_that_does_not_read_holds_its_place_and_no_memory(http: HttpNode) -> None:
+    connection = await deaf(http, EVENTS)
+    (reader,) = feeds(http)
+    body = b"[" + b",".join([b'"' + b"x" * 9000 + b'"'] * 100) + b"]"
+    for _ in range(8):
+        assert (await http.post(POST, body, Content_Type="application/json"))[0] == 200
+    assert isinstance(reader, feed.Feed)
+    for _ in range(500):
+        if reader.is_paused:
+            break
+        await asyncio.sleep(0.01)
+    assert reader.is_paused
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    connection.setblocking(False)
+    found = b""
+    async with asyncio.timeout(30):
+        while not found.endswith(b"\n\n") or b"id: 799\n" not in found[-20_000:]:
+            try:
+                found += connection.recv(1 << 20)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+    assert re.findall(rb"^id: (\d+)$", found, re.MULTILINE) == [b"%d" % number for number in range(800)]
+    connection.close()
+
+
+async def test_live_messages_for_a_reader_that_does_not_read_are_dropped_and_told(http: HttpNode) -> None:
+    connection = await deaf(http, "/v1/topics?filter=%23")
+    (reader,) = feeds(http)
+    assert isinstance(reader, topic_feed.TopicFeed)
+    body = b"[" + b",".join([b'"' + b"x" * 9000 + b'"'] * 100) + b"]"
+    for _ in range(8):
+        assert (await http.post(POST, body, Content_Type="application/json"))[0] == 200
+    assert http.node.http_counters.http_events_dropped > 0
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    connection.setblocking(False)
+    found = b""
+    async with asyncio.timeout(30):
+        while b"event: dropped\n" not in found:
+            try:
+                found += connection.recv(1 << 20)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+    connection.close()

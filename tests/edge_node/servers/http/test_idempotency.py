@@ -1,0 +1,96 @@
+"""An idempotency key: the same request stores nothing twice, also after the node was killed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.servers.http.harness import HttpNode, running
+from weft.bounds import LOCAL, Owner, OwnerKind
+from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
+from weft.edge_node.servers.http.settings import HttpSettings
+
+PATH = "/v1/streams/telemetry/plant/a"
+OWNER = Owner(OwnerKind.ADDRESS, LOCAL)
+
+
+async def test_the_same_request_is_stored_once_and_answered_alike(http: HttpNode) -> None:
+    first = await http.post(PATH, b"1", Idempotency_Key="k-1")
+    await http.post(PATH, b"other", Idempotency_Key="k-2")
+    again = await http.post(PATH, b"1", Idempotency_Key='"k-1"')
+    assert first[:2] == again[:2]
+    assert "Idempotency-Replayed" not in first[2]
+    assert again[2]["Idempotency-Replayed"] == "true"
+    assert [record.payload for record in http.stored()] == [b"1", b"other"]
+
+
+async def test_a_key_for_other_data_is_refused(http: HttpNode) -> None:
+    await http.post(PATH, b"1", Idempotency_Key="k")
+    for path, body in ((PATH, b"2"), (PATH + "/b", b"1")):
+        status, answer, _ = await http.post(path, body, Idempotency_Key="k")
+        assert status == 422
+        assert "Idempotency-Key" in answer["error"]
+    assert len(http.stored()) == 1
+
+
+async def test_the_same_requests_at_the_same_time_are_stored_once(http: HttpNode) -> None:
+    answers = await asyncio.gather(*(http.post(PATH, b"1", Idempotency_Key="k") for _ in range(20)))
+    assert len({(status, answer["first_seq"]) for status, answer, _ in answers}) == 1
+    assert len(http.stored()) == 1
+
+
+async def test_keys_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as http:
+        first = await http.post(PATH, b"[1,2]", Idempotency_Key="k", Content_Type="application/json")
+    async with running(tmp_path) as http:
+        again = await http.post(PATH, b"[1,2]", Idempotency_Key="k", Content_Type="application/json")
+        assert first[:2] == again[:2]
+        assert len(http.stored()) == 2
+        assert http.node.http_counters.http_keys == 1
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def keys_of(http: HttpNode, clock: Clock, **settings: float) -> IdempotencyKeys:
+    log = http.node.log
+    return IdempotencyKeys(log, log.stream("weft-http"), HttpSettings(**settings), HttpCounters(), clock)  # type: ignore[arg-type]
+
+
+async def test_keys_are_forgotten_after_their_time(http: HttpNode, clock: Clock) -> None:
+    keys = keys_of(http, clock, window_s=60)
+    keys.note(OWNER, "k", Remembered(b"f", 1, ((3, 1),), 1))
+    clock.now += 59 * 10**9
+    assert keys.find(OWNER, "k") == Remembered(b"f", 1, ((3, 1),), 1)
+    clock.now += 2 * 10**9
+    assert keys.find(OWNER, "k") is None
+    await http.node.log.durable()
+    assert keys_of(http, clock, window_s=60).find(OWNER, "k") is None
+
+
+async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock) -> None:
+    keys = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
+    other = Owner(OwnerKind.USER, "alice")
+    keys.note(other, "k", Remembered(b"a", 1, (), 1))
+    for number in range(100):
+        keys.note(OWNER, f"k{number}", Remembered(b"f", 1, (), 1))
+    assert keys.find(other, "k") is not None
+    assert [number for number in range(100) if keys.find(OWNER, f"k{number}")] == [96, 97, 98, 99]
+    assert keys.find(OWNER, "k") is None, "another owner's key"
+    await http.node.log.durable()
+    again = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
+    assert again.find(other, "k") is not None
+    assert [number for number in range(100) if again.find(OWNER, f"k{number}")] == [96, 97, 98, 99]

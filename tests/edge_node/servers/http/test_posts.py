@@ -1,0 +1,191 @@
+"""``POST /v1/streams/STREAM``: one message or many, packed or not; what 200 promises; keys, times and headers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.edge_node.servers.http.harness import HttpNode, running
+from weft.protocols.message_headers import CONTENT_TYPE, SENT
+
+LINES = {"Content_Type": "application/x-ndjson"}
+JSON = {"Content_Type": "application/json"}
+
+
+async def test_a_message_is_on_disk_when_it_is_answered(http: HttpNode) -> None:
+    status, answer, _ = await http.post("/v1/streams/telemetry/plant/a/temperature", b"21.5")
+    found = http.stored()
+    assert status == 200
+    assert [(record.key, record.payload) for record in found] == [(b"plant/a/temperature", b"21.5")]
+    assert answer == {"lane": answer["lane"], "first_seq": 0, "count": 1}
+    assert answer["lane"].startswith("default/press-1/")
+    assert answer["lane"].endswith("/telemetry")
+
+
+async def test_elements_of_an_array_are_stored_with_their_own_bytes(http: HttpNode) -> None:
+    body = b'[ {"a" : 1.50},\n"x", [1, 2], 1e3 ]'
+    status, answer, _ = await http.post("/v1/streams/telemetry", body, Weft_Key="plant/a", **JSON)
+    assert (status, answer["first_seq"], answer["count"]) == (200, 0, 4)
+    assert [record.payload for record in http.stored()] == [b'{"a" : 1.50}', b'"x"', b"[1, 2]", b"1e3"]
+
+
+async def test_an_array_can_be_one_message(http: HttpNode) -> None:
+    await http.post("/v1/streams/telemetry", b"[1, 2]", Weft_Key="plant/a", Weft_Batch="no", **JSON)
+    assert [(record.payload, record.headers) for record in http.stored()] == [
+        (b"[1, 2]", ((CONTENT_TYPE, "application/json"),))
+    ]
+
+
+async def test_lines_are_messages(http: HttpNode) -> None:
+    body = b'{"a":1}\n\n {"a": 2} \r\n3'
+    status, answer, _ = await http.post("/v1/streams/telemetry", body, Weft_Key="plant/a", **LINES)
+    assert (status, answer["count"]) == (200, 3)
+    assert [record.payload for record in http.stored()] == [b'{"a":1}', b'{"a": 2}', b"3"]
+
+
+async def test_of_a_batch_with_an_error_nothing_is_stored(http: HttpNode) -> None:
+    for kind, body in ((LINES, b'{"a":1}\n{"a":\n'), (JSON, b'[{"a":1}, {"a":]')):
+        status, answer, _ = await http.post("/v1/streams/telemetry", body, Weft_Key="plant/a", **kind)
+        assert status == 400
+        assert "JSON" in answer["error"]
+    assert http.stored() == []
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_bodies_may_be_packed(http: HttpNode, coding: str) -> None:
+    body = b'{"a":1}\n' * 1000
+    packed = gzip.compress(body[:4000]) + gzip.compress(body[4000:]) if coding == "gzip" else zstandard.compress(body)
+    status, answer, _ = await http.post(
+        "/v1/streams/telemetry", packed, Weft_Key="plant/a", Content_Encoding=coding, **LINES
+    )
+    assert (status, answer["count"]) == (200, 1000)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+async def test_what_a_body_unpacks_to_is_bounded(http: HttpNode, coding: str) -> None:
+    body = bytes(64 << 20)
+    packed = gzip.compress(body) if coding == "gzip" else zstandard.compress(body)
+    status, answer, _ = await http.post("/v1/streams/telemetry", packed, Weft_Key="plant/a", Content_Encoding=coding)
+    assert status == 413
+    assert "limits.request" in answer["error"]
+    body = random.Random(1).randbytes(2000)
+    packed = gzip.compress(body) if coding == "gzip" else zstandard.compress(body)
+    for damaged in (packed[:1500], b"no" + packed, packed + packed[:1500]):
+        status, answer, _ = await http.post(
+            "/v1/streams/telemetry", damaged, Weft_Key="plant/a", Content_Encoding=coding
+        )
+        assert status == 400, answer
+    status, _, _ = await http.post("/v1/streams/telemetry", zlib.compress(b"x"), Content_Encoding="deflate")
+    assert status == 415
+    assert http.stored() == []
+
+
+async def test_keys_and_times_come_from_fields_of_the_messages(http: HttpNode) -> None:
+    body = b'{"line": "a", "n": 7, "at": "2026-01-31T12:00:00.5Z"}\n{"line": "b", "n": 8, "at": 1769860800}'
+    status, _, _ = await http.post(
+        "/v1/streams/telemetry", body, Weft_Key="plant/{line}/{n}", Weft_Time_Field="at", **LINES
+    )
+    assert status == 200
+    assert [(record.key, record.headers) for record in http.stored()] == [
+        (b"plant/a/7", ((SENT, 1_769_860_800_500_000_000),)),
+        (b"plant/b/8", ((SENT, 1_769_860_800_000_000_000),)),
+    ]
+
+
+NO_SENSE: list[tuple[dict[str, str], bytes]] = [
+    ({"Weft_Key": "plant/{line}"}, b'{"n": 1}'),
+    ({"Weft_Key": "plant/{line}"}, b'{"line": "a/+"}'),
+    ({"Weft_Key": "plant/{line}"}, b"no JSON"),
+    ({"Weft_Key": "plant/#"}, b"1"),
+    ({"Weft_Key": "$SYS/x"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time": "yesterday"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time": "1", "Weft_Time_Precision": "weeks"}, b"1"),
+    ({"Weft_Key": "plant/a", "Weft_Time_Field": "at"}, b'{"n": 1}'),
+    ({"Weft_Key": "plant/a", "Weft_Priority": "high"}, b"1"),
+    ({"Weft_Key": "plant/a", "Content_Type": "multipart/form-data; boundary=x"}, b"1"),
+    ({"Weft_Key": "plant/a", "Idempotency_Key": ""}, b"1"),
+]
+
+
+async def test_what_makes_no_sense_is_refused_with_a_sentence(http: HttpNode) -> None:
+    for fields, body in NO_SENSE:
+        status, answer, _ = await http.post("/v1/streams/telemetry", body, **fields)
+        assert 400 <= status < 500, fields
+        assert len(answer["error"]) > 20
+    assert http.stored() == []
+
+
+async def test_headers_have_types(http: HttpNode) -> None:
+    await http.post(
+        "/v1/streams/telemetry", b"1", Weft_Key="plant/a", Content_Type="text/plain",
+        Weft_Header_Count="42", Weft_Header_Ratio="4.5", Weft_Header_Ok="?1", Weft_Header_Raw=":AAH/:",
+        Weft_Header_Text='"42"', Weft_Header_Name="Käthe", Weft_Header_None="", Weft_Correlation_Id=":AAE=:",
+        Weft_Message_Id="m-1", Weft_Priority="5", **{"Weft_Header_weft.x": "mine"},
+    )  # fmt: skip
+    (record,) = http.stored()
+    assert set(record.headers) == {
+        ("count", 42), ("ratio", 4.5), ("ok", True), ("raw", b"\x00\x01\xff"), ("text", "42"), ("name", "Käthe"),
+        ("none", None), ("weft.correlation-id", b"\x00\x01"), ("weft.message-id", "m-1"), ("weft.priority", 5),
+        ("weft.user.weft.x", "mine"), ("weft.content-type", "text/plain"),
+    }  # fmt: skip
+
+
+async def test_a_stream_takes_keys_that_it_does_not_match_and_others_that_match_get_them_too(http: HttpNode) -> None:
+    await http.post("/v1/streams/telemetry", b"1")
+    await http.post("/v1/streams/telemetry/somewhere/else", b"2")
+    _, answer, _ = await http.post("/v1/streams/copies/plant/a/copied", b"3")
+    assert [record.key for record in http.stored()] == [b"stream/telemetry", b"somewhere/else", b"plant/a/copied"]
+    assert [record.payload for record in http.stored("copies")] == [b"3"]
+    assert (answer["lane"].rpartition("/")[2], answer["first_seq"]) == ("copies", 0)
+
+
+async def test_a_topic_is_published_to_as_by_mqtt(http: HttpNode) -> None:
+    status, answer, _ = await http.post("/v1/topics/plant/a/copied", b"1")
+    assert (status, answer) == (200, {"count": 1})
+    assert len(http.stored()) == len(http.stored("copies")) == 1
+
+
+async def test_streams_that_are_not_there_or_take_nothing_are_refused(tmp_path: Path) -> None:
+    more = "  made: {from_stream: telemetry, functions: [{where: 'true'}], payload: json}\n"
+    async with running(tmp_path, more=more.replace("payload: json", "payload: json")) as http:
+        status, answer, _ = await http.post("/v1/streams/nowhere", b"1")
+        assert (status, "telemetry" in answer["error"]) == (404, True)
+        status, answer, _ = await http.post("/v1/streams/made", b"1")
+        assert (status, "functions" in answer["error"]) == (403, True)
+        for name in ("weft-http", "weft-sessions", "unrouted", "..%2f"):
+            status, _, _ = await http.post(f"/v1/streams/{name}", b"1")
+            assert status == 404
+        status, _, fields = await http.get("/v1/streams/telemetry")
+        assert (status, fields["Allow"]) == (405, "POST")
+        status, _, _ = await http.get("/nothing")
+        assert status == 404
+
+
+async def test_too_many_messages_are_refused(http: HttpNode) -> None:
+    for kind, body in ((JSON, b"[" + b"1," * 10_000 + b"1]"), (LINES, b"1\n" * 10_001), (LINES, b"1\n" * 90_000)):
+        status, _, _ = await http.post("/v1/streams/telemetry", body, Weft_Key="plant/a", **kind)
+        assert status == 413
+    status, _, _ = await http.post("/v1/streams/telemetry", b"[]", **JSON)
+    assert status == 200
+    assert http.stored() == []
+
+
+async def test_what_is_posted_reaches_subscribers_of_mqtt(http: HttpNode) -> None:
+    import aiomqtt
+
+    from weft.config.units import Address
+
+    address = http.node.addresses["mqtt"]
+    assert isinstance(address, Address)
+    async with aiomqtt.Client("127.0.0.1", address.port) as client:
+        await client.subscribe("plant/#", qos=1)
+        await http.post("/v1/streams/telemetry/plant/a", json.dumps({"v": 1}))
+        async for message in client.messages:
+            assert (str(message.topic), message.payload) == ("plant/a", b'{"v": 1}')
+            break
