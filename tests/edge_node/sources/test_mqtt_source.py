@@ -13,6 +13,7 @@ from tests.edge_node.servers.listeners.certificates import Authority
 from tests.edge_node.sources.nodes import FULL, NODE, assert_whole, mqtt_source, publish, running
 from tests.support.brokers import SAVES_OFTEN, Mosquitto, mosquitto, needs_mosquitto, proxy
 from tests.support.waiting import until
+from weft.config.metrics.sources import SOURCE_METRICS
 from weft.edge_node.sources.status import SourceState
 from weft.edge_node.status.metrics import render
 from weft.edge_node.status.pages import page
@@ -271,6 +272,9 @@ async def test_status_page_and_metrics_tell_of_a_source(
         broker.kill()
         await until(lambda: node.source().state is SourceState.WAITING)
         down = node.node.status.facts()
+    told = {metric.name for metric in SOURCE_METRICS if f'{metric.name}{{source="plant"}}' in metrics}
+    only_by_amqp = {"weft_edge_source_waiting_messages"}
+    assert told == {metric.name for metric in SOURCE_METRICS} - only_by_amqp, "all of the catalogue are exported"
     assert 'weft_edge_source_connected{source="plant"} 1.0' in metrics
     assert 'weft_edge_source_acknowledged_total{source="plant"} 3.0' in metrics
     assert facts["sources"]["plant"]["messages"] == 3
