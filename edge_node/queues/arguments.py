@@ -12,8 +12,8 @@ from weft.edge_node.queues.errors import QueueError, Reason
 
 PRIORITIES_MAX: Final = 255
 """Highest priority that a queue may have (``x-max-priority``)."""
-DURATION_MS_MAX: Final = (1 << 32) - 1
-"""Longest time to live, about 50 days, as RabbitMQ has it."""
+DURATION_MS_MAX: Final = 10 * 365 * 86_400_000
+"""Longest time to live, ten years: Celery delays tasks by queues whose messages live for more than four."""
 ATTEMPTS_MAX_OF_QUORUM: Final = 20
 """Failed deliveries after which a message leaves a queue of type quorum unless its arguments say otherwise."""
 ARGUMENTS_BYTES_MAX: Final = 4096

@@ -12,7 +12,7 @@ from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
 from weft.edge_node.queues.queue import Queue, QueueClient
-from weft.edge_node.queues.registry import Registry
+from weft.edge_node.queues.registry import SERVER_NAME, Registry
 
 
 class Declarations:
@@ -78,8 +78,12 @@ class Declarations:
         exclusive: bool = False,
         auto_delete: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        own_name: str = SERVER_NAME,
     ) -> Declared:
         """Declare a queue; without a name it gets one.
+
+        Args:
+            own_name: beginning of that name.
 
         Raises:
             QueueError: ACCESS_REFUSED (reserved name), RESOURCE_LOCKED, PRECONDITION_FAILED (it exists and is another,
@@ -87,7 +91,8 @@ class Declarations:
         """
         self._turn.store()
         queue = self._registry.declare_queue(
-            client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete
+            client, name, arguments or {}, durable=durable, exclusive=exclusive, auto_delete=auto_delete,
+            own_name=own_name,
         )  # fmt: skip
         self._unused.used(queue)
         return self._declared(queue)
@@ -100,6 +105,10 @@ class Declarations:
         """
         self._turn.store()
         return self._declared(self._registry.queue(client, name))
+
+    def has_queue(self, name: str) -> bool:
+        """Return whether there is a queue, exclusive ones of other connections included."""
+        return name in self._registry.queues
 
     def delete_queue(self, client: QueueClient, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; nothing happens where there is none. Return the number of messages that went with it.

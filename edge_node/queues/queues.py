@@ -113,19 +113,26 @@ class Queues(Declarations):
         """
         return self._publishing.check_exchange(name)
 
-    def route(
-        self, client: QueueClient, exchange: str, key: str, headers: HeaderPairs = (), size: int = 0
+    def route(  # noqa: PLR0917
+        self,
+        client: QueueClient,
+        exchange: str,
+        key: str,
+        headers: HeaderPairs = (),
+        size: int = 0,
+        also: Sequence[str] = (),
     ) -> Published:
         """Return where a message goes. Add it to the turn at once, if it is added.
 
         Args:
             headers: of the message, as they are stored.
             size: bytes of the payload, for queues with a limit.
+            also: further routing keys, whose queues get the message as well.
 
         Raises:
             QueueError: NOT_FOUND; ACCESS_REFUSED where the exchange is internal, or access rules forbid the topic.
         """
-        return self._publishing.route(client, exchange, key, headers, size)
+        return self._publishing.route(client, exchange, key, headers, size, also)
 
     # --- consuming
 

@@ -192,6 +192,7 @@ class Registry:
         durable: bool,
         exclusive: bool,
         auto_delete: bool,
+        own_name: str = SERVER_NAME,
     ) -> Queue:
         """Declare a queue; ``Queues.declare_queue`` says more."""
         arguments = queue_arguments(raw, durable=durable, exclusive=exclusive)
@@ -218,7 +219,7 @@ class Registry:
         if name:
             check_name(name, "queue")
         else:
-            name = SERVER_NAME + secrets.token_urlsafe(16)
+            name = own_name + secrets.token_urlsafe(16)
         if arguments.dead_letter_exchange is not None and arguments.dead_letter_routing_key is not None:
             client.check_publish(topic_of(arguments.dead_letter_exchange, arguments.dead_letter_routing_key))
         _charge(self._bounds.queues, client.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.bounds import Owner
@@ -15,6 +16,7 @@ from weft.edge_node.queues.registry import Registry
 from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues, own_headers
 from weft.edge_node.queues.routing.topology import Known
+from weft.edge_node.queues.topics import topic_of
 from weft.protocols.batch import HeaderPairs
 
 NEAR_BYTES = 1 << 20
@@ -59,7 +61,9 @@ class ExchangePublishing:
             raise QueueError(Reason.ACCESS_REFUSED, f"exchange {name!r} is internal: publish to one that leads to it")
         return exchange
 
-    def route(self, client: QueueClient, name: str, key: str, headers: HeaderPairs, size: int) -> Published:
+    def route(  # noqa: PLR0917
+        self, client: QueueClient, name: str, key: str, headers: HeaderPairs, size: int, also: Sequence[str]
+    ) -> Published:
         """Return where a message goes; ``Queues.route`` says more."""
         exchange = self.check_exchange(name)
         topology = self._registry.topology
@@ -70,8 +74,10 @@ class ExchangePublishing:
         if known.by_headers:
             names, _ = topology.walk(exchange, key, own_headers(headers))
             bound = self._registry.targets(names, reserved=True)
+        if also:
+            bound = self._with_further_keys(client, exchange, bound, headers, also)
         targets, is_rejected = self._reserve(bound, size) if bound is not None else (None, False)
-        if targets is not bound or known.by_headers:
+        if targets is not bound or known.by_headers or also:
             route = self._ingest.route_to(known.topic, targets)
         else:
             route = self._remembered(known)
@@ -79,7 +85,7 @@ class ExchangePublishing:
         return Published(
             None if route.unrouted and self._ingest.unrouted.refuses else route,
             known.topic, known.headers, is_routed, is_rejected,
-            is_constant=not known.by_headers and not is_rejected and (bound is None or self._is_roomy(bound)),
+            is_constant=not (known.by_headers or is_rejected or also) and (bound is None or self._is_roomy(bound)),
         )  # fmt: skip
 
     def stored(self, queues: dict[Queue, None]) -> None:
@@ -90,6 +96,22 @@ class ExchangePublishing:
             if owner not in self._near and not waiting.fits(owner, NEAR_BYTES):
                 self._near.add(owner)
                 self._ingest.forget()
+
+    def _with_further_keys(
+        self,
+        client: QueueClient,
+        exchange: Exchange,
+        bound: BoundQueues | None,
+        headers: HeaderPairs,
+        also: Sequence[str],
+    ) -> BoundQueues | None:
+        """Return the queues of a message and of its further keys, each once."""
+        topology, own = self._registry.topology, own_headers(headers)
+        found = set() if bound is None else {queue.name for queue in bound.queues}
+        for key in also:
+            client.check_publish(topic_of(exchange.name, key))
+            found |= topology.walk(exchange, key, own)[0]
+        return self._registry.targets(frozenset(found), reserved=True)
 
     def _is_roomy(self, bound: BoundQueues) -> bool:
         for queue in bound.queues:

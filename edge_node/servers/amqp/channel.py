@@ -214,7 +214,12 @@ class Channel:
             self._shared.broker.ingest.turn.answer(self._late, write_method(answer, self.number))
 
     def _on_consuming(self, method: Method) -> None:
-        self.consuming.handle(method, self.transaction, self._last_queue)
+        consuming = self.consuming
+        consuming.handle(method, self.transaction, self._last_queue)
+        reply_queue = consuming.reply_queue
+        if reply_queue != (self._publishing.reply_queue if self._publishing is not None else ""):
+            self._client.targets.forget(self.publishing)  # which knows messages with the queue's name
+            self.publishing.reply_queue = reply_queue
 
 
 class LateAnswers:

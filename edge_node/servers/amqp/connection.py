@@ -11,7 +11,7 @@ from weft.edge_node.ingest.turn import TURN_BYTES_MAX
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channels import Channels
 from weft.edge_node.servers.amqp.client import Peer, Shared
-from weft.edge_node.servers.amqp.handshake import Handshake
+from weft.edge_node.servers.amqp.handshake import Handshake, check_secret
 from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.reads import WAITING, Reads
 from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
@@ -285,6 +285,11 @@ class AmqpConnection(Reads):
             self._closed_by_client()
         elif self._handshake is not None:
             self._handshake.handle(method)
+        elif isinstance(method, commands.Connection.UpdateSecret):
+            secret = method.new_secret
+            data = secret.encode() if isinstance(secret, str) else secret
+            self.hold(Pause.ASKING)
+            self._broker.run(check_secret(self._door, self, self._transport, data))
         elif method.index >> 16 == commands.Connection.index >> 16:
             raise AmqpError(ReplyCode.COMMAND_INVALID, "the connection is open already", method.index)
         else:

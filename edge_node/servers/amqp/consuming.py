@@ -11,6 +11,7 @@ from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
 from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.transaction import Transaction
@@ -34,6 +35,7 @@ class Consuming:
         "_shared",
         "_socket",
         "_together",
+        "reply_queue",
         "unsettled",
     )  # fmt: skip
 
@@ -54,6 +56,8 @@ class Consuming:
         self.unsettled: dict[int, Delivery] = {}
         """Delivery tag -> delivery, in order of the tags."""
         self._last_queue = ""
+        self.reply_queue = ""
+        """Queue for answers, while one of the consumers is for direct reply-to."""
         if not client.is_writable:
             self._socket.hold()
 
@@ -111,8 +115,16 @@ class Consuming:
 
     def ended(self, tag: str) -> None:
         """Tell the client that a consumer's queue is gone."""
-        if self._consumers.pop(tag, None) is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
+        reader = self._consumers.pop(tag, None)
+        if self.reply_queue and not self._shared.queues.has_queue(self.reply_queue):
+            self.reply_queue = ""
+        if reader is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
             self._client.answer(commands.Basic.Cancel(tag, True), self._number)
+
+    def _forget_reply_queue(self, reader: Reader) -> None:
+        consumption = reader.consumption
+        if consumption is not None and consumption.queue.name == self.reply_queue:
+            self.reply_queue = ""
 
     def _cancel(self, reader: Reader) -> None:
         if reader.consumption is not None:
@@ -139,12 +151,13 @@ class Consuming:
         if tag in self._consumers:
             reason = f"the consumer tag {tag!r} is in use on this channel"
             raise AmqpError(ReplyCode.NOT_ALLOWED, reason, method.index)
+        queue = self._reply_queue(method) if method.queue == DIRECT_REPLY_TO else self._queue(method.queue)
         credit = [self._socket, self._flow]
         if not method.no_ack:
             credit += [self._together, Credit(self._prefetch, comes_back=True)] if self._prefetch else [self._together]
         reader = Reader(self._client, self, self._number, tag, self._shared.broker.wall_clock, no_ack=method.no_ack)
         reader.consumption = self._shared.queues.consume(
-            self._client.queue_client, self._queue(method.queue), reader, credit,
+            self._client.queue_client, queue, reader, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
         )  # fmt: skip
         self._consumers[tag] = reader
@@ -152,9 +165,23 @@ class Consuming:
             self._client.answer(commands.Basic.ConsumeOk(tag), self._number)
         reader.start()
 
+    def _reply_queue(self, method: commands.Basic.Consume) -> str:
+        """Make the queue that direct reply-to stands for: it goes with its consumer."""
+        if not method.no_ack:
+            reason = f"{DIRECT_REPLY_TO!r} takes no acknowledgements: consume it with no-ack"
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
+        if self.reply_queue:
+            reason = f"{DIRECT_REPLY_TO!r} has a consumer on this channel: use that one"
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
+        self.reply_queue = self._shared.queues.declare_queue(
+            self._client.queue_client, exclusive=True, auto_delete=True, own_name=f"{DIRECT_REPLY_TO}."
+        ).name
+        return self.reply_queue
+
     def _on_cancel(self, method: commands.Basic.Cancel) -> None:
         reader = self._consumers.pop(method.consumer_tag or "", None)
         if reader is not None:
+            self._forget_reply_queue(reader)
             self._cancel(reader)
         if not method.nowait:
             self._client.answer(commands.Basic.CancelOk(method.consumer_tag), self._number)

@@ -13,6 +13,7 @@ from weft.bounds import user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.amqp.client import Client as AmqpClient
 from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.names import Names
 from weft.edge_node.servers.listeners.door import Arrival, Door
@@ -30,6 +31,7 @@ CAPABILITIES = {
     "consumer_priorities": True,
     "authentication_failure_close": True,
     "per_consumer_qos": True,
+    "direct_reply_to": True,
 }
 """Extensions of AMQP 0-9-1 that the node has, by RabbitMQ's names for them."""
 TELL_FAILURE = "authentication_failure_close"
@@ -62,6 +64,19 @@ class Client(Protocol):
 
     def refuse_silently(self, reason: str) -> None:
         """Close a connection without a word."""
+
+
+async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: bytes) -> None:
+    """Take a new password of a client that is let in (connection.update-secret): one that is not the user's ends the
+    connection."""
+    credentials = Credentials(client.peer.name, client.peer.identity.username, secret)
+    try:
+        await door.authenticate(credentials, transport, client.arrival.origin)
+    except AccessDenied as error:
+        client.fail(AmqpError(ReplyCode.NOT_ALLOWED, f"the new secret was refused: {error}"))
+    else:
+        client.answer(commands.Connection.UpdateSecretOk())
+        client.go_on()
 
 
 class _State(IntEnum):

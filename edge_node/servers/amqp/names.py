@@ -11,6 +11,8 @@ from typing import Any, Final
 
 OWN: Final = "amq."
 """Beginning of the names of exchanges and queues that the node gave."""
+DIRECT_REPLY_TO: Final = "amq.rabbitmq.reply-to"
+"""Name that stands for a queue for answers to one channel (an extension of RabbitMQ)."""
 _EXCHANGES: Final = ("x-dead-letter-exchange", "alternate-exchange")
 _KEYS: Final = ("x-dead-letter-routing-key",)
 

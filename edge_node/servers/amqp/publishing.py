@@ -10,12 +10,16 @@ from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.routing.publishing import Published
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE
 from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.target import Target
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.further_keys import read_further_keys
 from weft.protocols.amqp.methods import commands, write_method
 from weft.protocols.amqp.properties import Content, read_properties
+from weft.protocols.batch import HeaderPairs
+from weft.protocols.message_headers import REPLY_TO
 from weft.storage.segment_log import LogFull
 
 _PUBLISH: Final = commands.Basic.Publish.index
@@ -33,7 +37,7 @@ class Publishing:
     """Takes the publishes of one channel; the source of its records."""
 
     __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_shared", "_stores", "_turn", "confirms",
-                 "number", "publisher", "tag")  # fmt: skip
+                 "number", "publisher", "reply_queue", "tag")  # fmt: skip
 
     def __init__(self, shared: Shared, client: Client, number: int) -> None:
         self._shared = shared
@@ -44,6 +48,8 @@ class Publishing:
         self._turn = shared.broker.ingest.turn
         self.confirms = False
         """True once the client has asked for confirms."""
+        self.reply_queue = ""
+        """Queue of the channel's consumer of direct reply-to; empty without one."""
         self.tag = 0
         """Number of the last message since then."""
         self._acked = 0
@@ -94,8 +100,12 @@ class Publishing:
         client.joins()
         names = client.peer.names
         exchange, key = names.name(method.exchange), names.key(method.exchange, method.routing_key)
+        also, headers = read_further_keys(content.headers)
+        self._shared.broker.turns.budget.spend(len(also))
+        content = content._replace(headers=self._answered_here(headers))
+        also = tuple(names.key(method.exchange, each) for each in also)
         try:
-            found = self._shared.queues.route(client.queue_client, exchange, key, content.headers, len(body))
+            found = self._shared.queues.route(client.queue_client, exchange, key, content.headers, len(body), also)
         except QueueError as error:
             raise amqp_error(error, _PUBLISH) from None
         is_routed = _is_routed(found, exchange)
@@ -189,6 +199,15 @@ class Publishing:
                 f"user-id {content.user_id!r} is not the user of the connection",
                 _PUBLISH,
             )
+
+    def _answered_here(self, headers: HeaderPairs) -> HeaderPairs:
+        """Return the headers of a message, with the queue that direct reply-to stands for."""
+        if (REPLY_TO, DIRECT_REPLY_TO) not in headers:
+            return headers
+        if not self.reply_queue:
+            reason = f"no consumer of {DIRECT_REPLY_TO!r} on this channel: consume it first, without acknowledgements"
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, _PUBLISH)
+        return tuple((name, self.reply_queue if name == REPLY_TO else value) for name, value in headers)
 
     def _return(self, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
         self._shared.counters.amqp_returned += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.protocols.amqp.methods import Method, commands
 
@@ -75,6 +76,8 @@ class Topology:
 
     def _declare_queue(self, method: commands.Queue.Declare) -> Method:
         name = self._names.name(method.queue)
+        if name.startswith(DIRECT_REPLY_TO):
+            return self._reply_queue(name)
         if method.passive:
             found = self._queues.find_queue(self._client, name or self._queue(""))
         else:
@@ -84,6 +87,12 @@ class Topology:
             )  # fmt: skip
         self.last_queue = self._names.own(found.name)
         return Queue.DeclareOk(self.last_queue, found.messages, found.consumers)
+
+    def _reply_queue(self, name: str) -> Method:
+        """Answer as if there were a queue: a client that is to answer asks so whether its answer is awaited."""
+        if name != DIRECT_REPLY_TO and not self._queues.has_queue(name):
+            raise QueueError(Reason.NOT_FOUND, f"no consumer waits for answers at {name!r}: its channel is closed")
+        return Queue.DeclareOk(name, 0, 1)
 
     def _delete_queue(self, method: commands.Queue.Delete) -> Method:
         count = self._queues.delete_queue(
