@@ -15,6 +15,7 @@ import msgspec
 PROPERTIES = (
     "tests/protocols", "tests/storage", "tests/replication", "tests/edge_node/sessions/store/test_journal_model.py",
     "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/servers/mqtt/test_broker_model.py",
+    "tests/edge_node/queues/test_queues_model.py",
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
 CODEC_ROUNDS = 20_000
@@ -103,6 +104,13 @@ def _simulation(seed: int) -> int:
     return 1
 
 
+def _collecting(seed: int) -> int:
+    from tests.cloud_hub.collecting import simulate_collection
+
+    simulate_collection(seed)
+    return 1
+
+
 def _upgrade(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_upgrade
 
@@ -168,6 +176,9 @@ JOBS: Mapping[str, Job] = {
         share=2, target=100_000,
     ),
     "simulation": Job("histories of a shard", _simulation, f"{_AGAIN} tests.nightly repeat simulation {{seed}}", 200),
+    "collecting": Job(
+        "histories of a collected shard", _collecting, f"{_AGAIN} tests.nightly repeat collecting {{seed}}", 100,
+    ),
     "upgrade": Job("histories of an upgrade", _upgrade, f"{_AGAIN} tests.nightly repeat upgrade {{seed}}", 200),
     "storms": Job(
         "storms of versitygw and MinIO", _storm, f"WEFT_STORM_SEED={{seed}} {_AGAIN} pytest {STORM}", slice_seeds=1,
