@@ -326,20 +326,18 @@ class EdgeNode:
         stack.callback(queues.close)
 
     def _make_http(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
-        # Its parser is for nodes that have such a listener.
-        from weft.edge_node.servers.http.service import HttpService
+        from weft.edge_node.servers.http.node_part import Http
 
-        service = HttpService(
+        http = Http(
             self.config, self.log, broker, http_settings(self.config, self._software), self.http_counters,
             self._refusals, wall_clock,
         )  # fmt: skip
-        self.listeners.accounts.watch(service.permissions_changed)
-        self._more_parts.append(service)
-        stack.callback(service.close)
-        return service.make_connection
+        self.listeners.accounts.watch(http.permissions_changed)
+        self._more_parts.append(http)
+        stack.callback(http.close)
+        return http.make_connection
 
     def _make_amqp(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
-        # Each version has tables of its own, which only nodes with such a listener load.
         from weft.edge_node.servers.amqp.node_part import Amqp, amqp_settings
         from weft.edge_node.servers.amqp1.connection import make_connection
         from weft.edge_node.servers.amqp1.parts import Parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import sys
@@ -54,6 +53,8 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(args[0], _COMMANDS, 1)
             ctx.fail(f"No such command '{args[0]}'. " + (f"Did you mean '{near[0]}'?" if near else "See weft --help."))
         return super().resolve_command(ctx, args)

@@ -3,7 +3,6 @@ reported."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import operator
 import re
@@ -75,6 +74,8 @@ class Reader:
         """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: the configuration never holds secrets. Name a file with the secret"
+        import difflib  # where there is a mistake, and not in every node
+
         near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
         # The path of a setting that has this name in another section.
         elsewhere = [path for path in self._paths if path.rpartition(".")[2] == key]

@@ -17,6 +17,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.edge_node.servers.listeners.certificates import Authority
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.waiting import wait_until
 from weft.config.log_lines.throttle import LINES_MAX
@@ -87,7 +88,8 @@ def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path
         client.loop_stop()
 
 
-def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
+def started_in_time(run: Callable[[], Node]) -> Node:
+    """A node, of several if need be."""
     starts = []
     for _ in range(STARTS_MAX):
         node = run()
@@ -96,12 +98,41 @@ def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
             break
         assert node.stop() == 0
     assert starts[-1] < START_S_MAX, f"seconds from start to ready, less the waits for a processor: {starts}"
+    return node
+
+
+def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
+    node = started_in_time(run)
     process = psutil.Process(node.process.pid)
     assert process.memory_info().rss < RSS_BYTES_MAX
     publish(node.mqtt_port, TOPIC, MESSAGES)
     node.text("metrics")
     node.text("")
     assert process.memory_info().rss < RSS_BYTES_MAX
+    assert node.stop() == 0
+
+
+@pytest.mark.slow
+def test_so_it_does_with_every_listener_and_a_source(config: Path, run: Callable[[], Node], tmp_path: Path) -> None:
+    broker = run()
+    other = tmp_path / "other"
+    other.mkdir()
+    server = Authority(other).sign("localhost")
+    tls = f"tls: {{certificate: {server.certificate}, key: {server.key}}}"
+    plain = ", ".join(f'{name}: {{bind: "127.0.0.1:0"}}' for name in ("mqtt", "ws", "amqp", "http"))
+    encrypted = ", ".join(f'{name}: {{bind: "127.0.0.1:0", {tls}}}' for name in ("mqtts", "wss", "amqps", "https"))
+    source = f'sources: {{site: {{mqtt: {{url: "mqtt://127.0.0.1:{broker.mqtt_port}", topics: "plant/#"}}}}}}\n'
+    more = CONFIG.replace("press-shop-7", "press-shop-8").replace("data_dir: data", "data_dir: other/data") + source
+    config.write_text(re.sub("listeners: .*", f"listeners: {{{plain}, {encrypted}}}", more))
+    node = started_in_time(run)
+    wait_until(lambda: node.json("status")["sources"]["site"]["state"] == "connected")
+    publish(broker.mqtt_port, TOPIC, MESSAGES)
+    try:
+        wait_until(lambda: node.json("status")["streams"]["telemetry"]["durable_end"] == len(MESSAGES))
+    except AssertionError:
+        print(node.json("status"))
+        raise
+    assert psutil.Process(node.process.pid).memory_info().rss < RSS_BYTES_MAX
     assert node.stop() == 0
 
 

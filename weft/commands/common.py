@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,27 @@ TOKEN_BYTES_MAX = 4096
 _BUCKET_ADVICE = "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment"
 
 Config = TypeVar("Config", bound=msgspec.Struct)
+
+
+class LaterGroup(click.Group):
+    """A group that knows the modules of some commands by name: a node runs for years without them.
+
+    The command in such a module is called ``command``.
+    """
+
+    modules: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted([*super().list_commands(ctx), *self.modules])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; import it if that has not been done."""
+        if cmd_name not in self.modules:
+            return super().get_command(ctx, cmd_name)
+        command = importlib.import_module(self.modules[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
 
 
 class ExistingPath(click.Path):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands import edge_import, edge_query, edge_rename, edge_status, edge_tail
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
+    LaterGroup,
     cannot_be_done,
     check_functions,
     config_argument,
@@ -21,7 +21,6 @@ from weft.commands.common import (
     located_edge,
     log_level_option,
 )
-from weft.commands.functions import function_test, replay
 from weft.commands.node_log import NodeLog, target_argument
 from weft.config.errors import Finding, format_path
 from weft.edge_node.check import notes
@@ -39,7 +38,19 @@ if TYPE_CHECKING:
 _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 
 
-@click.group("edge")
+class _EdgeCommands(LaterGroup):
+    modules = {
+        "import": "weft.commands.edge_import",
+        "query": "weft.commands.edge_query",
+        "rename": "weft.commands.edge_rename",
+        "replay": "weft.commands.functions.replay",
+        "status": "weft.commands.edge_status",
+        "tail": "weft.commands.edge_tail",
+        "test-function": "weft.commands.functions.function_test",
+    }
+
+
+@click.group("edge", cls=_EdgeCommands)
 def command() -> None:
     """Run and inspect an edge node, which takes messages from devices, keeps them on disk and sends them to hubs."""
 
@@ -201,12 +212,3 @@ def reload(target: str, *, as_json: bool) -> None:
     click.echo(f"configuration {reply.version} ({reply.digest}): {', '.join(reply.applied) or 'nothing has changed'}")
     if reply.restart:
         click.echo(f"need a restart: {', '.join(reply.restart)}")
-
-
-command.add_command(edge_import.command)
-command.add_command(edge_rename.command)
-command.add_command(replay.command)
-command.add_command(edge_status.command)
-command.add_command(edge_tail.command)
-command.add_command(edge_query.command)
-command.add_command(function_test.command)

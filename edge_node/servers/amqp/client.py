@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from weft.bounds import Bound, Owner
 from weft.edge_node.access.identity import Identity
@@ -12,14 +12,17 @@ from weft.edge_node.ingest.back_pressure import Publisher
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.inbox import Inbox
-from weft.edge_node.servers.amqp.names import Names
 from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.amqp.target import Targets
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError
-from weft.protocols.amqp.methods import Method
+
+if TYPE_CHECKING:
+    # A node knows all of this module from its start on; what only connections need is loaded for the first of them.
+    from weft.edge_node.servers.amqp.inbox import Inbox
+    from weft.edge_node.servers.amqp.names import Names
+    from weft.edge_node.servers.amqp.target import Targets
+    from weft.protocols.amqp.methods import Method
 
 
 class Client(Publisher, Protocol):

@@ -1,5 +1,5 @@
-"""AMQP 0-9-1 as a part of the node. Imported where the configuration has a listener for it, and only there: its tables
-take a while to load."""
+"""AMQP 0-9-1 as a part of the node. Imported where the configuration has a listener for it, and only there. The first
+client loads the protocol and its tables: a megabyte that an idle node does without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.counters import AmqpCounters
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp.client import Shared
-from weft.edge_node.servers.amqp.connection import AmqpConnection
 from weft.edge_node.servers.amqp.settings import AmqpSettings
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.listeners.door import Arrival, Door
@@ -33,6 +32,8 @@ class Amqp:
 
     def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
         """Return the side of a connection that knows the protocol."""
+        from weft.edge_node.servers.amqp.connection import AmqpConnection
+
         return AmqpConnection(self._shared, door, arrival)
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.posts import Posts
 from weft.edge_node.servers.http.writes.storing import Storing, Target
 from weft.edge_node.servers.listeners.door import Arrival, Door
-from weft.edge_node.streams import HTTP_STREAM
 from weft.protocols.lane import Lane
 from weft.storage.segment_log import SegmentLog
 
@@ -52,8 +51,6 @@ class Streams(NamedTuple):
 class HttpService:
     """The HTTP side of a node. Belongs to the event loop's thread."""
 
-    name = "HTTP"
-
     def __init__(  # noqa: PLR0917
         self,
         config: EdgeConfig,
@@ -62,15 +59,13 @@ class HttpService:
         settings: HttpSettings,
         counters: HttpCounters,
         refusals: Refusals,
+        keys: IdempotencyKeys,
         wall_clock: Callable[[], int],
     ) -> None:
-        """Recover what is remembered of idempotency keys. Blocks: before clients connect.
+        """Join it to the node.
 
         Args:
             wall_clock: nanoseconds since 1970.
-
-        Raises:
-            OSError, LogError: the log cannot be read.
         """
         self.broker = broker
         self.settings = settings
@@ -86,7 +81,6 @@ class HttpService:
         self._log = log
         self._open: set[Connection] = set()
         self.streams = self._streams_of(config)
-        keys = IdempotencyKeys(log, log.stream(HTTP_STREAM), settings, counters, wall_clock)
         storing = Storing(log, broker.ingest, keys, wall_clock)
         self._posts = Posts(storing, settings, counters, wall_clock)
         self._influx = Influx(storing, settings, counters)
@@ -101,14 +95,9 @@ class HttpService:
             browsers = self._browsers[door.name] = Browsers(browser_settings(self._config, door.name))
         return HttpConnection(self, door, arrival, browsers)
 
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Callable[[], None]:
-        """Take messages for the streams of ``now``. Return what goes back."""
-        self.streams = self._streams_of(now)
-
-        def undo() -> None:
-            self.streams = self._streams_of(before)
-
-        return undo
+    def use(self, config: EdgeConfig) -> None:
+        """Take messages for the streams of a changed configuration."""
+        self.streams = self._streams_of(config)
 
     def permissions_changed(self) -> None:
         """Ask again what those who read may read: users or access rules were read again."""

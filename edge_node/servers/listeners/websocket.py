@@ -10,7 +10,7 @@ from weft.edge_node.servers.listeners.admission import Admission, NetworkConnect
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 
 if TYPE_CHECKING:
-    from weft.edge_node.servers.listeners.websocket_connection import WebSocketTransport
+    from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
 
 Connect = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
 """Function that creates the MQTT connection of an open WebSocket."""
@@ -21,17 +21,19 @@ class WebSockets:
 
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
         """Serve ``settings.path`` and nothing else."""
-        # Here, so that a node without such a listener does not load the library.
-        from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
-
-        self._make = WebSocketTransport
-        self._shared = WebSocketShared(settings, connect, admission, self._opened, self._ended)
+        self._parts = (settings, connect, admission, self._opened, self._ended)
+        self._shared: WebSocketShared | None = None
         self._open: set[WebSocketTransport] = set()
         self._all_left: asyncio.Future[None] | None = None
 
     def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
         """Speak HTTP with a new connection."""
-        return self._make(self._shared, connection)
+        # Here, so that a node does not load the library before it has such a client.
+        from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
+
+        if self._shared is None:
+            self._shared = WebSocketShared(*self._parts)
+        return WebSocketTransport(self._shared, connection)
 
     async def close(self) -> None:
         """End all connections; clients have ``CLOSE_TIMEOUT_S`` to answer a closing frame."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode
+from weft.edge_node.servers.http.node_part import Http
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -118,18 +119,18 @@ async def test_a_client_that_waits_for_100_gets_it_or_the_refusal(http: HttpNode
 
 async def test_slow_and_idle_clients_are_closed(http: HttpNode) -> None:
     node = http.node
-    service = next(part for part in node._more_parts if part.name == "HTTP")
-    object.__setattr__(service.settings, "head_s", 0.1)  # type: ignore[attr-defined]
-    object.__setattr__(service.settings, "body_s", 0.1)  # type: ignore[attr-defined]
-    object.__setattr__(service.settings, "idle_s", 0.1)  # type: ignore[attr-defined]
+    service = next(part for part in node._more_parts if isinstance(part, Http)).service
+    object.__setattr__(service.settings, "head_s", 0.1)
+    object.__setattr__(service.settings, "body_s", 0.1)
+    object.__setattr__(service.settings, "idle_s", 0.1)
 
     async def rest_of(data: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
         writer.write(data)
         await asyncio.sleep(0.02)  # the node has read it
         now = asyncio.get_running_loop().time() + 1
-        for connection in list(service._open):  # type: ignore[attr-defined]
-            connection.due(now)
+        for connection in list(service._open):
+            connection.due(now)  # type: ignore[attr-defined]
         with contextlib.suppress(ConnectionResetError):
             return await asyncio.wait_for(reader.read(), PATIENCE_S)
         return b""

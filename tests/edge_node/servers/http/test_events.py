@@ -16,6 +16,7 @@ import websockets
 
 from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
+from weft.edge_node.servers.http.node_part import Http
 from weft.edge_node.servers.http.out import feed, topic_feed
 
 __all__ = ["guarded"]
@@ -161,7 +162,7 @@ async def deaf(http: HttpNode, path: str) -> socket.socket:
 
 
 def feeds(http: HttpNode) -> list[Any]:
-    service = next(part for part in http.node._more_parts if part.name == "HTTP")
+    service = next(part for part in http.node._more_parts if isinstance(part, Http)).service
     return [connection._taker for connection in service._open if connection._taker]  # type: ignore[attr-defined]
 
 
