@@ -74,6 +74,10 @@ class Remembered:
         self.others = {seq: priority for seq, priority in self.others.items() if seq < end}
         self.attempts = {seq: count for seq, count in self.attempts.items() if seq < end}
         self.marked, self.suspect = min(self.marked, end), min(self.suspect, end)
+        if self.definition.since > end:
+            # The declaration stands first in its commit, and so outlived messages that came before it. Their numbers go
+            # to messages that are the queue's.
+            self.definition = msgspec.structs.replace(self.definition, since=end)
 
     def settle(self) -> None:
         """Take out what left."""
