@@ -132,6 +132,8 @@ class DeadLetters:
                     logger.warning("dead letters wait: %s", error)
                     self._waiting = [*step, *self._waiting]
                     await asyncio.sleep(RETRY_S)
+                except Exception:  # a mistake of ours: it must not hold up the other dead letters
+                    logger.exception("%d dead letters could not be sent on, and wait for the next start", len(step))
                 await asyncio.sleep(0)
         finally:
             self._task = None

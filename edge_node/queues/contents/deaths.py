@@ -22,6 +22,8 @@ EXPIRATION: Final = "amqp.expiration"
 DEATHS_MAX: Final = 32
 """Most queues that are named; of a message that went through more, those that it left longest ago are forgotten."""
 _ARRAY: Final = "A"
+_TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
+_NUMBER_MAX: Final = (1 << 63) - 1
 _SECOND_NS = 1_000_000_000
 
 
@@ -40,15 +42,32 @@ def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
         if name == DEATHS and isinstance(value, str):
             try:
                 found = json.loads(value)
-            except ValueError:
+            except (ValueError, RecursionError):  # a publisher may write any text
                 return []
             if isinstance(found, list) and all(_is_entry(each) for each in found):
-                return found
+                return [_known(each) for each in found[:DEATHS_MAX]]
     return []
 
 
 def _is_entry(each: object) -> bool:
     return isinstance(each, dict) and all(isinstance(each.get(name), str) for name in ("queue", "reason"))
+
+
+def _known(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what the node writes into entries itself. Whatever else a publisher put there, nested without end or with
+    numbers that cannot be written as text, would be its own to answer for and everybody's dead letters to wait for."""
+    count, time, keys = entry.get("count"), entry.get("time"), entry.get("routing-keys")
+    known = {name: entry[name] for name in _TEXTS if isinstance(entry.get(name), str)}
+    known["count"] = count if _is_number(count) else 0
+    if isinstance(time, dict) and _is_number(seconds := time.get("$timestamp")):
+        known["time"] = {"$timestamp": seconds}
+    if isinstance(keys, list) and all(isinstance(each, str) for each in keys):
+        known["routing-keys"] = keys
+    return known
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _NUMBER_MAX
 
 
 def goes_in_circles(headers: HeaderPairs, queue: str) -> bool:
@@ -107,7 +126,7 @@ def _counted(  # noqa: PLR0917
         "exchange": came_by[0],
         "routing-keys": [came_by[1]],
     }  # fmt: skip
-    entry["count"] = entry["count"] + 1 if isinstance(entry.get("count"), int) else 1
+    entry["count"] += 1
     if death is Death.EXPIRED and isinstance(expiration, str):
         entry["original-expiration"] = expiration
     return [entry, *(each for each in entries if each not in same)][:DEATHS_MAX]

@@ -217,3 +217,19 @@ async def test_unacknowledged_deliveries_have_a_share() -> None:
     taker.settle(count=1)
     await room.settle_down()
     assert taker.payloads == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    ["[" * 100_000, json.dumps([{"queue": "q", "reason": "expired", "count": int("9" * 4300)}])],
+    ids=["deep", "long"],
+)
+async def test_what_a_publisher_says_of_deaths_holds_up_no_dead_letters(entries: str) -> None:
+    room = Room()
+    declare(room, x_message_ttl=0, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
+    declare(room, "dead")
+    room.publish(b"1")
+    room.publish(b"2", headers=(("x-death", entries),))
+    room.publish(b"3")
+    await room.settle_down()
+    assert await room.drain("dead") == [b"1", b"2", b"3"]
