@@ -39,6 +39,8 @@ class Model:
         """Last message that was delivered for the first time since the last start."""
         self.returned: set[int] = set()
         """Went back since then, so it may come again at any time."""
+        self.unsure: set[int] = set()
+        """Acknowledged, and a power cut has perhaps taken that back."""
 
 
 class QueuesMachine(RuleBasedStateMachine):
@@ -81,6 +83,8 @@ class QueuesMachine(RuleBasedStateMachine):
                 model.newest = number
             model.delivered.add(number)
             model.returned.discard(number)
+            model.acknowledged.discard(number)
+            model.unsure.discard(number)
         self.room.given.clear()
 
     @rule(key=st.sampled_from(sorted(KEYS)), count=st.integers(1, 5), mqtt=st.booleans())
@@ -103,19 +107,19 @@ class QueuesMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(QUEUES), outcome=st.sampled_from(Outcome), count=st.integers(1, 4), last=st.booleans())
     def settle(self, name: str, outcome: Outcome, count: int, last: bool) -> None:
-        taken = [taker for taker in self.takers[name] if taker.unsettled]
-        if not taken:
-            return
-        taker, model = taken[0], self.models[name]
-        if last:
-            taker.unsettled.reverse()
-        numbers = {int(taker.seen[delivery.seq]) for delivery in taker.unsettled[:count]}
-        if outcome in {Outcome.ACCEPT, Outcome.REJECT}:
-            model.acknowledged |= numbers
-        else:
-            model.returned |= numbers
-
         async def settle() -> None:
+            self.look()  # the loop has done something before this
+            taken = [taker for taker in self.takers[name] if taker.unsettled]
+            if not taken:
+                return
+            taker, model = taken[0], self.models[name]
+            if last:
+                taker.unsettled.reverse()
+            numbers = {int(taker.seen[delivery.seq]) for delivery in taker.unsettled[:count]}
+            if outcome in {Outcome.ACCEPT, Outcome.REJECT}:
+                model.acknowledged |= numbers
+            else:
+                model.returned |= numbers
             taker.settle(outcome, count)
 
         self.run(settle())
@@ -123,10 +127,11 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(QUEUES))
     def cancel(self, name: str) -> None:
         if self.takers[name]:
-            taker = self.takers[name].pop()
-            self.models[name].returned |= {int(taker.seen[each.seq]) for each in taker.unsettled}
 
             async def cancel() -> None:
+                self.look()  # as above
+                taker = self.takers[name].pop()
+                self.models[name].returned |= {int(taker.seen[each.seq]) for each in taker.unsettled}
                 self.room.queues.cancel(taker.consumption)
                 self.room.queues.settle(taker.unsettled, Outcome.REQUEUE)
 
@@ -147,7 +152,7 @@ class QueuesMachine(RuleBasedStateMachine):
 
         self.run(settle_down())
         for model in self.models.values():
-            model.settled |= model.acknowledged
+            model.settled |= model.acknowledged - model.unsure
 
     @rule()
     def copy(self) -> None:
@@ -156,6 +161,12 @@ class QueuesMachine(RuleBasedStateMachine):
             self.room.queues._writer.copy()
 
         self.run(copy())
+
+    def cut(self) -> None:
+        """Note what a power cut means."""
+        self.started()
+        for model in self.models.values():
+            model.unsure |= model.acknowledged - model.settled
 
     def started(self) -> None:
         """Note what a new start of the node means."""
@@ -169,7 +180,7 @@ class QueuesMachine(RuleBasedStateMachine):
         async def cut() -> None:
             self.room.power_cut(seed)
 
-        self.started()
+        self.cut()
         self.run(cut())
 
     @rule(call=st.sampled_from(["write_at", "sync"]), seed=st.integers(0, 1 << 32))
@@ -194,7 +205,7 @@ class QueuesMachine(RuleBasedStateMachine):
             self.room.start()
 
         self.look()
-        self.started()
+        self.cut()
         self.run(cut())
 
     @rule()
@@ -210,7 +221,7 @@ class QueuesMachine(RuleBasedStateMachine):
         self.run(restart())
         self.started()
         for model in self.models.values():
-            model.settled |= model.acknowledged
+            model.settled |= model.acknowledged - model.unsure
 
     def teardown(self) -> None:
         if not hasattr(self, "room"):
