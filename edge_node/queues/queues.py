@@ -24,6 +24,7 @@ from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.declarations import Declarations
 from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.getter import Getter, Got
 from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
 from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
@@ -40,16 +41,14 @@ from weft.protocols.batch import HeaderPairs
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogError, SegmentLog
 
-Got = Callable[[tuple[Delivery, QueueMessage, int] | None], None]
-"""Answer to ``Queues.get``: delivery, message, and how many are left; None from an empty queue."""
-
 logger = logging.getLogger(__name__)
 
 
 class Queues(Declarations):
     """All exchanges and queues. Event loop's thread only.
 
-    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
+    Changes are applied when a call returns. To answer when they are durable, call ``flush``, and then have
+    ``Turn.answer`` send the answer.
     """
 
     def __init__(  # noqa: PLR0917
@@ -183,12 +182,16 @@ class Queues(Declarations):
         return consumption
 
     def cancel(self, consumption: Consumption) -> None:
-        """Deliver nothing more to a consumer. What it was sent may still be settled."""
+        """Deliver nothing more to a consumer, or to one who waits for an answer to ``get`` and then has none. What it
+        was sent may still be settled."""
         queue = consumption.queue
         if not consumption.active:
             return
         consumption.end()
         if queue.deleted:
+            return
+        if consumption in queue.getters:
+            queue.getters.remove(consumption)
             return
         queue.consumptions.remove(consumption)
         if queue.consumptions:
@@ -199,8 +202,11 @@ class Queues(Declarations):
         else:
             self._unused.used(queue)
 
-    def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> None:
+    def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> Consumption:
         """Give a client one message of a queue, now or when it was read from the log.
+
+        Returns:
+            What the client waits by: active until it has its answer. ``cancel`` ends it.
 
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED. ``then`` is not called.
@@ -209,7 +215,7 @@ class Queues(Declarations):
         queue = self._registry.queue(client, name)
         self._unused.used(queue)
         consumption = Consumption(
-            queue, client, _Got(queue, then), (), self._deliveries.soon, needs_acks=needs_acks, exclusive=False,
+            queue, client, Getter(queue, then), (), self._deliveries.soon, needs_acks=needs_acks, exclusive=False,
             priority=0,
         )  # fmt: skip
         client.consumptions[consumption] = None
@@ -217,6 +223,7 @@ class Queues(Declarations):
         if queue.withheld:
             self._deliveries.reconsider(queue)
         self._deliveries.deliver(queue)
+        return consumption
 
     def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
         """Settle deliveries. Those that are not known any more are passed over: their queue was deleted, or their
@@ -232,9 +239,6 @@ class Queues(Declarations):
         for queue in list(client.exclusive):
             self._registry.remove_queue(queue)
         for consumption in list(client.consumptions):
-            if consumption in consumption.queue.getters:
-                consumption.queue.getters.remove(consumption)
-                consumption.active = False
             unsettled = sorted(consumption.unsettled, key=lambda each: each.seq)
             self.cancel(consumption)
             self.settle(unsettled, Outcome.REQUEUE)
@@ -376,24 +380,6 @@ class Queues(Declarations):
         self._log.release(self.stream, self._holders.unneeded(end))
         if state.read:
             self._writer.started(end)
-
-
-class _Got:
-    """One who gets a message."""
-
-    __slots__ = ("_queue", "_then")
-
-    def __init__(self, queue: Queue, then: Got) -> None:
-        self._queue = queue
-        self._then = then
-
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
-        """Give it on, with how many are left."""
-        self._then((*batch[0], self._queue.count) if batch else None)
-
-    def cancelled(self, _error: QueueError) -> None:
-        """Say that there is none: the queue is gone."""
-        self._then(None)
 
 
 QUEUES_SHOWN = 10

@@ -158,12 +158,18 @@ class Channel:
 
     def _on_close(self, _method: Method) -> None:
         """Answer when what was published before is durable, as for connection.close."""
+        ingest = self._shared.broker.ingest
+        ingest.turn.store()
+        if not self.is_open:
+            return  # there was no room for it, and the connection is closed with that exception
         self.end()
-        broker = self._shared.broker
-        broker.ingest.turn.store()
-        broker.ingest.on_durable(lambda _: self._closed())
+        ingest.on_durable(self._closed)
 
-    def _closed(self) -> None:
+    def _closed(self, error: BaseException | None) -> None:
+        if error is not None:
+            reason = f"what was published could not be stored: {error}"
+            self._client.fail(AmqpError(ReplyCode.INTERNAL_ERROR, reason))
+            return
         self.answer(commands.Channel.CloseOk())
         self._client.end_channel(self.number)
 
@@ -210,6 +216,7 @@ class Channel:
         topology = Topology(self._shared, self._client, self._last_queue)
         answer = topology.handle(method)
         self._last_queue = topology.last_queue
+        self._shared.queues.flush()  # in front of the answer: at the end of the turn it would be in a later commit
         if not getattr(method, "nowait", False):
             self._shared.broker.ingest.turn.answer(self._late, write_method(answer, self.number))
 

@@ -203,6 +203,11 @@ class AmqpConnection(Reads):
         except LogError as error:
             code = ReplyCode.RESOURCE_ERROR if isinstance(error, LogFull) else ReplyCode.INTERNAL_ERROR
             self.fail(AmqpError(code, str(error)))
+        except Exception:
+            # A mistake of ours. Where the client waited for its turn, the caller serves others, too, and would leave
+            # this connection open, and never read again.
+            log.exception("what AMQP client %s sent could not be handled", self._client())
+            self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
         self._turn.gathered()
         self._broker.fan_out.flush()
         self._output.uncork()
@@ -327,12 +332,18 @@ class AmqpConnection(Reads):
         """Answer connection.close when what was published before it is durable: who publishes without confirms knows
         then that it is."""
         self._turn.store()
+        if self._closing:
+            return  # there was no room for it: an exception is on its way to the client
         self._closing = True
         self._leave_channels()
-        self._broker.ingest.on_durable(lambda _: self._closed())
+        self._broker.ingest.on_durable(self._closed)
 
-    def _closed(self) -> None:
-        if self._transport is not None:
+    def _closed(self, error: BaseException | None) -> None:
+        if self._transport is None:
+            return
+        if error is not None:
+            self._say_goodbye(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was published could not be stored: {error}"))
+        else:
             self.answer(commands.Connection.CloseOk())
             self._end("connection.close", logging.DEBUG)
 

@@ -10,6 +10,7 @@ from typing import Any
 from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.queue import Consumption
 from weft.edge_node.servers.amqp.client import Client, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
@@ -28,6 +29,7 @@ class Consuming:
         "_client",
         "_consumers",
         "_flow",
+        "_getting",
         "_last_queue",
         "_last_tag",
         "_number",
@@ -58,6 +60,8 @@ class Consuming:
         self._last_queue = ""
         self.reply_queue = ""
         """Queue for answers, while one of the consumers is for direct reply-to."""
+        self._getting: list[Consumption] = []
+        """Messages that basic.get asked for, and that are still to come."""
         if not client.is_writable:
             self._socket.hold()
 
@@ -98,6 +102,9 @@ class Consuming:
         consumers, self._consumers = self._consumers, {}
         for reader in consumers.values():
             self._cancel(reader)
+        getting, self._getting = self._getting, []
+        for each in getting:  # or a message would come on a channel that is closed, and wait there
+            self._shared.queues.cancel(each)
         unsettled, self.unsettled = self.unsettled, {}
         if unsettled:
             self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
@@ -187,16 +194,20 @@ class Consuming:
             self._client.answer(commands.Basic.CancelOk(method.consumer_tag), self._number)
 
     def _on_get(self, method: commands.Basic.Get) -> None:
-        self._shared.queues.get(
+        waiting = self._shared.queues.get(
             self._client.queue_client, self._queue(method.queue), partial(self._got, method),
             needs_acks=not method.no_ack,
         )  # fmt: skip
+        if waiting.active:
+            self._getting.append(waiting)
 
     def _got(
         self,
         method: commands.Basic.Get,
         found: tuple[Delivery, QueueMessage, int] | None,
     ) -> None:
+        if self._getting:
+            self._getting = [each for each in self._getting if each.active]
         if found is None:
             self._client.answer(commands.Basic.GetEmpty(), self._number)
             return
