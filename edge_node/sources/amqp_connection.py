@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import struct
 from collections import deque
 from typing import TYPE_CHECKING
@@ -17,10 +18,12 @@ from weft.edge_node.sources.topics import Topics
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractConnection
     from aiormq.abc import AbstractChannel as Underlay
-    from aiormq.abc import DeliveredMessage
     from pamqp.common import FieldTable
 
     from weft.config.sources import AmqpSource
+    from weft.edge_node.sources.amqp_frames import Deliveries, Delivery
+
+log = logging.getLogger(__name__)
 
 WAITING_INTERVAL_S = 10.0
 """Interval at which the broker is asked how many messages wait."""
@@ -44,11 +47,13 @@ class AmqpConnection(SourceConnection):
         memory: Memory,
         settings: AmqpSource,
         connection: AbstractConnection,
+        deliveries: Deliveries,
     ) -> None:
         super().__init__(node, status, topics, memory)
         self._settings = settings
         self._connection = connection
-        self._ahead: deque[DeliveredMessage] = deque()
+        self._deliveries = deliveries
+        self._ahead: deque[Delivery] = deque()
         """Messages that came while nothing is to be taken."""
         self._acknowledged_to = self._sent_to = 0
         """Delivery tags up to which messages are durable, and acknowledged."""
@@ -72,13 +77,12 @@ class AmqpConnection(SourceConnection):
             channel = await self._connection.channel(publisher_confirms=False)
             await channel.set_qos(prefetch_count=settings.prefetch)
             await self._declare(channel)
-            # Of the channel below: the message class of aio-pika raises on properties that it cannot convert, and such
-            # a message would wait without an answer.
             self._underlay = underlay = await channel.get_underlay_channel()
+            self._deliveries.take = self._delivered
             underlay.on_consumer_cancel_callbacks.add(self._cancelled)
             underlay.closing.add_done_callback(self._closed)
             self.join()
-            answer = await underlay.basic_consume(settings.queue, self._delivered)
+            answer = await underlay.basic_consume(settings.queue, _not_called)
             self._consumer_tag = answer.consumer_tag
         except (AMQPError, RuntimeError) as error:
             raise SourceDown(told(error, settings.queue)) from None
@@ -100,30 +104,35 @@ class AmqpConnection(SourceConnection):
 
     # --- messages
 
-    async def _delivered(self, message: DeliveredMessage) -> None:
+    def _delivered(self, delivery: Delivery) -> None:
         if self.ended.done():
             return
         if self.is_held or self._ahead:
-            self._ahead.append(message)
+            self._ahead.append(delivery)
         else:
-            self._take(message)
+            self._try(delivery)
 
-    def _take(self, message: DeliveredMessage) -> None:
-        tag, why = message.delivery_tag, ""
-        if tag is None:
-            return
-        if len(message.body) > self._settings.message_bytes_max:
-            size = len(message.body)
-            why = self._refused("size", f"it has {size} bytes, `message` allows {self._settings.message_bytes_max}")
+    def _try(self, delivery: Delivery) -> None:
+        """Take a message. A fault ends the connection: a message without an answer would hold its place for good."""
+        try:
+            self._take(delivery)
+        except Exception as error:
+            log.exception("source %s failed", self.status.name)
+            self.end(f"internal fault: {error!r}")
+
+    def _take(self, delivery: Delivery) -> None:
+        settings, why = self._settings, ""
+        if delivery.size > settings.message_bytes_max:
+            why = self._refused("size", f"it has {delivery.size} bytes, `message` allows {settings.message_bytes_max}")
         else:
             try:
-                topic, flags, headers = convert(message, self._settings.queue, self.node.wall_clock())
+                topic, flags, headers = convert(delivery, settings.queue, self.node.wall_clock())
             except ValueError as error:
                 why = self._refused("properties", str(error))
             else:
-                why = self.take(topic, bytes(message.body), _TAG.pack(tag), flags, headers) or ""
+                why = self.take(topic, delivery.body, _TAG.pack(delivery.tag), flags, headers) or ""
         if why:
-            self._rejected.append(tag)
+            self._rejected.append(delivery.tag)
             self._wake.set()
         self.node.ingest.turn.gathered()
 
@@ -133,7 +142,9 @@ class AmqpConnection(SourceConnection):
     def go_on(self) -> None:
         """Take what has come meanwhile, some of it in each turn."""
         for _ in range(min(AT_A_TIME, len(self._ahead))):
-            self._take(self._ahead.popleft())
+            if not self._ahead:
+                return  # it has ended
+            self._try(self._ahead.popleft())
         if self._ahead:
             self.hold(Pause.TURN)
             self.node.rounds.wait(self.owner, lambda: self.release(Pause.TURN))
@@ -215,6 +226,10 @@ class AmqpConnection(SourceConnection):
     def _closed(self, closing: asyncio.Future[object]) -> None:
         error = None if closing.cancelled() else closing.exception()
         self.end(told(error, self._settings.queue))
+
+
+async def _not_called(_: object) -> None:
+    """Stand for the consumer's callback: deliveries do not reach the library."""
 
 
 def told(error: BaseException | None, queue: str) -> str:

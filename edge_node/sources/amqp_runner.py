@@ -13,6 +13,7 @@ from yarl import URL
 
 from weft.config.sources import AmqpSource
 from weft.edge_node.sources.amqp_connection import AmqpConnection, told
+from weft.edge_node.sources.amqp_frames import Deliveries
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, NodeParts, SourceConnection, SourceDown
 from weft.edge_node.sources.credentials import Target, client_context, read_password, target_of
 from weft.edge_node.sources.runner import Runner
@@ -44,6 +45,8 @@ class AmqpRunner(Runner):
         password = await asyncio.to_thread(read_password, settings)
         tls = await asyncio.to_thread(client_context, settings) if target.is_tls else None
         opened = Connection(self._url(target, password), ssl_context=tls)
+        deliveries = Deliveries(settings.message_bytes_max, is_tls=target.is_tls)
+        opened.kwargs["transport_factory"] = deliveries  # aio-pika passes it on to aiormq, and takes none by itself
         try:
             await opened.connect(timeout=CONNECT_TIMEOUT_S)
         except AMQPError as error:
@@ -51,7 +54,7 @@ class AmqpRunner(Runner):
             if isinstance(cause, OSError) and not isinstance(cause, AMQPError):
                 raise cause from None
             raise SourceDown(told(error, settings.queue)) from None
-        connection = AmqpConnection(self.node, self.status, self.topics, self.memory, settings, opened)
+        connection = AmqpConnection(self.node, self.status, self.topics, self.memory, settings, opened, deliveries)
         try:
             await connection.consume()
         except BaseException as error:

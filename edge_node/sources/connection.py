@@ -20,7 +20,9 @@ from weft.edge_node.sources.recent import Recent
 from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.sources.topics import Topics
 from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs
+from weft.protocols.columns import header_bytes
 from weft.protocols.topics import InvalidTopic
+from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,10 @@ SETTLE_TIMEOUT_S = 2.0
 HEADERS_MAX = HEADER_PAIRS_MAX - 2
 """Most headers of one message: with the node's own a record has no room for more."""
 _TEXT_SHOWN_MAX = 128
+_RECORD_ROOM_BYTES = RECORD_BYTES_MAX - (16 << 10)
+"""Bytes for key, payload and headers of a record: the rest is for its form, and for headers of the node's own. A
+message with more would be refused by the log each time that it comes."""
+_LONG_BYTES = _RECORD_ROOM_BYTES >> 1
 
 
 class SourceDown(Exception):
@@ -102,6 +108,10 @@ class SourceConnection:
                 ingest.unrouted.count([key])
                 return self._refused("unrouted", f"no stream matches topic {shown!r} (`unrouted: refuse`)")
             return self._refused("topic", f"topic {shown!r} is not taken: it begins with $SYS/ or has too many levels")
+        if len(key) + len(payload) > _LONG_BYTES or headers:
+            size = len(key) + len(payload) + sum(len(name) + header_bytes(value) for name, value in headers)
+            if size > _RECORD_ROOM_BYTES:
+                return self._refused("size", f"it has {size} bytes; a record has at most {_RECORD_ROOM_BYTES}")
         status = self.status
         if answer and self.memory.recent.is_again(key, payload):
             flags |= Flag.DUPLICATE_SUSPECTED

@@ -79,11 +79,20 @@ def mosquitto(folder: Path, more: str = "allow_anonymous true\n") -> Iterator[Mo
 class RabbitMq:
     """One broker, with an Erlang port mapper of its own, so that nothing of it is left."""
 
-    def __init__(self, more: str = "") -> None:
+    def __init__(self, more: str = "", plugins: str = "", tls_port: int | None = None) -> None:
+        """Start a broker.
+
+        Args:
+            more: lines of its configuration.
+            plugins: names of those that it runs, separated by commas.
+            tls_port: listens there with TLS as well; ``more`` names the certificates.
+        """
         # Erlang's names of nodes and Unix sockets do not take the long paths of pytest.
         self.folder = Path(tempfile.mkdtemp(prefix="weft-rabbit-"))
         self.port, mapper, distribution = free_port(), free_port(), free_port()
-        (self.folder / "plugins").write_text("[].\n")
+        (self.folder / "plugins").write_text(f"[{plugins}].\n")
+        if tls_port is not None:
+            more = f"listeners.ssl.1 = 127.0.0.1:{tls_port}\n{more}"
         (self.folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n{more}")
         self.environment = {
             **os.environ, "HOME": str(self.folder), "RABBITMQ_NODENAME": f"weft{self.port}@localhost",

@@ -17,7 +17,7 @@ def broker(tmp_path: Path) -> Iterator[Mosquitto]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rabbit() -> Iterator[RabbitMq]:
     if not os.path.exists(RABBITMQ):
         pytest.skip("RabbitMQ is not installed: apt install rabbitmq-server")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -12,10 +13,12 @@ from uuid import uuid4
 import aio_pika
 import pytest
 
-from tests.edge_node.sources.nodes import FULL, NODE, assert_whole, running
+from tests.edge_node.servers.listeners.certificates import Authority
+from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, assert_whole, running
 from tests.edge_node.sources.test_mqtt_source import noise, numbered
-from tests.support.brokers import RabbitMq, proxy
+from tests.support.brokers import RABBITMQ, RabbitMq, proxy
 from tests.support.waiting import until
+from weft.demo.fabric import free_port
 from weft.edge_node.sources.status import SourceState
 from weft.protocols.batch import Flag
 
@@ -191,3 +194,79 @@ async def test_redelivered_messages_are_flagged(tmp_path: Path, rabbit: RabbitMq
         (record,) = await node.stored()
         assert record.flags == Flag.DUPLICATE_SUSPECTED
         assert node.source().duplicates == 1
+
+
+async def test_tls_client_certificate_and_external(tmp_path: Path) -> None:
+    if not os.path.exists(RABBITMQ):
+        pytest.skip("RabbitMQ is not installed: apt install rabbitmq-server")
+    authority = Authority(tmp_path)
+    server, client = authority.sign("server"), authority.sign("weft-node")
+    more = (
+        f"ssl_options.cacertfile = {authority.path}\nssl_options.certfile = {server.certificate}\n"
+        f"ssl_options.keyfile = {server.key}\nssl_options.verify = verify_peer\n"
+        "ssl_options.fail_if_no_peer_cert = true\nauth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\n"
+        "ssl_cert_login_from = common_name\ndefault_user = weft-node\ndefault_pass = secret\n"
+    )
+    port = free_port()
+    rabbit = await asyncio.to_thread(RabbitMq, more, "rabbitmq_auth_mechanism_ssl", port)
+    declared = "      declare: durable\n"
+    ca = f"      tls:\n        ca_file: {authority.path}\n"
+    certificate = f"        certificate: {client.certificate}\n        key: {client.key}\n"
+    (tmp_path / "password").write_text("secret\n")
+    (tmp_path / "password").chmod(0o600)
+    password = "      username: weft-node\n      password_file: password\n"
+    try:
+        for terms in (ca + certificate, password + ca + certificate):
+            async with running(tmp_path, secure(port, declared + terms), EVERYTHING) as node:
+                await until(connected(node))
+        async with running(tmp_path, secure(port, declared + password + ca), EVERYTHING) as node:
+            await until(lambda: "certificate" in node.source().last_error)
+        unknown = ca.replace(authority.path, Authority(tmp_path, "stranger").path)
+        async with running(tmp_path, secure(port, declared + unknown + certificate), EVERYTHING) as node:
+            await until(lambda: "not trusted" in node.source().last_error)
+    finally:
+        await asyncio.to_thread(rabbit.close)
+
+
+def connected(node: SourceNode) -> Callable[[], bool]:
+    return lambda: node.source().state is SourceState.CONNECTED
+
+
+def secure(port: int, more: str) -> str:
+    return amqp_source(port, "secure", more).replace("amqp://", "amqps://")
+
+
+async def test_sources_change_while_the_node_runs(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    base, other = EVERYTHING.format(name="data"), f"{queue}-other"
+    async with running(tmp_path, "", EVERYTHING) as node:
+        await publish(rabbit.port, queue, [b"1"])
+        await publish(rabbit.port, other, [b"2"])
+        node.apply(base + amqp_source(rabbit.port, queue))
+        await until(lambda: node.durable() == 1)
+        node.apply(base + amqp_source(rabbit.port, other))
+        await until(lambda: node.durable() == 2)
+        await publish(rabbit.port, queue, [b"3"])
+        assert await left(rabbit.port, queue) == 1, "nobody consumes it any more"
+        await until(lambda: node.source().acknowledged == 1)
+        node.apply(base)
+        assert node.node.status.facts()["sources"] == {}
+        async with channel(rabbit.port) as found:
+            declared = await found.declare_queue(other, passive=True)
+            async with asyncio.timeout(10):
+                while declared.declaration_result.consumer_count:
+                    await asyncio.sleep(0.02)
+                    declared = await found.declare_queue(other, passive=True)
+        assert await left(rabbit.port, other) == 0
+        assert not any(record.flags for record in await node.stored())
+
+
+async def test_two_nodes_consume_one_queue(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+    source, two = amqp_source(rabbit.port, queue), EVERYTHING.replace("node: a", "node: b")
+    async with running(tmp_path, source, EVERYTHING) as one, running(tmp_path, source, two, "other") as other:
+        await until(lambda: one.source().connections and other.source().connections)
+        await publish(rabbit.port, queue, numbered(400))
+        await until(lambda: one.durable() + other.durable() == 400)
+        halves = [[record.payload for record in await node.stored()] for node in (one, other)]
+    assert all(halves)
+    assert sorted(halves[0] + halves[1]) == sorted(numbered(400))
+    assert await left(rabbit.port, queue) == 0
