@@ -1,4 +1,4 @@
-"""Messages that a broker takes from every client, and that no record can hold: they do not stop the queue they are in."""
+"""Messages that brokers take from every client, and that no record can hold: they do not stop their queue."""
 
 from __future__ import annotations
 

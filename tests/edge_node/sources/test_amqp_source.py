@@ -106,7 +106,7 @@ async def test_connections_that_are_cut_lose_nothing(tmp_path: Path, rabbit: Rab
                 await asyncio.sleep(0.05)
             await sending
             assert_whole(await node.whole(len(messages), 60), messages)
-            assert between.accepted == 5
+            await until(lambda: between.accepted == 5)
             await until(lambda: not node.source().unacknowledged)
     assert await left(rabbit.port, queue) == 0
 

@@ -93,16 +93,19 @@ async def test_what_came_while_the_node_was_away_comes_when_it_is_back(tmp_path:
 
 async def test_connections_that_are_cut_lose_nothing(tmp_path: Path, broker: Mosquitto) -> None:
     messages = numbered(800)
-    async with proxy(broker.port) as between, running(tmp_path, mqtt_source(between.port, "      qos: 2\n")) as node:
+    async with (
+        proxy(broker.port) as between,
+        running(tmp_path, mqtt_source(between.port, "      qos: 2\n", keep_alive="30s")) as node,
+    ):
         await until(lambda: node.source().connections)
         sending = asyncio.create_task(publish(broker.port, messages, qos=2))
-        for _ in range(3):
+        for cuts in range(3):
+            await until(lambda cuts=cuts: node.source().connections == cuts + 1)  # type: ignore[misc]
             await node.takes(20, sending)
             between.cut()
-            await asyncio.sleep(0.02)
         await sending
         assert_whole(await node.whole(len(messages)), messages)
-        assert between.accepted == 4
+        await until(lambda: between.accepted == 4)
 
 
 @needs_mosquitto
