@@ -7,6 +7,7 @@ lone CRs and LFs, signs and lists in lengths, and bytes after a request that end
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -22,6 +23,7 @@ FIELDS_MAX = 128
 PIECE_BYTES = 16 << 10
 """Bytes that are parsed before what they brought is handled."""
 QUERY_FIELDS_MAX = 32
+_ABSOLUTE = re.compile(rb"https?://([^/?#@]+)", re.IGNORECASE)
 _ONCE = frozenset({
     b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"idempotency-key",
     b"last-event-id", b"origin", b"transfer-encoding", b"weft-key", b"weft-time", b"weft-time-field",
@@ -75,6 +77,11 @@ class Request:
             return value.decode()
         except UnicodeDecodeError:
             raise Problem(400, f"the field {name.decode()} is not UTF-8; send it as UTF-8") from None
+
+    @property
+    def has_body(self) -> bool:
+        """Return whether the head announces a body, of whatever length."""
+        return b"content-length" in self.headers or b"transfer-encoding" in self.headers
 
     @property
     def path(self) -> bytes:
@@ -223,6 +230,8 @@ class RequestParser:
                 raise Problem(400, "a request of HTTP/1.1 needs the field Host; send it", closes=True)
             if self._head_bytes and _length(request) > HEAD_BYTES_MAX:
                 raise _long_head()
+            if not request.target.startswith(b"/"):
+                _without_authority(request)
             if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
                 what = quoted(headers[b"transfer-encoding"].decode("latin-1"))
                 raise Problem(501, f"transfer coding {what} is not known; send `chunked`, or a length", closes=True)
@@ -278,10 +287,18 @@ def _check_repeated(fields: list[tuple[bytes, bytes]]) -> None:
         names.add(name)
 
 
+def _without_authority(request: Request) -> None:
+    """Take a URL with scheme and host, as for a proxy, for its path. Its host counts (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(request.target)
+    if found is not None:
+        request.headers[b"host"] = found[1]
+        rest = request.target[found.end() :]
+        request.target = rest if rest.startswith(b"/") else b"/" + rest
+
+
 def _check_upgrade(request: Request) -> None:
     is_websocket = request.headers.get(b"upgrade", b"").lower() == b"websocket"
-    has_body = b"content-length" in request.headers or b"transfer-encoding" in request.headers
-    if request.method != "GET" or not is_websocket or has_body:
+    if request.method != "GET" or not is_websocket or request.has_body:
         raise Problem(400, "this listener changes to WebSocket only, by GET; send the request without Upgrade",
                       closes=True)  # fmt: skip
     request.upgrades = True

@@ -195,6 +195,10 @@ class HttpService:
     def _takes(self, request: Request, method: str) -> None:
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
             raise Problem(405, f"only {method} is possible here; send that", fields=(("Allow", method),))
+        if method == "POST" and not request.has_body:
+            # Not an empty message: what an old client sends without a length would be lost, and answered.
+            raise Problem(411, "the request has no length; send Content-Length, or `Transfer-Encoding: chunked`",
+                          closes=True)  # fmt: skip
 
     def _target(self, name: str) -> Target:
         target = self.streams.takes.get(name)

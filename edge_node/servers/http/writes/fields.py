@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -40,6 +41,8 @@ _STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _BYTES = re.compile(r":([A-Za-z0-9+/=]*):")
 _PLACE = re.compile(r"\{([^{}/]*)\}")
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
+_FRACTION = re.compile(r"(?<=:[0-9]{2})\.([0-9]{1,30})")
 _NS_MAX = (1 << 63) - 1
 
 
@@ -130,30 +133,32 @@ def nanoseconds(value: Any, precision: str) -> int:
     Raises:
         Problem: it is no time.
     """
-    number = value
+    unit = 1_000_000_000 // PER_SECOND[precision]
     if isinstance(value, str):
-        try:
-            number = float(value) if "." in value else int(value)
-        except ValueError:
-            number = _rfc3339(value)
-    if isinstance(number, bool) or not isinstance(number, int | float | datetime):
-        raise _no_time(value)
-    if isinstance(number, datetime):
-        found = int(number.timestamp()) * 1_000_000_000 + number.microsecond * 1_000
+        number = _NUMBER.fullmatch(value)
+        found = _rfc3339(value) if number is None else int(Decimal(value) * unit)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found = value * unit
+    elif isinstance(value, float) and abs(value) < 1e18:
+        found = round(value * unit)
     else:
-        unit = 1_000_000_000 // PER_SECOND[precision]
-        found = number * unit if isinstance(number, int) else round(number * unit) if abs(number) < 1e18 else -1
+        raise _no_time(value)
     if not 0 <= found <= _NS_MAX:
         raise _no_time(value)
     return found
 
 
-def _rfc3339(text: str) -> datetime:
+def _rfc3339(text: str) -> int:
+    """Return nanoseconds since 1970. Dates of Python have microseconds: the fraction is read apart."""
+    fraction = _FRACTION.search(text)
+    whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
     try:
-        found = msgspec.convert(text, datetime)
+        found = msgspec.convert(whole, datetime)
     except msgspec.ValidationError:
         raise _no_time(text) from None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return int(found.timestamp()) * 1_000_000_000 + (int(fraction[1][:9].ljust(9, "0")) if fraction else 0)
 
 
 def _no_time(value: object) -> Problem:

@@ -161,3 +161,59 @@ async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(
     status, _, _ = await http.post("/v1/streams/telemetry/plant/a", b"1")
     assert status == 200
     assert http.node.http_counters.http_throttled == 2
+
+
+async def test_a_request_without_a_length_is_refused_and_nothing_is_lost_unsaid(http: HttpNode) -> None:
+    head = b"POST /v1/streams/telemetry/plant/a HTTP/1."
+    for data in (
+        head + b"0\r\n\r\nabc",
+        head + b"1\r\nHost: localhost\r\n\r\n",
+        b"POST /write?db=plant HTTP/1.0\r\n\r\nm v=1",
+    ):
+        answer = await http.raw(data)
+        assert answer.startswith(b"HTTP/1.1 411"), answer
+        assert b"Connection: close" in answer
+    assert http.stored() == []
+    assert b" 200 " in await http.raw(head + b"0\r\nContent-Length: 3\r\n\r\nabc")
+    assert b" 200 " in await http.raw(post(b""), is_kept=True)
+    assert [record.payload for record in http.stored()] == [b"abc", b""]
+
+
+async def test_a_url_with_scheme_and_host_is_taken(http: HttpNode) -> None:
+    head = (
+        b"POST http://localhost:8080/v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: other\r\nContent-Length: 1\r\n\r\n1"
+    )
+    assert b" 200 " in await http.raw(head, is_kept=True)
+    stranger = head.replace(b"//localhost:8080", b"//stranger.example").replace(b"Host: other", b"Host: localhost")
+    assert b" 421 " in await http.raw(stranger, is_kept=True), "the host of the URL counts"
+    assert [(record.key, record.payload) for record in http.stored()] == [(b"plant/a", b"1")]
+
+
+async def test_fields_behind_a_body_do_not_count(http: HttpNode) -> None:
+    chunks = b"Transfer-Encoding: chunked\r\nTrailer: Weft-Header-Unit\r\n\r\n1\r\na\r\n0\r\n"
+    assert b" 200 " in await http.raw(HEAD + chunks + b"Weft-Header-Unit: C\r\nHost: other\r\n\r\n", is_kept=True)
+    (record,) = http.stored()
+    assert (record.payload, record.headers) == (b"a", ())
+
+
+METHODS = [
+    (b"GET", b"/v1/streams/telemetry", b"405", b"Allow: POST"),
+    (b"DELETE", b"/v1/streams/telemetry/plant/a", b"405", b"Allow: POST"),
+    (b"HEAD", b"/v1/topics/plant/a", b"405", b"Allow: POST"),
+    (b"PATCH", b"/v1/topics", b"405", b"Allow: GET"),
+    (b"GET", b"/api/v2/write?bucket=b", b"405", b"Allow: POST"),
+    (b"GET", b"/v1/streams/none/events", b"404", b""),
+    (b"GET", b"/v2/streams/telemetry", b"404", b""),
+    (b"TRACE", b"/", b"404", b""),
+    (b"OPTIONS", b"/v1/streams/telemetry", b"204", b"Allow: GET, HEAD, POST, OPTIONS"),
+    (b"OPTIONS", b"*", b"204", b"Allow: GET, HEAD, POST, OPTIONS"),
+]
+
+
+async def test_methods_that_a_path_does_not_have_are_refused_with_those_that_it_has(http: HttpNode) -> None:
+    for method, target, status, field in METHODS:
+        answer = await http.raw(method + b" " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", is_kept=True)
+        assert answer.startswith(b"HTTP/1.1 " + status), (method, target, answer)
+        assert field in answer
+        if method == b"HEAD":
+            assert answer.endswith(b"\r\n\r\n")

@@ -98,6 +98,23 @@ async def test_keys_and_times_come_from_fields_of_the_messages(http: HttpNode) -
     ]
 
 
+@pytest.mark.parametrize(
+    ("time", "precision", "nanoseconds"),
+    [
+        ("2026-01-31T12:00:00.123456789Z", "s", 1_769_860_800_123_456_789),
+        ("2026-01-31T13:00:00.999999999+01:00", "s", 1_769_860_800_999_999_999),
+        ("2026-01-31T12:00:00", "s", 1_769_860_800_000_000_000),
+        ("1769860800.123456789", "s", 1_769_860_800_123_456_789),
+        ("1769860800123", "ms", 1_769_860_800_123_000_000),
+    ],
+)
+async def test_times_keep_their_nanoseconds(http: HttpNode, time: str, precision: str, nanoseconds: int) -> None:
+    fields = {"Weft_Time": time, "Weft_Time_Precision": precision}
+    assert (await http.post("/v1/streams/telemetry/plant/a", b"1", **fields))[0] == 200
+    (record,) = http.stored()
+    assert dict(record.headers)[SENT] == nanoseconds
+
+
 NO_SENSE: list[tuple[dict[str, str], bytes]] = [
     ({"Weft_Key": "plant/{line}"}, b'{"n": 1}'),
     ({"Weft_Key": "plant/{line}"}, b'{"line": "a/+"}'),
