@@ -38,6 +38,10 @@ class Target:
     """Memory that each byte of an input may cost while it is decoded."""
     weight: Callable[[bytes], int] = len
     """Function that returns the bytes by which an input is measured: of a compressed one, those that it stands for."""
+    longest: int = INPUT_BYTES_MAX
+    """Length to which inputs are repeated."""
+    is_slow: bool = False
+    """True if its whole corpus takes seconds."""
 
 
 def corpus(name: str) -> list[bytes]:
@@ -90,4 +94,4 @@ def tracing() -> Iterator[None]:
 def multiplied(target: Target, data: bytes) -> bytes:
     """An input repeated until it has the longest length: what costs the square of it shows."""
     head, body = data[: target.head], data[target.head :]
-    return (head + body * (INPUT_BYTES_MAX // max(1, len(body)) + 1))[:INPUT_BYTES_MAX]
+    return (head + body * (target.longest // max(1, len(body)) + 1))[: max(target.longest, len(data))]

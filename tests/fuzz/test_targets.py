@@ -20,6 +20,13 @@ from tests.fuzz.targets import TARGETS
 DAMAGED = 400
 """Damaged inputs of a target."""
 named = pytest.mark.parametrize(("name", "target"), TARGETS.items(), ids=TARGETS)
+thorough = pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, id=name, marks=[pytest.mark.slow] * target.is_slow)
+        for name, target in TARGETS.items()
+    ],
+)
 
 
 @named
@@ -28,7 +35,7 @@ def test_the_corpus_has_the_seeds(name: str, target: Target) -> None:
     assert {seed for seed in target.seeds() if len(seed) <= 1 << 14} <= set(corpus(name))
 
 
-@named
+@thorough
 def test_the_corpus_and_its_damaged_kin(name: str, target: Target) -> None:
     kept = corpus(name)
     for data in {*kept, *target.seeds()}:
@@ -43,7 +50,7 @@ def test_the_corpus_and_its_damaged_kin(name: str, target: Target) -> None:
             raise AssertionError(f"input {data.hex()}") from error
 
 
-@named
+@thorough
 def test_memory_is_bounded_by_the_size(name: str, target: Target) -> None:
     with tracing():
         for data in {*corpus(name), *target.seeds()}:

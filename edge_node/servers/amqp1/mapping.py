@@ -53,12 +53,12 @@ def to_headers(message: Message, now_ns: int, known: Container[str]) -> HeaderPa
             f"{PAIRS_MAX} of both"
         )
     pairs: list[tuple[str, HeaderValue]] = [
-        (stored_name(name), header_value(value)) for name, value in message.application.items()
+        (stored_name(str(name)), header_value(value)) for name, value in message.application.items()
     ]
     if message.properties is not NO_PROPERTIES:
         _add_properties(pairs, message.properties, known)
     if message.priority is not None:
-        pairs.append((names.PRIORITY, message.priority))
+        pairs.append((names.PRIORITY, header_value(message.priority)))
     expires = _expires(message, now_ns)
     if expires is not None:
         pairs.append((names.EXPIRES, expires))
@@ -84,7 +84,7 @@ def _add_properties(pairs: list[tuple[str, HeaderValue]], found: Properties, kno
     if found.creation_time is not None:
         pairs.append((names.SENT, _nanoseconds(found.creation_time)))
     if found.to is not None and found.to not in known:
-        pairs.append((TO, found.to))
+        pairs.append((TO, str(found.to)))
 
 
 def header_value(value: Any) -> HeaderValue:
@@ -109,7 +109,7 @@ def _nanoseconds(milliseconds: int) -> int:
 def _expires(message: Message, now_ns: int) -> int | None:
     times = []
     if message.ttl_ms is not None:
-        times.append(now_ns + max(message.ttl_ms * _MS_NS, 1))
+        times.append(min(now_ns + max(message.ttl_ms * _MS_NS, 1), _INT64_MAX))
     if message.properties.absolute_expiry_time is not None:
         times.append(max(_nanoseconds(message.properties.absolute_expiry_time), 1))
     return min(times, default=None)

@@ -8,6 +8,7 @@ import msgspec
 import zstandard
 
 from weft.edge_node.servers.http.problem import Problem, quoted
+from weft.edge_node.servers.http.writes.fields import NO_JSON
 
 _GZIP = 16 + zlib.MAX_WBITS
 _WINDOW_BYTES_MAX = 8 << 20
@@ -96,7 +97,7 @@ def elements(body: bytes, records_max: int) -> list[bytes]:
         raise _too_many(records_max)
     try:
         found = _ELEMENTS.decode(body)
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise Problem(400, f"the body is no JSON array: {error}; correct it") from None
     if len(found) > records_max:
         raise _too_many(records_max)
@@ -116,7 +117,7 @@ def lines(body: bytes, records_max: int) -> list[bytes]:
             continue
         try:
             _VALUE.decode(value)
-        except msgspec.MsgspecError as error:
+        except NO_JSON as error:
             if number > 2 * records_max:
                 raise _too_many(records_max) from None
             raise Problem(400, f"line {number} is no JSON: {error}; nothing was stored, correct it") from None

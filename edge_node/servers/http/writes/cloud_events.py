@@ -12,7 +12,7 @@ import msgspec
 
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request
-from weft.edge_node.servers.http.writes.fields import HEADERS_MAX, fill, nanoseconds
+from weft.edge_node.servers.http.writes.fields import HEADERS_MAX, NO_JSON, fill, nanoseconds
 from weft.edge_node.servers.http.writes.storing import NewRecord
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import CONTENT_TYPE, SENT
@@ -60,7 +60,7 @@ def structured(key: str, event: bytes) -> NewRecord:
         attributes = {
             name: msgspec.json.decode(value) for name, value in fields.items() if name not in ("data", "data_base64")
         }
-    except msgspec.MsgspecError as error:
+    except NO_JSON as error:
         raise Problem(400, f"the event is no JSON object: {error}; correct it") from None
     for name, value in attributes.items():
         if value is not None and not isinstance(value, str | bool) and not (type(value) is int and value in _INT32):
@@ -69,7 +69,7 @@ def structured(key: str, event: bytes) -> NewRecord:
     if "data_base64" in fields:
         try:
             payload = base64.b64decode(msgspec.json.decode(fields["data_base64"], type=str), validate=True)
-        except (msgspec.MsgspecError, binascii.Error):
+        except (*NO_JSON, binascii.Error):
             raise Problem(400, "the event's data_base64 is no base64; correct it") from None
         if "data" in fields:
             raise Problem(400, "the event has both data and data_base64; send one of them")
@@ -82,7 +82,10 @@ def _data(data: bytes, content_type: str) -> bytes:
     """Return data as it would stand in a body: of text that is not JSON, the text itself (JSON format, 3.1.1)."""
     kind = content_type.partition(";")[0].strip().lower()
     if data[:1] == b'"' and kind and not (kind.endswith(("/json", "+json"))):
-        return msgspec.json.decode(data, type=str).encode()
+        try:
+            return msgspec.json.decode(data, type=str).encode()
+        except NO_JSON as error:
+            raise Problem(400, f"the event's data is no text in JSON: {error}; correct it") from None
     return data
 
 

@@ -32,6 +32,10 @@ from weft.protocols.message_headers import (
 OWN = b"weft-header-"
 HEADERS_MAX = 64
 """Most headers of a message by HTTP, CloudEvents' attributes included."""
+PLACES_MAX = 32
+"""Most fields of a message that key and time may need: they are looked for in each message."""
+REMEMBERED_MAX = 512
+"""Longest key, with places or without, that is remembered."""
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _TEXTS = {b"weft-correlation-id": CORRELATION_ID, b"weft-message-id": MESSAGE_ID, b"weft-reply-to": REPLY_TO,
           b"weft-subject": SUBJECT}  # fmt: skip
@@ -40,10 +44,13 @@ _DECIMAL = re.compile(r"-?[0-9]{1,15}\.[0-9]{1,15}")
 _STRING = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _BYTES = re.compile(r":([A-Za-z0-9+/=]*):")
+_NO_NAME = re.compile(r'[\x00-\x1f"\\]')
 _PLACE = re.compile(r"\{([^{}/]*)\}")
 _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
 _FRACTION = re.compile(r"(?<=:[0-9]{2})\.([0-9]{1,30})")
 _NS_MAX = (1 << 63) - 1
+NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of the decoder for bytes that are no JSON, or are nested too deeply."""
 
 
 # --- headers
@@ -171,13 +178,18 @@ def _no_time(value: object) -> Problem:
 # --- fields of messages
 
 
-@functools.lru_cache(maxsize=1024)
 def placed(key: str, time_field: str, precision: str) -> Placed:
-    """Return what finds keys and times; requests that ask alike share it.
+    """Return what finds keys and times; requests that ask alike share it, unless that is long.
 
     Raises:
         Problem: as ``Placed``.
     """
+    is_short = len(key) + len(time_field) <= REMEMBERED_MAX
+    return (_placed if is_short else Placed)(key, time_field, precision)
+
+
+@functools.lru_cache(maxsize=1024)
+def _placed(key: str, time_field: str, precision: str) -> Placed:
     return Placed(key, time_field, precision)
 
 
@@ -198,7 +210,12 @@ class Placed:
         self._time_field = time_field
         self._precision = precision
         self._key = key.encode()
-        wanted = (*dict.fromkeys(self._names), *((time_field,) if time_field else ()))
+        wanted = tuple(dict.fromkeys([*self._names, *([time_field] if time_field else [])]))
+        if len(wanted) > PLACES_MAX:
+            raise Problem(400, f"key and time need {len(wanted)} fields of a message; name up to {PLACES_MAX}")
+        for name in wanted:
+            if _NO_NAME.search(name):
+                raise Problem(400, f"the field {quoted(name)} cannot be looked for; rename it in the messages")
         self._decode = _decoder(wanted) if wanted else None
 
     @property
@@ -216,7 +233,7 @@ class Placed:
             return self._key, None
         try:
             fields = self._decode(payload)
-        except msgspec.MsgspecError as error:
+        except NO_JSON as error:
             raise Problem(400, f"a message is no JSON object with the fields that key and time need: {error}") from None
         key = self._key
         if self._names:

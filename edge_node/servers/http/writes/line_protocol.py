@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 LINE_BYTES_MAX = 64 << 10
+NUMBER_BYTES_MAX = 400
+"""Longest number. Longer ones are not looked at: the pattern of floats tries each place in a run of digits."""
 PAIRS_MAX = 1024
 """Most tags, and most fields, of a point."""
 _INTEGER = re.compile(rb"-?[0-9]{1,19}")
@@ -27,10 +29,13 @@ _BOOLEANS = {
 }  # fmt: skip
 _ESCAPE = re.compile(rb"\\([,= ])")
 _ESCAPE_IN_STRING = re.compile(rb'\\(["\\])')
-# What ends a name or value: a comma, an equals sign or a space, unless a backslash is before it.
-_TOKEN = re.compile(rb"((?:[^\\,= ]|\\.|\\$)*)([,= ]|$)", re.DOTALL)
-_MEASUREMENT = re.compile(rb"((?:[^\\, ]|\\.|\\$)*)([, ]|$)", re.DOTALL)
-_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+# What ends a name or value: a comma, an equals sign or a space, unless a backslash is before it. Nothing here goes back
+# once it has taken something (`*+`): that would keep a place to go back to for each byte of a line.
+_TOKEN = re.compile(rb"((?:[^\\,= ]++|\\.|\\$)*+)([,= ]|$)", re.DOTALL)
+_MEASUREMENT = re.compile(rb"((?:[^\\, ]++|\\.|\\$)*+)([, ]|$)", re.DOTALL)
+_STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+# Everything up to a line break outside of a string.
+_LINE = re.compile(rb'(?:[^"\\\n]++|\\[^\n]|\\(?=\n|\Z)|"(?:[^"\\]++|\\.|\\\Z)*+(?:"|\Z))*+', re.DOTALL)
 _NUMBER = re.compile(rb"[^, ]*")
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
@@ -59,25 +64,29 @@ def lines_of(body: bytes) -> Iterator[bytes]:
             if (found := line.strip(b" \r\t\0")) and not found.startswith(b"#"):
                 yield found
         return
-    begin = at = 0
-    while at < len(body):
-        end = body.find(b"\n", at)
-        end = len(body) if end < 0 else end
-        if _is_within_string(body[begin:end]) and end < len(body) and end - begin <= LINE_BYTES_MAX:
-            at = end + 1
-            continue
+    begin, size = 0, len(body)
+    while begin < size:
+        end = _end_of_line(body, begin)
         if (found := body[begin:end].strip(b" \r\t\0")) and not found.startswith(b"#"):
             yield found
-        begin = at = end + 1
-    if begin < len(body) < at:
-        yield body[begin:]
+        begin = end + 1
 
 
-def _is_within_string(line: bytes) -> bool:
-    """Return whether a line ends within a string of its fields."""
-    if b'"' not in line or line.lstrip().startswith(b"#"):
-        return False
-    return len(re.sub(rb"\\.", b"", line, flags=re.DOTALL).split(b'"')) % 2 == 0
+def _end_of_line(body: bytes, begin: int) -> int:
+    """Return where the line ends that begins there: at a line break outside of a string, or at the first one after it
+    has become longer than a line may be. Looks at each byte once."""
+    first = body.find(b"\n", begin)
+    first = len(body) if first < 0 else first
+    if body.find(b'"', begin, first) < 0 or body[begin:first].lstrip().startswith(b"#"):
+        return first
+    until = min(begin + LINE_BYTES_MAX + 1, len(body))
+    match = _LINE.match(body, begin, until)
+    assert match is not None
+    end = match.end()
+    if end < until or until == len(body):
+        return end
+    end = body.find(b"\n", end)
+    return len(body) if end < 0 else end
 
 
 def parse_line(line: bytes) -> Point:
@@ -178,7 +187,7 @@ def _value(line: bytes, at: int) -> tuple[bytes, int]:
         return b"%d" % int(value[:-1]), end
     if kind == b"u" and _UNSIGNED.fullmatch(value[:-1]) and int(value[:-1]) in _UINT64:
         return b"%d" % int(value[:-1]), end
-    if _FLOAT.fullmatch(value) and len(value) <= 400 and math.isfinite(float(value)):
+    if len(value) <= NUMBER_BYTES_MAX and _FLOAT.fullmatch(value) and math.isfinite(float(value)):
         if _JSON_NUMBER.fullmatch(value) is None:
             return repr(float(value)).encode(), end
         return (value if _POINT.search(value) else value + b".0"), end  # `98` is a float, as `98.5` is
