@@ -86,6 +86,35 @@ def test_an_unknown_command(machine: Path) -> None:
     assert done.stderr.endswith("run: unknown command fly\n")
 
 
+NOTES_CALLS = f"""\
+#!/bin/sh
+case "$1" in -c) exec {sys.executable} "$@" ;; *) echo "$*" >>"$HOME/calls" ;; esac
+"""
+"""Stands for the Python of ``.venv``: computes, but installs and tests nothing."""
+
+
+def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> None:
+    """Once; and elsewhere a line says why its tests are skipped."""
+
+    def calls() -> list[str]:
+        found = (machine / "calls").read_text().splitlines()
+        (machine / "calls").unlink()
+        return [line.split()[1] for line in found if "amqp1" in line or "pytest" in line]
+
+    (machine / ".venv/bin").mkdir(parents=True)
+    for program, text in ((machine / ".venv/bin/python", NOTES_CALLS), (machine / "bin/compiler", "#!/bin/sh\n")):
+        program.write_text(text)
+        program.chmod(0o755)
+    done = run(machine, "test", CC="no-compiler")
+    assert (done.returncode, done.stderr, calls()) == (0, "", ["pytest"])
+    assert "AMQP 1.0 is not tested here" in done.stdout
+    assert "apt install gcc python3-dev" in done.stdout
+    assert run(machine, "test", CC="compiler -O2").returncode == 0
+    assert calls() == ["pip", "pytest"]
+    assert run(machine, "test", CC="compiler").returncode == 0
+    assert calls() == ["pytest"]
+
+
 RECORDS = """\
 #!/bin/sh
 { echo "./run $*"; for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done

@@ -53,6 +53,7 @@ class Denied(Exception):
     def __init__(self, outcome: int, condition: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
+        """Outcome of SASL. After ``OK`` it is AMQP that says why, as SASL has no words."""
         self.condition = condition
 
 
@@ -87,16 +88,13 @@ class Opening:
         if len(data) < HEADER_BYTES:
             return
         header = bytes(data[:HEADER_BYTES])
-        if header == SASL and is_installed():
+        if header == SASL:
             del data[:HEADER_BYTES]
             self._has_sasl = True
             self._client.write(SASL + frames.mechanisms(self._mechanisms()))
             self.step(data)
         elif header == AMQP:
             self._begin(Credentials())
-        elif header == SASL:
-            self._client.write(AMQP)  # what a server answers that does not do SASL (section 5.3.2)
-            self._client.close(MISSING, drains=True)
         else:
             raise Corrupt(f"expected a protocol header of AMQP 1.0, got {header!r}")
 
@@ -154,7 +152,7 @@ class Opening:
         except AccessDenied as error:
             raise Denied(_DENIALS[error.denial], "amqp:unauthorized-access", str(error)) from None
         if not is_installed():
-            raise Denied(LATER, "amqp:not-implemented", MISSING)
+            raise Denied(OK, "amqp:not-implemented", MISSING)
         if not await self._client.arrival.room():
             reason = "as many clients as limits.connections allows are connected"
             raise Denied(LATER, "amqp:resource-limit-exceeded", reason)
@@ -168,6 +166,7 @@ class Opening:
         self._parts.broker.counters.protocol_errors += 1
         if self._has_sasl:
             self._client.write(frames.outcome(denied.outcome))
-            self._client.close(str(denied), drains=True)
-        else:
+        if not self._has_sasl or denied.outcome == OK:
             self._client.refuse(denied.condition, str(denied))
+        else:
+            self._client.close(str(denied), drains=True)

@@ -94,17 +94,22 @@ async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> 
         raw.writer.close()
 
 
-async def test_where_the_engine_is_missing_the_log_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("mechanism", ["ANONYMOUS", "PLAIN"])
+async def test_where_the_engine_is_missing_client_and_log_are_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mechanism: str
 ) -> None:
     monkeypatch.setattr(opening, "is_installed", lambda: False)
     async with amqp(tmp_path) as node:
-        for header in (SASL, AMQP):
-            raw = await Raw.open(node.port)
-            raw.writer.write(header)
-            assert (await raw.all()).startswith(AMQP)
-            assert "weft-fabric[amqp1]" in caplog.text
-            caplog.clear()
+        with pytest.raises(ConnectionException, match=r"not-implemented.*weft-fabric\[amqp1\]"):
+            await node.client(mechanisms=mechanism, user="ada", password="secret", allow_insecure_mechs=True)
+        assert "weft-fabric[amqp1]" in caplog.text
+        caplog.clear()
+        raw = await Raw.open(node.port)
+        raw.writer.write(AMQP)
+        answer = await raw.all()
+        assert answer.startswith(AMQP)
+        assert b"weft-fabric[amqp1]" in answer
+        assert "weft-fabric[amqp1]" in caplog.text
 
 
 async def test_a_certificate_is_offered_as_external(tmp_path: Path) -> None:
