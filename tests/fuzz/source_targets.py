@@ -7,13 +7,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from aiormq.abc import DeliveredMessage
-from pamqp import commands
-from pamqp.header import ContentHeader
-
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.sources.amqp_frames import Delivery, FrameReader
 from weft.edge_node.sources.amqp_message import convert
 from weft.edge_node.sources.connection import Memory, NodeParts, SourceDown
 from weft.edge_node.sources.mqtt_connection import MqttConnection, MqttTerms
@@ -35,6 +32,8 @@ from weft.protocols.mqtt.packets import (
 )
 from weft.protocols.mqtt.properties import Properties
 
+BODY_BYTES_MAX = 64 << 10
+TOPICS = Topics()
 ROUTE = Route(Destination((1,), False, False), live=False, marked=False)
 
 
@@ -173,51 +172,69 @@ def _mqtt_seeds() -> list[bytes]:
     ]
 
 
+async def _deliveries(data: bytes) -> None:
+    """The rest of a connection, and what is left of it for the client library."""
+    taken: list[tuple[bytes, bytes, HeaderPairs]] = []
+
+    def take(delivery: Delivery) -> None:
+        assert delivery.size >= 0
+        assert len(delivery.body) <= len(data)
+        with suppress(ValueError):  # refused, and rejected
+            found = convert(delivery, "queue", NOW)
+            taken.append((TOPICS.key(found.topic), delivery.body, found.headers))
+
+    stream = asyncio.StreamReader()
+    stream.feed_data(data)
+    stream.feed_eof()
+    frames, left = FrameReader(stream, BODY_BYTES_MAX, take), 0
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            left += len(await frames.readexactly(1))
+    assert left <= len(data)
+    check_storable(taken)
+
+
 def _amqp(data: bytes) -> None:
-    """The header of a message: whatever the library takes becomes a record, or is refused in one way."""
-    name = data[:8].decode("latin-1")
-    header = ContentHeader()
-    try:
-        header.unmarshal(data[8:])
-        delivery = commands.Basic.Deliver("tag", 7, bool(data[0] & 1), name[:4], name[4:])
-    except Exception:
-        return
-    message = DeliveredMessage(delivery, header, b"payload", None)
-    try:
-        found = convert(message, "queue", NOW)
-    except ValueError:
-        return
-    with suppress(ValueError):  # what a topic may be, `take` asks
-        Topics().key(found.topic)
-        check_storable([(found.topic, message.body, found.headers)])
+    _loop().run_until_complete(_deliveries(data))
 
 
 def _amqp_seeds() -> list[bytes]:
-    def header(body: bytes) -> bytes:
-        return b"am.qkey." + b"\0\x3c\0\0" + (7).to_bytes(8, "big") + body
+    def delivery(properties: bytes, body: bytes = b"payload", size: int | None = None) -> bytes:
+        deliver = b"\0\x3c\0\x3c\1t" + bytes(7) + b"\1\0\2ex\3a.b"
+        head = b"\0\x3c\0\0" + (len(body) if size is None else size).to_bytes(8, "big") + properties
+        return b"".join([frame(1, 1, deliver), frame(2, 1, head), frame(3, 1, body) if body else b""])
 
     def table(body: bytes) -> bytes:
-        return header(b"\x20\0" + len(body).to_bytes(4, "big") + body)
+        return b"\x20\0" + len(body).to_bytes(4, "big") + body
 
     texts = b"\x04text\x04gzip"
+    everything = texts + b"\0\0\0\0\2\4\1c\1r\x0260\1m" + bytes(4) + b"\x65S\xf1\0\1t\1u\1a\1z"
     return [
-        header(b"\0\0"),
-        header(b"\xd8\x00" + texts + b"\x02\x05\1a\1b"),
-        header(b"\xff\xfc" + texts + b"\0\0\0\0\2\4\1c\1r\x0260\1m" + bytes(4) + b"\x65S\xf1\0\1t\1u\1a\1z"),
-        table(b"\1aI\0\0\0\5\1bS\0\0\0\1x\1ct\1\1dd\x7f\xf8\0\0\0\0\0\0\1fT" + bytes(8) + b"\1gV"),
-        table(b"\1aD\2\0\0\0\7\1bF\0\0\0\5\1xs\0\5\1cA\0\0\0\3t\0V\1ex\0\0\0\2\xff\xfe"),
-        table(b"\1al\xff\xff\xff\xff\xff\xff\xff\xff\1bL\x80" + bytes(7) + b"\1ci\xff\xff\xff\xff\1du\xff\xff\1eB\xff"),
-        table(b"\1aT\xff\xff\xff\xff\xff\xff\xff\xff"),
-        table(b"\1aS\0\0\0\2\xff\xfe"),
-        header(b"\0\x40" + b"\xff" * 8),
-        header(b"\1\0\3abc"),
-        table(b"\1aV" * 300),
-        table(b"\1aF\0\0\0\x40" * 50),
-        header(b"\0\1\0\1\0\0"),
-    ]  # fmt: skip
+        delivery(b"\0\0") * 3 + frame(8, 0, b"") + frame(1, 0, b"\0\x0a\0\x32\0\0\0\0\0\0\0"),
+        delivery(b"\xff\xfc" + everything),
+        delivery(b"\xd8\x00" + texts + b"\x02\x05\1a\1b", b""),
+        delivery(table(b"\1aI\0\0\0\5\1bS\0\0\0\1x\1ct\1\1dd\x7f\xf8\0\0\0\0\0\0\1fT" + bytes(8) + b"\1gV")),
+        delivery(table(b"\1aD\2\0\0\0\7\1bF\0\0\0\5\1xs\0\5\1cA\0\0\0\3t\0V\1ex\0\0\0\2\xff\xfe")),
+        delivery(table(b"\1al\xff\xff\xff\xff\xff\xff\xff\xff\1bL\x80" + bytes(7) + b"\1ci\xff\xff\xff\xff\1eB\xff")),
+        delivery(table(b"\1aT\xff\xff\xff\xff\xff\xff\xff\xff\1bS\0\0\0\2\xff\xfe")),
+        delivery(b"\0\x40" + b"\xff" * 8),
+        delivery(b"\1\0\3abc"),
+        delivery(b"\0\1\0\1\0\0"),
+        delivery(table(b"\1aV" * 300)),
+        delivery(b"\0\0", b"x", 1 << 62),
+        delivery(b"\0\0", b"", 9) + frame(3, 1, b"") * 1_000,
+        b"AMQP\0\0\x09\1",
+        b"\1\0\1\x7f\xff\xff\xff",
+        frame(1, 1, b"\0\x3c\0\x3c\xff"),
+    ]
+
+
+def frame(kind: int, channel: int, payload: bytes) -> bytes:
+    """A frame of AMQP 0-9-1."""
+    return bytes([kind]) + channel.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce"
 
 
 TARGETS = {
     "source-mqtt": Target(_mqtt, _mqtt_seeds, head=1, memory_per_byte=256),
-    "source-amqp": Target(_amqp, _amqp_seeds, head=8, memory_per_byte=256),
+    "source-amqp": Target(_amqp, _amqp_seeds, memory_per_byte=256),
 }
