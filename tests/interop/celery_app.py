@@ -24,17 +24,14 @@ app.conf.update(
 )
 
 
-@app.task(name="add")
 def add(first: int, second: int) -> int:
     return first + second
 
 
-@app.task(name="total")
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-@app.task(name="second_time", bind=True, max_retries=3)
 def second_time(self: Any, text: str) -> list[Any]:
     """Succeed when it is tried again."""
     if not self.request.retries:
@@ -42,9 +39,14 @@ def second_time(self: Any, text: str) -> list[Any]:
     return [text, self.request.retries]
 
 
-@app.task(name="note", bind=True)
 def note(self: Any, text: str) -> None:
     """Write down that it ran, and whether its message came before."""
     time.sleep(0.02)
     with Path(os.environ["WORK_NOTES"]).open("a") as notes:
         notes.write(f"{text} {int(bool(self.request.delivery_info.get('redelivered')))}\n")
+
+
+for function in (add, total):
+    app.task(name=function.__name__)(function)
+for bound in (second_time, note):
+    app.task(name=bound.__name__, bind=True, max_retries=3)(bound)
