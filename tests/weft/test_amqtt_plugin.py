@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import aiomqtt
@@ -10,11 +13,14 @@ import pytest
 from amqtt.broker import Broker
 from amqtt.errors import PluginInitError
 
-from tests.support.waiting import until
+from tests.support.brokers import answers
+from tests.support.waiting import until, wait_until
 from weft.amqtt_plugin import WeftPlugin
 from weft.demo.fabric import free_port
 from weft.protocols.batch import Flag, Record, records
 
+LAST_MOMENT_S = 0.5
+"""Generous: an fsync on a busy machine."""
 NODE = """\
 node: a
 data_dir: data
@@ -81,3 +87,65 @@ async def test_a_wrong_configuration_keeps_amqtt_from_starting(tmp_path: Path) -
         Broker({"listeners": {"default": {"type": "tcp", "bind": "127.0.0.1:0"}},
                 "plugins": {"weft.amqtt_plugin.WeftPlugin": {"config": str(tmp_path / "none.yaml")}}})  # fmt: skip
     await asyncio.sleep(0)
+
+
+class Process:
+    """amqtt as its page starts it: by its command, with the plug-in in its configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self._folder = folder
+        (folder / "edge.yaml").write_text(NODE.replace("data_dir: data", f"data_dir: {folder}/data"))
+        (folder / "amqtt.yaml").write_text(
+            f"listeners:\n  default: {{type: tcp, bind: '127.0.0.1:{self.port}'}}\n"
+            "plugins:\n  amqtt.plugins.authentication.AnonymousAuthPlugin: {allow_anonymous: true}\n"
+            f"  weft.amqtt_plugin.WeftPlugin: {{config: {folder}/edge.yaml}}\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "amqtt.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [Path(sys.executable).with_name("amqtt"), "-c", self._folder / "amqtt.yaml"], stdout=log, stderr=log
+            )
+        wait_until(lambda: answers(self.port), what="amqtt's start")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+async def test_a_killed_amqtt_keeps_what_came_before_its_last_moment_each_once(tmp_path: Path) -> None:
+    process = await asyncio.to_thread(Process, tmp_path)
+    acknowledged: list[tuple[int, float]] = []
+    lost_at_most: set[int] = set()
+    clock = asyncio.get_running_loop().time
+    number = 0
+    try:
+        for _ in range(3):
+            killed = asyncio.get_running_loop().call_later(0.7, process.kill)
+            with contextlib.suppress(aiomqtt.MqttError):
+                async with aiomqtt.Client("127.0.0.1", process.port) as client:
+                    while True:
+                        await client.publish("plant/a", b"%d" % number, 1, timeout=5)
+                        acknowledged.append((number, clock()))
+                        number += 1
+            number += 1  # perhaps it is there
+            lost_at_most |= {each for each, at in acknowledged if at > killed.when() - LAST_MOMENT_S}
+            await asyncio.to_thread(process.start)
+    finally:
+        process.kill()
+    amqtt = broker(tmp_path, free_port())
+    plugin = amqtt.plugins_manager.get_plugin("WeftPlugin")
+    assert isinstance(plugin, WeftPlugin)
+    await amqtt.start()
+    try:
+        found = [int(record.payload) for record in await stored(plugin)]
+    finally:
+        await amqtt.shutdown()
+    assert found == sorted(set(found)), "each once, and in its order"
+    assert len(acknowledged) > 100
+    missing = {each for each, _ in acknowledged} - set(found)
+    assert missing <= lost_at_most
