@@ -1,7 +1,8 @@
 """Field tables: named values of many types (section 4.2.5.5, with the types as RabbitMQ and its clients use them).
 
-Read in one pass, with a bound on how deep tables stand in tables. Values are Python's, with two types of their own:
-``Timestamp`` for type ``T``, and ``bytes`` for long strings that are no UTF-8 and for byte arrays.
+Read in one pass, with a bound on how deep tables stand in tables. Values are Python's and those of ``typed_values``:
+``Timestamp`` for type ``T``, ``Int8`` and so on for integers of a type that ``write_table`` would not choose.
+Long strings that are no UTF-8 are ``bytes``, as byte arrays are.
 """
 
 from __future__ import annotations
@@ -10,8 +11,23 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
+from weft.protocols.amqp.decimals import read_decimal
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
+from weft.protocols.amqp.typed_values import (
+    Float32,
+    Int8,
+    Int16,
+    Int64,
+    Milliseconds,
+    Opaque,
+    Timestamp,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
 
 DEPTH_MAX = 16
 """Tables and arrays within each other. Deeper ones are refused, whatever the stack could hold."""
@@ -22,22 +38,22 @@ _INT32 = range(-(1 << 31), 1 << 31)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 FieldValue = Any
-"""``None``, ``bool``, ``int``, ``float``, ``str``, ``bytes``, ``Decimal``, ``Timestamp``, a list or a dict of them."""
+"""``None``, ``bool``, ``int``, ``float``, ``str``, ``bytes``, ``Decimal``, of ``typed_values``, a list or a dict of
+them."""
 FieldTable = dict[str, FieldValue]
 
 
-class Timestamp(int):
-    """Seconds since 1970 (type ``T``)."""
-
-    __slots__ = ()
+def _long(value: int) -> int:
+    return Int64(value) if value in _INT32 else value
 
 
 _FIXED: Mapping[int, tuple[struct.Struct, Callable[[Any], FieldValue]]] = {
     ord(letter): (struct.Struct(">" + code), make)
     for letter, code, make in (
-        ("t", "B", bool), ("b", "b", int), ("B", "B", int), ("s", "h", int), ("U", "h", int), ("u", "H", int),
-        ("I", "i", int), ("i", "I", int), ("l", "q", int), ("L", "q", int), ("f", "f", float), ("d", "d", float),
-        ("T", "Q", Timestamp),
+        ("t", "B", bool), ("b", "b", Int8), ("B", "B", UInt8), ("s", "h", Int16), ("U", "h", Int16),
+        ("u", "H", UInt16),
+        ("I", "i", int), ("i", "I", UInt32), ("l", "q", _long), ("L", "q", _long), ("f", "f", Float32),
+        ("d", "d", float), ("T", "Q", Timestamp),
     )
 }  # fmt: skip
 """Types of one length."""
@@ -171,10 +187,17 @@ def _write_value(value: FieldValue) -> bytes:
         return b"S" + _U32.pack(len(data)) + data
     if isinstance(value, bool):
         return b"t\1" if value else b"t\0"
-    if isinstance(value, Timestamp):
-        return b"T" + value.to_bytes(8, "big")
+    if isinstance(value, Timestamp | Milliseconds):
+        seconds = value if isinstance(value, Timestamp) else value // 1000
+        return b"T" + int(seconds).to_bytes(8, "big") if 0 <= seconds < 1 << 64 else _write_value(str(int(seconds)))
+    typed = _TYPED.get(type(value))
+    if typed is not None:
+        letter, form = typed
+        return letter + form.pack(value)
     if isinstance(value, int):
-        return _write_integer(value)
+        if isinstance(value, UInt64) and value >= 1 << 63:
+            return _write_value(str(int(value)))  # there is no type for it
+        return _write_integer(int(value))  # a range compares one by one with what is of a class below int
     if isinstance(value, float):
         return b"d" + _DOUBLE.pack(value)
     if value is None:
@@ -185,10 +208,33 @@ def _write_value(value: FieldValue) -> bytes:
         return b"F" + write_table(value)
     if isinstance(value, Decimal):
         return b"D" + _write_decimal(value)
+    if isinstance(value, Opaque):
+        return _write_opaque(value)
+    if isinstance(value, UUID):
+        return _write_value(str(value))
     if isinstance(value, Sequence):
         body = b"".join(map(_write_value, value))
         return b"A" + _U32.pack(len(body)) + body
     raise ValueError(f"a field table cannot hold a {type(value).__name__}")
+
+
+_TYPED: Mapping[type, tuple[bytes, struct.Struct]] = {
+    cls: (letter, struct.Struct(">" + code))
+    for cls, letter, code in (
+        (Int8, b"b", "b"), (UInt8, b"B", "B"), (Int16, b"s", "h"), (UInt16, b"u", "H"), (UInt32, b"i", "I"),
+        (Int64, b"l", "q"), (Float32, b"f", "f"),
+    )
+}  # fmt: skip
+"""Types that a publisher chose, where ``_write_integer`` and the like would choose another."""
+
+
+def _write_opaque(value: Opaque) -> bytes:
+    """Write a decimal of AMQP 1.0, as text where 32 bits have no room for it."""
+    number = read_decimal(value.code, value.data)
+    try:
+        return _write_value(value.data if number is None else number)
+    except ValueError:
+        return _write_value(str(number))
 
 
 def _write_integer(value: int) -> bytes:

@@ -1,39 +1,19 @@
 """Properties of content: from a content header to the headers of a record, and back.
 
-docs/reference/message-headers.md has the table of names. A field of ``headers`` keeps its name and type as far as a
-record's header has that type; the others are text, and ``amqp.types`` says of which fields, so that a client of AMQP
-gets what was sent:
-
-    D   decimal          ``12.50``
-    T   timestamp        ``2026-11-21T17:00:00Z``; seconds since 1970 after the year 9999
-    F   table            JSON
-    A   array            JSON
-
-In JSON, what JSON lacks is an object of one member: ``{"$bytes": BASE64}``, ``{"$decimal": TEXT}``,
-``{"$timestamp": SECONDS}``, ``{"$float": "nan"}``; a table whose only name begins with ``$`` gets another ``$`` there.
+docs/reference/message-headers.md has the table of names. A field of ``headers`` keeps its name, and its type as far as
+a record's header has that type; ``amqp.types`` has the others (``typed_values``), so that a client of AMQP gets what
+was sent.
 """
 
 from __future__ import annotations
 
-import base64
-import calendar
-import json
-import math
-import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.field_table import (
-    FieldTable,
-    FieldValue,
-    Timestamp,
-    read_table,
-    text_or_bytes,
-    write_table,
-)
+from weft.protocols.amqp.field_table import FieldTable, read_table, text_or_bytes, write_table
+from weft.protocols.amqp.typed_values import Kind, as_header, from_header, kinds_header, kinds_of
 from weft.protocols.columns import HEADER_PAIRS_MAX, HeaderPairs, HeaderValue
 from weft.protocols.message_headers import (
     CONTENT_ENCODING,
@@ -55,8 +35,6 @@ CLUSTER_ID: Final = "amqp.cluster-id"
 DELIVERY_MODE: Final = "amqp.delivery-mode"
 EXPIRATION: Final = "amqp.expiration"
 """Milliseconds as the publisher wrote them; ``weft.expires`` has the time that follows from it."""
-TYPES: Final = "amqp.types"
-"""Names and types of the fields that are stored as text, as a JSON object."""
 
 FIELDS_MAX: Final = HEADER_PAIRS_MAX - 24
 """Most fields of ``headers`` in one message: with the other headers a record has no room for more."""
@@ -66,8 +44,6 @@ _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
 _INT64_MAX = (1 << 63) - 1
 _FLAGS = struct.Struct(">H")
-_YEAR_10_000 = 253_402_300_800
-_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)Z", re.ASCII)
 _MORE_FLAGS = 0b11
 """Bits that stand for no property: another word of flags follows, and an unused one."""
 
@@ -185,7 +161,6 @@ def write_properties(headers: HeaderPairs, now_ns: int = 0) -> bytes:
     if not headers:
         return b"\0\0"
     flags, parts, own = 0, dict[int, bytes](), list[tuple[str, HeaderValue]]()
-    types: Mapping[str, Any] = {}
     for name, value in headers:
         bit = _BITS.get(name)
         if bit is not None and name:
@@ -193,16 +168,14 @@ def write_properties(headers: HeaderPairs, now_ns: int = 0) -> bytes:
             if data is not None:
                 flags |= bit
                 parts[bit] = data
-        elif name == TYPES and isinstance(value, str):
-            types = _object(value)
         elif name == EXPIRES and type(value) is int and _BITS[EXPIRATION] not in parts:
             left_ms = max(0, min((value - now_ns) // _MS_NS, EXPIRATION_MS_MAX))
             parts[_BITS[EXPIRATION]] = _sized(str(left_ms).encode())
             flags |= _BITS[EXPIRATION]
-        elif (shown := own_name(name)) is not None:
-            own.append((shown, value))
+        elif own_name(name) is not None:
+            own.append((name, value))
     if own:
-        table = _write_own(own, types)
+        table = _write_own(own, kinds_of(headers))
         if table is not None:
             flags |= _HEADERS_BIT
             parts[_HEADERS_BIT] = table
@@ -217,130 +190,31 @@ def _stored(table: FieldTable) -> Iterable[tuple[str, HeaderValue]]:
         raise AmqpError(
             ReplyCode.PRECONDITION_FAILED, f"{len(table)} fields in headers; a message may have {FIELDS_MAX}"
         )
-    types: dict[str, str] = {}
+    kinds: dict[str, Kind] = {}
     for name, value in table.items():
-        kind = _kind(value)
-        if kind:
-            types[name] = kind
-            yield stored_name(name), _as_text(value)
-        else:
-            yield stored_name(name), value
-    if types:
-        yield TYPES, json.dumps(types, ensure_ascii=False, separators=(",", ":"))
+        stored = stored_name(name)
+        plain, kind = as_header(value)
+        if kind is not None:
+            kinds[stored] = kind
+        yield stored, plain
+    yield from kinds_header(kinds)
 
 
-def _kind(value: FieldValue) -> str:
-    if isinstance(value, Decimal):
-        return "D"
-    if isinstance(value, Timestamp):
-        return "T"
-    return "F" if isinstance(value, dict) else "A" if isinstance(value, list) else ""
-
-
-def _as_text(value: FieldValue) -> str:
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, Timestamp):
-        return _date(value) if value < _YEAR_10_000 else str(int(value))
-    return json.dumps(_to_json(value), ensure_ascii=False, separators=(",", ":"))
-
-
-def _restored(value: HeaderValue, kind: object) -> FieldValue:
-    """Return the value of a field that was stored as text; the text where it cannot be read."""
-    if not isinstance(value, str):
-        return value
+def _write_own(own: list[tuple[str, HeaderValue]], kinds: Mapping[str, Kind]) -> bytes | None:
+    """Return the field table of headers by their stored names."""
+    table: FieldTable = {(own_name(name) or name): from_header(value, kinds.get(name)) for name, value in own}
     try:
-        if kind == "D":
-            return Decimal(value)
-        if kind == "T":
-            return Timestamp(value if value.isdecimal() else _seconds(value))
-        if kind in ("F", "A"):
-            return _from_json(json.loads(value))
-    except (ValueError, InvalidOperation, RecursionError):
-        pass
-    return value
-
-
-def _date(seconds: int) -> str:
-    """Return a time in the form of RFC 3339."""
-    days, rest = divmod(seconds, 86_400)
-    # Years of 365.2425 days that begin in March, so that the odd day is the last one, counted in eras of 400 years.
-    era, day = divmod(days + 719_468, 146_097)
-    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month += 3 if month < 10 else -9
-    year += era * 400 + (month <= 2)
-    return f"{year:04}-{month:02}-{day:02}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}Z"
-
-
-def _seconds(text: str) -> int:
-    """Return the time that ``_date`` wrote. Raises ``ValueError`` for other text."""
-    match = _DATE.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    return calendar.timegm(tuple(map(int, match.groups())))
-
-
-def _to_json(value: FieldValue) -> Any:
-    if isinstance(value, dict):
-        table = {name: _to_json(each) for name, each in value.items()}
-        only = next(iter(table)) if len(table) == 1 else ""
-        return {f"${only}": table[only]} if only.startswith("$") else table
-    if isinstance(value, list):
-        return [_to_json(each) for each in value]
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, Decimal):
-        return {"$decimal": str(value)}
-    if isinstance(value, Timestamp):
-        return {"$timestamp": int(value)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    return value
-
-
-_TAGS: Mapping[str, Callable[[Any], FieldValue]] = {
-    "$bytes": base64.b64decode, "$decimal": Decimal, "$timestamp": Timestamp, "$float": float,
-}  # fmt: skip
-
-
-def _from_json(value: Any) -> FieldValue:
-    if isinstance(value, list):
-        return [_from_json(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1:
-        ((name, only),) = value.items()
-        if name in _TAGS:
-            return _TAGS[name](only)
-        if name.startswith("$$"):
-            return {name[1:]: _from_json(only)}
-    return {name: _from_json(each) for name, each in value.items()}
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _write_own(own: list[tuple[str, HeaderValue]], types: Mapping[str, Any]) -> bytes | None:
-    try:
-        return write_table({name: _restored(value, types.get(name)) for name, value in own})
-    except ValueError:
+        return write_table(table)
+    except (ValueError, struct.error):
         # A name or value of another protocol that a field table cannot hold: the others go out all the same.
-        table: FieldTable = {}
-        for name, value in own:
+        possible: FieldTable = {}
+        for name, value in table.items():
             try:
                 write_table({name: value})
-            except ValueError:
+            except (ValueError, struct.error):
                 continue
-            table[name] = value
-        return write_table(table) if table else None
+            possible[name] = value
+        return write_table(possible) if possible else None
 
 
 # --- single properties

@@ -68,7 +68,7 @@ _TYPES: Final[tuple[tuple[type, ...], ...]] = (
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """A message in its parts. Footer and delivery annotations are for the next node alone, and are not kept."""
+    """A message in its parts. Delivery annotations are for the next node alone, and are not kept."""
 
     durable: bool = False
     priority: int | None = None
@@ -81,6 +81,7 @@ class Message(msgspec.Struct, kw_only=True):
     application: dict[Any, Any] = {}
     """Application properties."""
     body: Body = Body("data", b"")
+    footer: dict[Any, Any] = {}
 
 
 def decode_message(data: bytes) -> Message:
@@ -112,6 +113,8 @@ def decode_message(data: bytes) -> Message:
             if not all(isinstance(key, str) for key in value):
                 raise Corrupt("an application property whose name is no text")
             message.application = value
+        elif code == FOOTER:
+            message.footer = value
         at = end
     if kind:
         message.body = Body(kind, parts[0] if len(parts) == 1 else b"".join(parts))
@@ -185,6 +188,9 @@ def encode_message(message: Message) -> bytes:
         pairs = [(encode(key), encode(value)) for key, value in message.application.items()]
         parts.append(described(APPLICATION_PROPERTIES, types.encode_map(pairs)))
     parts.append(_encode_body(message.body))
+    if message.footer:
+        pairs = [(encode(key), encode(value)) for key, value in message.footer.items()]
+        parts.append(described(FOOTER, types.encode_map(pairs)))
     return b"".join(parts)
 
 
@@ -215,7 +221,7 @@ def _encode_properties(found: Properties) -> bytes:
 
 def _identifier(value: Any) -> bytes:
     if isinstance(value, int):
-        return types.ulong(value) if value >= 0 else encode(str(value))
+        return types.ulong(value) if value >= 0 else encode(str(int(value)))
     return encode(value)
 
 

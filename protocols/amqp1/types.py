@@ -8,10 +8,34 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from weft.protocols.amqp.decimals import DECIMAL64, write_decimal
+from weft.protocols.amqp.typed_values import (
+    Char,
+    Encoded,
+    Float32,
+    Int8,
+    Int16,
+    Int32,
+    Int64,
+    Opaque,
+    Symbol,
+    UInt8,
+    UInt16,
+    UInt32,
+    UInt64,
+)
+from weft.protocols.amqp.typed_values import Milliseconds as Timestamp
+from weft.protocols.amqp.typed_values import Timestamp as Seconds
 from weft.protocols.errors import Corrupt
+
+__all__ = [
+    "DEPTH_MAX", "Array", "Decoded", "Described", "Opaque", "Symbol", "Timestamp", "decode", "described", "encode",
+    "encode_map", "fields", "symbols", "ubyte", "uint", "ulong",
+]  # fmt: skip
 
 DEPTH_MAX: Final = 32
 """Deepest nesting of lists, maps, arrays and described values."""
@@ -22,18 +46,6 @@ Decoded = tuple[Any, int]
 """A value, and where the next one begins."""
 
 
-class Symbol(str):
-    """Text of a symbol: ASCII names that a specification gives."""
-
-    __slots__ = ()
-
-
-class Timestamp(int):
-    """Milliseconds since 1970."""
-
-    __slots__ = ()
-
-
 class Described(NamedTuple):
     """A value with a descriptor, which says what it means."""
 
@@ -41,11 +53,14 @@ class Described(NamedTuple):
     value: Any
 
 
-class Opaque(NamedTuple):
-    """A decimal number, which is passed on as it came."""
+class Array(list[Any]):
+    """Values of an array, and the bytes that it was in: a list would lose the type that they share."""
 
-    code: int
-    data: bytes
+    __slots__ = ("encoded",)
+
+    def __init__(self, values: list[Any], encoded: bytes) -> None:
+        super().__init__(values)
+        self.encoded = encoded
 
 
 # --- decoding
@@ -127,10 +142,10 @@ def _symbol(data: bytes) -> Symbol:
         raise Corrupt("a symbol is not in ASCII") from None
 
 
-def _char(code: int) -> str:
+def _char(code: int) -> Char:
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
         raise Corrupt(f"{code:#x} is no character")
-    return chr(code)
+    return Char(chr(code))
 
 
 def _boolean(byte: int) -> bool:
@@ -140,10 +155,11 @@ def _boolean(byte: int) -> bool:
 
 
 _SIMPLE: dict[int, Callable[[bytes, int], Decoded]] = {
-    0x40: _constant(None), 0x41: _constant(True), 0x42: _constant(False), 0x43: _constant(0), 0x44: _constant(0),
-    0x50: _fixed(">B"), 0x51: _fixed(">b"), 0x52: _fixed(">B"), 0x53: _fixed(">B"), 0x54: _fixed(">b"),
-    0x55: _fixed(">b"), 0x56: _fixed(">B", _boolean), 0x60: _fixed(">H"), 0x61: _fixed(">h"), 0x70: _fixed(">I"),
-    0x71: _fixed(">i"), 0x72: _fixed(">f"), 0x73: _fixed(">I", _char), 0x74: _opaque(0x74, 4), 0x80: _fixed(">Q"),
+    0x40: _constant(None), 0x41: _constant(True), 0x42: _constant(False), 0x43: _constant(UInt32(0)),
+    0x44: _constant(UInt64(0)), 0x50: _fixed(">B", UInt8), 0x51: _fixed(">b", Int8), 0x52: _fixed(">B", UInt32),
+    0x53: _fixed(">B", UInt64), 0x54: _fixed(">b", Int32), 0x55: _fixed(">b"), 0x56: _fixed(">B", _boolean),
+    0x60: _fixed(">H", UInt16), 0x61: _fixed(">h", Int16), 0x70: _fixed(">I", UInt32), 0x71: _fixed(">i", Int32),
+    0x72: _fixed(">f", Float32), 0x73: _fixed(">I", _char), 0x74: _opaque(0x74, 4), 0x80: _fixed(">Q", UInt64),
     0x81: _fixed(">q"), 0x82: _fixed(">d"), 0x83: _fixed(">q", Timestamp), 0x84: _opaque(0x84, 8),
     0x94: _opaque(0x94, 16), 0x98: lambda data, at: (UUID(bytes=_cut(data, at, 16)), at + 16),
     0xA0: _variable(1, bytes), 0xB0: _variable(4, bytes), 0xA1: _variable(1, _text), 0xB1: _variable(4, _text),
@@ -188,6 +204,7 @@ def _map(code: int, data: bytes, at: int, depth: int) -> Decoded:
 
 
 def _array(code: int, data: bytes, at: int, depth: int) -> Decoded:
+    begin = at - 1
     end, count, at = _sizes(data, at, 1 if code == 0xE0 else 4)
     descriptor, is_described = None, data[at] == 0
     if is_described:
@@ -200,7 +217,7 @@ def _array(code: int, data: bytes, at: int, depth: int) -> Decoded:
     for _ in range(count):
         value, at = _body(element, data, at, depth + 1)
         found.append(Described(descriptor, value) if is_described else value)
-    return found, _ends(at, end)
+    return Array(found, data[begin : _ends(at, end)]), end
 
 
 def _ends(at: int, end: int) -> int:
@@ -299,6 +316,18 @@ def _long(value: int) -> bytes:
     return b"\x55" + struct.pack(">b", value) if -128 <= value < 128 else b"\x81" + struct.pack(">q", value)
 
 
+def _time(seconds: int) -> bytes:
+    milliseconds = 1000 * seconds
+    is_one = -(1 << 63) <= milliseconds < 1 << 63
+    return b"\x83" + struct.pack(">q", milliseconds) if is_one else _string(str(seconds))
+
+
+def _decimal(value: Decimal) -> bytes:
+    """Encode a decimal of AMQP 0-9-1, which has fewer digits."""
+    data = write_decimal(DECIMAL64, value)
+    return _string(str(value)) if data is None else bytes((DECIMAL64,)) + data
+
+
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     bool: lambda value: b"\x41" if value else b"\x42",
     int: _long,
@@ -308,7 +337,23 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     Symbol: _encode_symbol,
     Timestamp: lambda value: b"\x83" + struct.pack(">q", value),
     UUID: lambda value: b"\x98" + value.bytes,
+    Seconds: lambda value: _time(int(value)),
     Opaque: lambda value: bytes((value.code,)) + value.data,
+    Decimal: _decimal,
+    Encoded: bytes,
+    Array: lambda value: value.encoded,
+    Char: lambda value: b"\x73" + ord(value).to_bytes(4, "big"),
+    Int8: lambda value: b"\x51" + struct.pack(">b", value),
+    UInt8: ubyte,
+    Int16: lambda value: b"\x61" + struct.pack(">h", value),
+    UInt16: lambda value: b"\x60" + struct.pack(">H", value),
+    Int32: lambda value: (
+        b"\x54" + struct.pack(">b", value) if -128 <= value < 128 else b"\x71" + struct.pack(">i", value)
+    ),
+    UInt32: uint,
+    Int64: _long,
+    UInt64: ulong,
+    Float32: lambda value: b"\x72" + struct.pack(">f", value),
     dict: lambda value: encode_map([(encode(key), encode(each)) for key, each in value.items()]),
     Described: lambda value: b"\0" + encode(value.descriptor) + encode(value.value),
 }

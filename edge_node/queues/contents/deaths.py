@@ -1,6 +1,6 @@
 """``x-death``: what dead-lettered a message, as a header that AMQP has as an array of tables.
 
-Stored as every array of AMQP is: JSON text, and its name in the header ``amqp.types``.
+Stored as every array of AMQP is: JSON text, and its types in the header ``amqp.types``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ TYPES: Final = "amqp.types"
 EXPIRATION: Final = "amqp.expiration"
 DEATHS_MAX: Final = 32
 """Most queues that are named; of a message that went through more, those that it left longest ago are forgotten."""
-_ARRAY: Final = "A"
 _TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
 _NUMBER_MAX: Final = (1 << 63) - 1
+_KINDS: Final = {"count": "l"}
+"""Types in an entry: clients in Java take the count for a ``Long``, as RabbitMQ sends it."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -108,7 +109,7 @@ def with_death(  # noqa: PLR0917
             (f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0])
         )  # fmt: skip
     types = _types(own.get(TYPES))
-    types[DEATHS] = _ARRAY
+    types[DEATHS] = [_KINDS] * len(entries)
     kept += ((DEATHS, json.dumps(entries)), (TYPES, json.dumps(types)))
     return kept + headers_of_route(*goes_by, topic)
 

@@ -8,8 +8,9 @@ from uuid import UUID
 
 from weft.edge_node.subscriptions.message import Message as Stored
 from weft.protocols import message_headers as names
+from weft.protocols.amqp.typed_values import Encoded, Kind, as_header, from_header, kinds_header, kinds_of
 from weft.protocols.amqp1.message import NO_PROPERTIES, Body, Message, Properties
-from weft.protocols.amqp1.types import Opaque, Symbol
+from weft.protocols.amqp1.types import Array, Described, Symbol, encode
 from weft.protocols.batch import HEADER_PAIRS_MAX, HeaderPairs
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import own_name, stored_name
@@ -23,6 +24,8 @@ GROUP_SEQUENCE: Final = "amqp.group-sequence"
 REPLY_TO_GROUP_ID: Final = "amqp.reply-to-group-id"
 ANNOTATION: Final = "amqp.annotation."
 """Beginning of the headers with message annotations."""
+FOOTER: Final = "amqp.footer."
+"""Beginning of the headers with fields of the footer."""
 OWN_ANNOTATIONS: Final = "x-opt-weft-"
 """Beginning of the annotations that the node gives to what it delivers."""
 PAIRS_MAX: Final = HEADER_PAIRS_MAX - 32
@@ -47,59 +50,81 @@ def to_headers(message: Message, now_ns: int, known: Container[str]) -> HeaderPa
     Raises:
         TooMany: it has too many properties or annotations.
     """
-    if len(message.application) + len(message.annotations) > PAIRS_MAX:
+    if len(message.application) + len(message.annotations) + len(message.footer) > PAIRS_MAX:
         raise TooMany(
-            f"{len(message.application)} properties and {len(message.annotations)} annotations; a message may have "
-            f"{PAIRS_MAX} of both"
+            f"{len(message.application)} properties, {len(message.annotations)} annotations and {len(message.footer)} "
+            f"fields of the footer; a message may have {PAIRS_MAX} of all"
         )
-    pairs: list[tuple[str, HeaderValue]] = [
-        (stored_name(str(name)), header_value(value)) for name, value in message.application.items()
-    ]
+    found = _Headers()
+    for name, value in message.application.items():
+        found.add(stored_name(str(name)), value)
     if message.properties is not NO_PROPERTIES:
-        _add_properties(pairs, message.properties, known)
+        _add_properties(found, message.properties, known)
     if message.priority is not None:
-        pairs.append((names.PRIORITY, header_value(message.priority)))
+        found.add(names.PRIORITY, message.priority, has_type=False)
     expires = _expires(message, now_ns)
     if expires is not None:
-        pairs.append((names.EXPIRES, expires))
+        found.pairs.append((names.EXPIRES, expires))
     if message.body.kind != "data":
-        pairs.append((BODY, message.body.kind))
+        found.pairs.append((BODY, message.body.kind))
     for name, value in message.annotations.items():
-        if isinstance(name, str) and not name.startswith(OWN_ANNOTATIONS) and not isinstance(value, list | dict):
-            pairs.append((ANNOTATION + name, header_value(value)))
-    return tuple(pairs)
+        if isinstance(name, str) and not name.startswith(OWN_ANNOTATIONS):
+            found.add(ANNOTATION + name, value)
+    for name, value in message.footer.items():
+        if isinstance(name, str):
+            found.add(FOOTER + name, value)
+    return (*found.pairs, *kinds_header(found.kinds))
 
 
-def _add_properties(pairs: list[tuple[str, HeaderValue]], found: Properties, known: Container[str]) -> None:
+class _Headers:
+    """Headers of one message, and the types of those whose types a header has not."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, HeaderValue]] = []
+        self.kinds: dict[str, Kind] = {}
+
+    def add(self, name: str, value: Any, *, has_type: bool = True) -> None:
+        """Add a value of any type.
+
+        Args:
+            has_type: False for a property whose type is always the same.
+        """
+        if isinstance(value, dict | list | Described) and not _is_json(value):
+            value = Encoded(encode(value))
+        plain, kind = as_header(value)
+        self.pairs.append((name, plain))
+        if kind is not None and has_type:
+            self.kinds[name] = kind
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether a value is made of tables with names, lists, and what a header can keep."""
+    if isinstance(value, Described | Array | Encoded):
+        return False
+    if isinstance(value, dict):
+        # A name that is a symbol would come back as a string.
+        return all(type(name) is str and _is_json(each) for name, each in value.items())
+    return not isinstance(value, list) or all(map(_is_json, value))
+
+
+def _add_properties(headers: _Headers, found: Properties, known: Container[str]) -> None:
+    for name, value in ((names.MESSAGE_ID, found.message_id), (names.CORRELATION_ID, found.correlation_id)):
+        if value is not None:  # an integer can only be a ulong, which is said where it has more than 63 bits
+            headers.add(name, value, has_type=not isinstance(value, int) or value > _INT64_MAX)
     for name, value in (
-        (names.MESSAGE_ID, found.message_id), (names.CORRELATION_ID, found.correlation_id),
         (names.SUBJECT, found.subject), (names.REPLY_TO, found.reply_to), (names.CONTENT_TYPE, found.content_type),
         (names.CONTENT_ENCODING, found.content_encoding), (GROUP_ID, found.group_id),
         (GROUP_SEQUENCE, found.group_sequence), (REPLY_TO_GROUP_ID, found.reply_to_group_id),
     ):  # fmt: skip
         if value is not None:
-            pairs.append((name, header_value(value)))
+            headers.add(name, value, has_type=False)
+    pairs = headers.pairs
     if found.user_id is not None:
         pairs.append((names.USER_ID, found.user_id.decode(errors="replace")))
     if found.creation_time is not None:
         pairs.append((names.SENT, _nanoseconds(found.creation_time)))
     if found.to is not None and found.to not in known:
         pairs.append((TO, str(found.to)))
-
-
-def header_value(value: Any) -> HeaderValue:
-    """Return a value of AMQP as a header's: what headers lack becomes text, as the page on AMQP 1.0 has it."""
-    if value is None or type(value) in (str, bytes, bool, float):
-        return value  # type: ignore[no-any-return]
-    if isinstance(value, int):
-        return int(value) if -_INT64_MAX - 1 <= value <= _INT64_MAX else str(int(value))
-    if isinstance(value, Symbol):
-        return str(value)
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, Opaque):
-        return value.data
-    return str(value)
 
 
 def _nanoseconds(milliseconds: int) -> int:
@@ -132,16 +157,21 @@ def to_message(
         delivery_count=count,
         body=Body("data", stored.payload),
     )
-    application, annotations = dict[Any, Any](), dict[Any, Any]()
+    application, annotations, footer = dict[Any, Any](), dict[Any, Any](), dict[Any, Any]()
+    kinds = kinds_of(stored.headers)
     for name, value in stored.headers:
+        if name in kinds:
+            value = from_header(value, kinds[name])  # noqa: PLW2901
         own = own_name(name)
         if own is not None:
             application[own] = value
         elif name.startswith(ANNOTATION):
-            annotations[Symbol(name[len(ANNOTATION) :].encode("ascii", "replace").decode())] = value
+            annotations[_symbol(name[len(ANNOTATION) :])] = value
+        elif name.startswith(FOOTER):
+            footer[_symbol(name[len(FOOTER) :])] = value
         elif name in _INTO:
-            field, kinds = _INTO[name]
-            if isinstance(value, kinds) and not isinstance(value, bool):
+            field, allowed = _INTO[name]
+            if isinstance(value, allowed) and not isinstance(value, bool):
                 found[field] = value
         else:
             _add(message, found, name, value)
@@ -152,12 +182,18 @@ def to_message(
     if place is not None:
         annotations[Symbol("x-opt-weft-stream")] = place[0]
         annotations[Symbol("x-opt-weft-offset")] = place[1]
-    message.application, message.annotations, message.properties = application, annotations, Properties(**found)
+    message.application, message.annotations, message.footer = application, annotations, footer
+    message.properties = Properties(**found)
     return message
 
 
+def _symbol(text: str) -> Symbol:
+    return Symbol(text.encode("ascii", "replace").decode())
+
+
 _INTO: dict[str, tuple[str, tuple[type, ...]]] = {
-    names.MESSAGE_ID: ("message_id", (str, bytes, int)), names.CORRELATION_ID: ("correlation_id", (str, bytes, int)),
+    names.MESSAGE_ID: ("message_id", (str, bytes, int, UUID)),
+    names.CORRELATION_ID: ("correlation_id", (str, bytes, int, UUID)),
     names.SUBJECT: ("subject", (str,)), names.REPLY_TO: ("reply_to", (str,)),
     names.CONTENT_TYPE: ("content_type", (str,)), names.CONTENT_ENCODING: ("content_encoding", (str,)),
     GROUP_ID: ("group_id", (str,)), GROUP_SEQUENCE: ("group_sequence", (int,)),

@@ -75,7 +75,7 @@ async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     assert origin_of(found[1].topic, found[1].headers) == ("amq.direct", "gone")
     headers = dict(found[1].headers)
     assert headers["x-first-death-queue"] == "q"
-    assert json.loads(str(headers["amqp.types"])) == {"x-death": "A"}
+    assert json.loads(str(headers["amqp.types"])) == {"x-death": [{"count": "l"}]}
     assert await room.drain() == [b"2"]
 
 

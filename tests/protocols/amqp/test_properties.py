@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.protocols.amqp.test_field_table import TABLES
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.field_table import Timestamp, write_table
-from weft.protocols.amqp.properties import FIELDS_MAX, TYPES, Content, read_properties, write_properties
+from weft.protocols.amqp.field_table import write_table
+from weft.protocols.amqp.properties import FIELDS_MAX, Content, read_properties, write_properties
+from weft.protocols.amqp.typed_values import TYPES, Timestamp
 from weft.protocols.message_headers import EXPIRES
 
 ALL = pika.BasicProperties(
