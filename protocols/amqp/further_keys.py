@@ -9,7 +9,7 @@ import json
 from typing import Any, Final
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.properties import TYPES
+from weft.protocols.amqp.typed_values import TYPES
 from weft.protocols.columns import HeaderPairs
 
 SEEN: Final = "CC"
