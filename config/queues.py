@@ -50,6 +50,10 @@ class QueueBounds(Section, frozen=True, kw_only=True):
     unacknowledged_per_user: Annotated[
         _Share, Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `unacknowledged`.")
     ] = None
+    consumers: Annotated[Count, Meta(le=10_000_000, description="Maximum number of consumers of queues.")] = 65_536
+    consumers_per_user: Annotated[
+        _Share, Meta(description=f"Maximum number of consumers {_OF_ONE_USER}Unset: a quarter of `consumers`.")
+    ] = None
     channels: Annotated[
         Count,
         Meta(le=10_000_000, description="Maximum number of AMQP channels; one connection may have 2,047 of them."),

@@ -187,6 +187,8 @@ def queue_limits(config: EdgeConfig) -> QueueLimits:
         bindings_per_user_max=one_share(bounds.bindings_per_user, bounds.bindings),
         waiting_bytes_max=waiting,
         waiting_bytes_per_user_max=one_share(bounds.size_per_user_bytes, waiting),
+        consumers_max=bounds.consumers,
+        consumers_per_user_max=one_share(bounds.consumers_per_user, bounds.consumers),
         unacknowledged_max=bounds.unacknowledged,
         unacknowledged_per_user_max=one_share(bounds.unacknowledged_per_user, bounds.unacknowledged),
     )

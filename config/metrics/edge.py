@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weft.config.metrics.http import HTTP_METRICS
 from weft.config.metrics.metric import Metric
+from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.metrics.sources import SOURCE_METRICS
 
 EDGE_METRICS = (
@@ -247,6 +248,7 @@ EDGE_METRICS = (
     Metric("weft_edge_link_sent_bytes_total", "counter", "Compressed bytes sent to the hub.", ("link",)),
     Metric("weft_edge_link_attempts_failed", "gauge", "Consecutive failed attempts to connect.", ("link",)),
     *SOURCE_METRICS,
+    *QUEUE_METRICS,
     Metric(
         "weft_edge_function_rows_in_total", "counter", "Rows that the functions of a stream have read.", ("stream",)
     ),

@@ -17,8 +17,15 @@ class Admitted(Protocol):
         ...
 
 
+WIDE = 5
+"""Queues of a route from which on its messages are looked at one by one: each costs as much as so many."""
+
+
 class QueueTargets(Protocol):
     """Queues that the messages of a route are for. Compared by identity."""
+
+    width: int
+    """Number of the queues, which is what a message of the route costs."""
 
     def admit(self, headers: HeaderPairs, size: int) -> Admitted | None:
         """Return those that take a message; None when none does.

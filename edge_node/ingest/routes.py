@@ -6,7 +6,7 @@ from typing import Protocol
 
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.before_log import BeforeLog
-from weft.edge_node.ingest.queue_targets import QueueTargets
+from weft.edge_node.ingest.queue_targets import WIDE, QueueTargets
 from weft.edge_node.ingest.unrouted import Unrouted
 
 TOPICS_MAX = 100_000
@@ -38,7 +38,7 @@ class Destination:
 class Route:
     """Destination of a topic's records, and what else they need. Compared by identity: equal routes are one object."""
 
-    __slots__ = ("destination", "live", "marked", "noted", "queues")
+    __slots__ = ("destination", "is_wide", "live", "marked", "noted", "queues")
 
     def __init__(
         self, destination: Destination, *, live: bool, marked: bool, queues: QueueTargets | None = None
@@ -50,6 +50,8 @@ class Route:
         """True if its records name their publisher."""
         self.queues = queues
         """Queues that the records are for; None for none."""
+        self.is_wide = queues is not None and queues.width >= WIDE
+        """True if each record is for many queues."""
         self.noted = live or marked or queues is not None
         """True if its records need more than a place in the run of their destination."""
 
@@ -125,7 +127,7 @@ class RouteCache:
             routing.unrouted.met(topic)
             if routing.unrouted.refuses:
                 return None
-        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX:
+        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX and not found.is_wide:
             if len(self.plain) >= TOPICS_MAX:
                 self.clear()
             routing.remembering.add(self)

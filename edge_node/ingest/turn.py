@@ -19,6 +19,8 @@ from weft.edge_node.ingest.record import Gathering, Source
 TURN_BYTES_MAX = 1 << 20
 """Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
 ``limits.pending``."""
+COPIES_MAX = 1024
+"""Entries in queues after which the same holds: they take five milliseconds, whatever their bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Turn(Gathering):
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
-                 "bytes", "joined_bytes", "now", "stores")  # fmt: skip
+                 "bytes", "is_heavy", "joined_bytes", "now", "stores")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -72,6 +74,8 @@ class Turn(Gathering):
         """Bytes of packets that came in several reads, of which ``bytes`` has the last read only."""
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
+        self.is_heavy = False
+        """True if this turn had to be stored before its end for what it makes queues do."""
         self.stores = 0
         """Times that something was stored: tells what a source gathered before from what it gathers now."""
 
@@ -90,6 +94,14 @@ class Turn(Gathering):
         if not self.begun and self:
             self.begin()
         if not self.begun or self.bytes + self.joined_bytes > TURN_BYTES_MAX:
+            self.store()
+        else:
+            self.relieve()
+
+    def relieve(self) -> None:
+        """Store what was gathered if it is much for queues, so that it is charged to the turn of who sent it."""
+        if self.copies > COPIES_MAX:
+            self.is_heavy = True
             self.store()
 
     def at_end(self, callback: Callable[[], None]) -> None:
@@ -156,7 +168,7 @@ class Turn(Gathering):
             self.store()
         finally:
             callbacks, self._at_end = self._at_end, []
-            self.begun = False
+            self.begun = self.is_heavy = False
             for callback in callbacks:
                 callback()
 

@@ -18,6 +18,10 @@ OWN_NAMES: Final = "amq."
 DEFAULT_EXCHANGE: Final = ""
 
 
+LOOP_UNITS = 16
+"""Bindings that one counts as whose key has ``#`` before its end."""
+
+
 class ExchangeKind(enum.StrEnum):
     """Types of exchanges."""
 
@@ -91,6 +95,13 @@ class BindingDefinition(msgspec.Struct, frozen=True, array_like=True):
     key: str
     arguments: bytes
     """In MessagePack, ordered by name."""
+
+    @property
+    def units(self) -> int:
+        """Return what the binding counts against the bound: a key of many words takes memory for each, and the node
+        goes on looking for what stands behind ``#`` through the rest of every routing key."""
+        words = self.key.split(".")
+        return 1 + len(words) // 16 + (LOOP_UNITS if "#" in words[:-1] else 0)
 
     @property
     def values(self) -> dict[str, Any]:

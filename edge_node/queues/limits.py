@@ -20,6 +20,8 @@ class QueueLimits:
     waiting_bytes_max: int = 4 << 30
     """Bytes of messages in queues, delivered ones included, each with ``message.ENTRY_BYTES`` beside its payload."""
     waiting_bytes_per_user_max: int = 1 << 30
+    consumers_max: int = 65_536
+    consumers_per_user_max: int = 16_384
     unacknowledged_max: int = 262_144
     """Deliveries that are not acknowledged."""
     unacknowledged_per_user_max: int = 65_536
@@ -38,6 +40,7 @@ class QueueShares:
         self.waiting = bound(
             limits.waiting_bytes_max, limits.waiting_bytes_per_user_max, "size", "bytes of messages in queues"
         )
+        self.consumers = bound(limits.consumers_max, limits.consumers_per_user_max, "consumers", "consumers of queues")
         self.unacknowledged = bound(
             limits.unacknowledged_max, limits.unacknowledged_per_user_max, "unacknowledged",
             "deliveries that are not acknowledged",

@@ -8,11 +8,15 @@ from typing import Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.queues.consumers import Consumers
 from weft.edge_node.queues.contents.ready import Ready
 from weft.edge_node.queues.credit import UNLIMITED, Credit
 from weft.edge_node.queues.definitions import QueueDefinition
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
+
+LOADED_ENTRY_BYTES = 512
+"""Memory that a message takes beside its payload, about."""
 
 
 class Queue:
@@ -20,7 +24,7 @@ class Queue:
 
     __slots__ = ("attempts", "bytes", "client", "consumptions", "definition", "deleted", "dropped", "expires",
                  "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking",
-                 "marks", "ready", "reserved", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
+                 "marks", "ready", "reserved", "returning", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
                  "withheld")  # fmt: skip
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
@@ -54,12 +58,13 @@ class Queue:
         """True while the next message is not durable, so that it cannot be read."""
         self.gone: dict[int, None] = {}
         """Ready messages that the log does not have any more."""
-        self.consumptions: list[Consumption] = []
-        """Highest priority first, then in the order of their turns."""
+        self.consumptions: Consumers[Consumption] = Consumers(single_active=definition.arguments.single_active)
         self.getters: list[Consumption] = []
         """Clients that wait for one message each, or for word that there is none."""
         self.has_consumed = False
         """True once there was a consumer."""
+        self.returning = 0
+        """Times that many messages are on their way back: nothing is delivered until all are there."""
         self.reserved = 0
         """Messages that were accepted for a queue with a limit, and are not stored yet."""
         self.expires = definition.arguments.message_ttl_ms is not None
@@ -99,13 +104,13 @@ class Queue:
         """Keep a ready message in memory."""
         if message.seq not in self.loaded:
             self.loaded[message.seq] = message
-            self.loaded_bytes += len(message.payload)
+            self.loaded_bytes += len(message.payload) + LOADED_ENTRY_BYTES
 
     def unload(self, seq: int) -> QueueMessage | None:
         """Return a message in memory, which is not kept any more."""
         message = self.loaded.pop(seq, None)
         if message is not None:
-            self.loaded_bytes -= len(message.payload)
+            self.loaded_bytes -= len(message.payload) + LOADED_ENTRY_BYTES
         return message
 
     def take(self, seq: int) -> int:
@@ -123,22 +128,27 @@ class Queue:
         self.bytes -= size
         return size
 
-    def ready_runs(self) -> Iterator[tuple[int, int]]:
-        """Yield [first, end) of all ready messages."""
-        for _, fresh, returned in self.ready.runs():
-            yield from fresh.runs()
-            for seq in returned:
-                yield seq, seq + 1
-        for seq, _ in self.withheld:
-            yield seq, seq + 1
+    def span(self) -> tuple[int, int]:
+        """Return first and end of the numbers of all ready messages, of which there is one."""
+        ends = [*self.ready.ends(), *(seq for seq, _ in self.withheld)]
+        return min(ends), max(ends) + 1
 
-    def forget_ready(self) -> None:
-        """Forget the ready messages."""
+    def forget_ready(self) -> Iterator[tuple[int, int]]:
+        """Forget the ready messages. Return [first, end) of all of them."""
+        ready, withheld, self.ready, self.withheld = self.ready, self.withheld, Ready(), []
         self.attempts = {seq: count for seq, count in self.attempts.items() if seq in self.unsettled}
-        self.ready.clear()
-        self.withheld.clear()
         self.gone.clear()
         self.bytes = 0
+
+        def runs() -> Iterator[tuple[int, int]]:
+            for _, fresh, returned in ready.runs():
+                yield from fresh.runs()
+                for seq in returned:
+                    yield seq, seq + 1
+            for seq, _ in withheld:
+                yield seq, seq + 1
+
+        return runs()
 
     def put_back(self, delivery: Delivery) -> None:
         """Make a delivered message ready again."""
@@ -163,8 +173,8 @@ class Consumer(Protocol):
 class Consumption:
     """A consumer at a queue, or a client that gets one message of it. ``Queues`` makes it."""
 
-    __slots__ = ("_resume", "active", "client", "consumer", "credits", "exclusive", "needs_acks", "priority", "queue",
-                 "unsettled")  # fmt: skip
+    __slots__ = ("_resume", "active", "client", "consumer", "credits", "exclusive", "needs_acks", "parked", "priority",
+                 "queue", "unsettled")  # fmt: skip
 
     def __init__(
         self,
@@ -187,6 +197,8 @@ class Consumption:
         self.priority = priority
         self.active = True
         """False once it was cancelled: its deliveries may still be settled."""
+        self.parked = False
+        """True while it has no credit, so that its queue does not look at it."""
         self.unsettled: set[Delivery] = set()
         self._resume = resume
 
@@ -217,6 +229,7 @@ class Consumption:
     def resume(self) -> None:
         """Go on delivering: there is credit again."""
         if self.active:
+            self.queue.consumptions.wake(self)
             self._resume(self.queue)
 
     def settled(self, delivery: Delivery) -> None:

@@ -7,7 +7,7 @@ is let go when all of them are done with it. What is declared and settled are re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,20 @@ from weft.bounds import Refusals, Rounds
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
 from weft.edge_node.ingest.record import Records
+from weft.edge_node.ingest.routes import Route
 from weft.edge_node.queues.arguments import consumer_priority
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.dead_letters import DeadLetters
 from weft.edge_node.queues.contents.delivering import Deliveries, Messages
 from weft.edge_node.queues.contents.holders import Holders
+from weft.edge_node.queues.contents.settling import Settling
 from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.declarations import Declarations
 from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.facts import QueueFacts
 from weft.edge_node.queues.getter import Getter, Got
+from weft.edge_node.queues.leaving import Leaving
 from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
 from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
@@ -87,6 +91,7 @@ class Queues(Declarations):
         contents = Contents(
             self._writer, self._holders, self.bounds.unacknowledged, self.bounds.waiting,
             lambda queue: self._deliveries.soon(queue),  # noqa: PLW0108 - it is made below
+            rounds.wait,
         )  # fmt: skip
         super().__init__(registry, contents, turn, UnusedQueues(wheel, self._expire))
         self._deliveries = Deliveries(
@@ -96,6 +101,10 @@ class Queues(Declarations):
             log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True), contents,
             self._deliveries, self._writer, turn.store, self.stored, wall_clock,
         )  # fmt: skip
+        self._settling = Settling(contents.settle, rounds.wait, self._deliveries.soon)
+        self._leaving = Leaving(rounds, registry.remove_queue, self._leave)
+        self._facts = QueueFacts(self.bounds, contents, self._deliveries, self._dead_letters, self._admission)
+        self._rounds = rounds
         self._publishing = ExchangePublishing(registry, self._admission, ingest)
         self._restore(QueueState(log, state_stream, self.stream))
         self._registry.topology.watch(TOPIC_EXCHANGE, ingest.forget)
@@ -133,6 +142,15 @@ class Queues(Declarations):
         """
         return self._publishing.route(client, exchange, key, headers, size, also)
 
+    def dead_letters_of(self, published: Published, headers: HeaderPairs) -> list[tuple[Route, bytes, HeaderPairs]]:
+        """Return route, topic and headers of the dead letters that a publish is, for queues that did not take it. Add
+        them to the turn beside the message.
+
+        Args:
+            headers: of the message, those of its exchange and routing key included.
+        """
+        return self._dead_letters.letters_of(published.dead_letter_of, published.topic, headers)
+
     # --- consuming
 
     def consume(
@@ -157,25 +175,26 @@ class Queues(Declarations):
 
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED where one of the consumers wants to be the only one;
-                PRECONDITION_FAILED where an argument cannot be.
+                PRECONDITION_FAILED where an argument cannot be; TOO_MANY.
         """
         queue = self._registry.queue(client, name)
-        if queue.consumptions and (exclusive or queue.consumptions[0].exclusive):
+        if queue.consumptions and (exclusive or queue.consumptions.is_exclusive):
             raise QueueError(
                 Reason.ACCESS_REFUSED, f"queue {name!r} is in exclusive use, or has consumers: only one may have it so"
             )
         priority = consumer_priority(arguments or {}) or priority
+        if not self.bounds.consumers.take(client.owner):
+            self.bounds.consumers.refuse(client.owner)
+            raise QueueError(
+                Reason.TOO_MANY,
+                f"{client.owner} has used up its share of consumers: cancel some, or raise queues.consumers_per_user",
+            )
         consumption = Consumption(
             queue, client, consumer, credit, self._deliveries.soon, needs_acks=needs_acks, exclusive=exclusive,
             priority=priority,
         )  # fmt: skip
         client.consumptions[consumption] = None
-        at = len(queue.consumptions)
-        # The one that is active stays so, whatever the priority of others.
-        least = 1 if queue.definition.arguments.single_active else 0
-        while at > least and queue.consumptions[at - 1].priority < priority:
-            at -= 1
-        queue.consumptions.insert(at, consumption)
+        queue.consumptions.add(consumption)
         queue.has_consumed = True
         self._unused.in_use(queue)
         self._deliveries.reconsider(queue)
@@ -193,6 +212,7 @@ class Queues(Declarations):
         if consumption in queue.getters:
             queue.getters.remove(consumption)
             return
+        self.bounds.consumers.free(consumption.client.owner)
         queue.consumptions.remove(consumption)
         if queue.consumptions:
             self._deliveries.soon(queue)
@@ -225,9 +245,13 @@ class Queues(Declarations):
         self._deliveries.deliver(queue)
         return consumption
 
-    def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries. Those that are not known any more are passed over: their queue was deleted, or their
-        client has gone."""
+    def settle(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
+        """Settle deliveries of one client: where they are many, some now and the rest in later turns of its owner.
+        Those that are not known any more are passed over: their queue was deleted, or their client has gone."""
+        self._settling.settle(deliveries, outcome)
+
+    def settle_together(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
+        """Settle deliveries now, all in one commit: within ``log.together``, in that."""
         self._contents.settle(deliveries, outcome)
 
     # --- clients
@@ -236,13 +260,12 @@ class Queues(Declarations):
         """Take note that a connection has ended: its exclusive queues are deleted, its consumers cancelled, and what
         they did not settle goes back to its queues."""
         self._turn.store()
-        for queue in list(client.exclusive):
-            self._registry.remove_queue(queue)
-        for consumption in list(client.consumptions):
-            unsettled = sorted(consumption.unsettled, key=lambda each: each.seq)
-            self.cancel(consumption)
-            self.settle(unsettled, Outcome.REQUEUE)
-        client.consumptions.clear()
+        self._leaving.begin(client)
+
+    def _leave(self, consumption: Consumption) -> None:
+        unsettled = sorted(consumption.unsettled, key=lambda each: each.seq)
+        self.cancel(consumption)
+        self.settle(unsettled, Outcome.REQUEUE)
 
     def permissions_changed(self) -> None:
         """Ask again what clients may read."""
@@ -253,6 +276,8 @@ class Queues(Declarations):
     def close(self) -> None:
         """Write what is left to write. Clients of queues have gone before."""
         self._turn.store()
+        self._leaving.finish()
+        self._settling.finish()
         self._unlisten()
         self._dead_letters.close()
         self._deliveries.close()
@@ -305,43 +330,25 @@ class Queues(Declarations):
                 self._contents.add(queue, message, priority)
                 due[queue] = None
             self._writer.message_bytes += len(message.payload)
+        self._deliveries.deliver_stored(due, first)
         for queue in due:
-            self._deliveries.deliver(queue, first)
             self._contents.limit(queue)
+            self._contents.trim(queue)
         self._publishing.stored(due)
 
     # --- facts
 
     def facts(self) -> dict[str, Any]:
         """Return what status says."""
-        queues = self._registry.queues
-        longest = sorted(queues.values(), key=lambda queue: -(queue.bytes + queue.count))[:QUEUES_SHOWN]
-        return {
-            "queues": len(queues),
-            "exchanges": len(self._registry.topology.exchanges),
-            "bindings": self.bounds.bindings.used,
-            "messages": sum(queue.count for queue in queues.values()),
-            "unacknowledged": self.bounds.unacknowledged.used,
-            "bytes": self.bounds.waiting.used,
-            "bytes_max": self.bounds.waiting.total,
-            "longest": [
-                {
-                    "queue": queue.name,
-                    "messages": queue.count,
-                    "bytes": queue.bytes,
-                    "unacknowledged": len(queue.unsettled),
-                    "consumers": len(queue.consumptions),
-                    "not_taken": queue.dropped,
-                    "lost": queue.lost,
-                }
-                for queue in longest
-            ],
-        }
+        return self._facts.facts(self._registry.queues.values(), len(self._registry.topology.exchanges))
 
     # --- inside
 
     def _has_deleted(self, queue: Queue) -> None:
-        consumptions, queue.consumptions = queue.consumptions, []
+        consumptions = list(queue.consumptions)
+        for consumption in consumptions:
+            queue.consumptions.remove(consumption)
+            self.bounds.consumers.free(consumption.client.owner)
         getters, queue.getters = queue.getters, []
         self._unused.in_use(queue)
         self._contents.drop_all(queue)
@@ -355,8 +362,12 @@ class Queues(Declarations):
                 logger.exception("a consumer of queue %r did not take the news that it is gone", queue.name)
 
     def _expire(self, queue: Queue) -> None:
+        # Thousands may be declared, and expire, at once.
+        self._rounds.wait(queue.definition.owner, partial(self._delete_unused, queue))
+
+    def _delete_unused(self, queue: Queue) -> None:
         self._turn.store()
-        if not queue.deleted and not queue.consumptions:
+        if not queue.deleted and self._unused.is_over(queue):
             self._registry.remove_queue(queue)
 
     def _release(self) -> None:
@@ -380,7 +391,3 @@ class Queues(Declarations):
         self._log.release(self.stream, self._holders.unneeded(end))
         if state.read:
             self._writer.started(end)
-
-
-QUEUES_SHOWN = 10
-"""Longest queues in the node's status."""

@@ -24,7 +24,8 @@ from weft.edge_node.queues.definitions import (
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueShares
 from weft.edge_node.queues.queue import Queue, QueueClient
-from weft.edge_node.queues.routing.exchange import MATCHES, Destination
+from weft.edge_node.queues.routing.exchange import Destination
+from weft.edge_node.queues.routing.headers import MATCHES
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues
 from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
@@ -93,7 +94,7 @@ class Registry:
         for binding in bindings:
             to = self.topology.exchanges if binding.to_exchange else self.queues
             if binding.source in self.topology.exchanges and binding.destination in to:
-                self._bounds.bindings.hold(self._owner_of(binding))
+                self._bounds.bindings.hold(self._owner_of(binding), binding.units)
                 self.topology.bind(binding)
 
     # --- what routes ask
@@ -160,12 +161,12 @@ class Registry:
         exchange = self.topology.exchanges[name]
         definition = exchange.definition
         kept = [each for each in self.topology.of_exchange(name) if self._is_kept(each)]
-        owners = [self._owner_of(each) for each in self.topology.of_exchange(name)]
+        owners = [(self._owner_of(each), each.units) for each in self.topology.of_exchange(name)]
         gone = self.topology.remove_exchange(name)
         self.writer.gone(bindings=kept, exchanges=[name] if definition.durable else ())
         self._bounds.exchanges.free(definition.owner)
-        for owner in owners:
-            self._bounds.bindings.free(owner)
+        for owner, units in owners:
+            self._bounds.bindings.free(owner, units)
         self._delete_unused(each.source for each in gone)
 
     # --- queues
@@ -258,7 +259,7 @@ class Registry:
         self.writer.gone(bindings=kept, queues=[queue.number] if queue.kept else ())
         self._bounds.queues.free(queue.definition.owner)
         if gone:
-            self._bounds.bindings.free(queue.definition.owner, len(gone))
+            self._bounds.bindings.free(queue.definition.owner, sum(each.units for each in gone))
         self._deleted(queue)
         self._delete_unused(each.source for each in gone)
 
@@ -300,12 +301,12 @@ class Registry:
             return
         owner = self._owner_of(binding)
         client.check_owns(owner, f"{'exchange' if binding.to_exchange else 'queue'} {binding.destination!r}")
-        _charge(self._bounds.bindings, owner)
+        _charge(self._bounds.bindings, owner, binding.units)
         try:
             if self._is_kept(binding):
                 self._write(bindings=[binding])
         except QueueError:
-            self._bounds.bindings.free(owner)
+            self._bounds.bindings.free(owner, binding.units)
             raise
         self.topology.bind(binding)
 
@@ -319,7 +320,7 @@ class Registry:
         self.topology.unbind(binding)
         if kept:
             self.writer.gone(bindings=[binding])
-        self._bounds.bindings.free(owner)
+        self._bounds.bindings.free(owner, binding.units)
         self._delete_unused([binding.source])
 
     def _delete_unused(self, sources: Iterable[str]) -> None:
@@ -349,9 +350,9 @@ class Registry:
             raise QueueError(Reason.NO_ROOM, f"the log takes nothing more: {error}") from error
 
 
-def _charge(bound: Bound, owner: Owner) -> None:
-    if not bound.take(owner):
-        bound.refuse(owner)
+def _charge(bound: Bound, owner: Owner, units: int = 1) -> None:
+    if not bound.take(owner, units):
+        bound.refuse(owner, units)
         raise QueueError(
             Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
         )

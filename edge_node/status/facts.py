@@ -77,7 +77,8 @@ class NodeStatus:
         self.refusals = refusals
         """Refusals of what owners asked for beyond their shares."""
         self._functions = functions
-        self._queues = queues
+        self.queues = queues
+        """Returns the facts about queues; empty where there are none."""
         self._configuration = configuration
         self.sources = sources
         """Source of the status of each source."""
@@ -142,7 +143,7 @@ class NodeStatus:
             "sources": {source.name: source.facts() for source in self.sources()},
             "conflicts": dict(self.conflicts()),
             "imported": self._imports(),
-            "queues": self._queues(),
+            "queues": self.queues(),
             "mqtt": self.counted(),
             "refusals": [
                 {"bound": each.bound, "owner": owner_name(each.owner), "times": each.times} for each in self.refusals

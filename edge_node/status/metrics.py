@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from weft.config import exposition
 from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
@@ -45,6 +46,8 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
     for source in status.sources():
         yield from source_samples(source)
+    if queues := status.queues():
+        yield from queue_samples(queues)
     for name, functions in status.functions().items():
         yield from function_samples(name, functions)
     for each in status.refusals:
@@ -98,6 +101,21 @@ def source_samples(source: SourceStatus) -> Iterator[Sample]:
     yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
     if source.waiting is not None:
         yield Sample(f"{prefix}waiting_messages", source.waiting, labels)
+
+
+def queue_samples(facts: dict[str, Any]) -> Iterator[Sample]:
+    """Yield the values of every metric of queues."""
+    prefix = "weft_edge_queue_"
+    yield Sample("weft_edge_queues", facts["queues"])
+    for name in ("exchanges", "bindings", "consumers", "bytes", "bytes_max"):
+        yield Sample(prefix + name, facts[name])
+    yield Sample(f"{prefix}ready_messages", facts["messages"])
+    yield Sample(f"{prefix}unacknowledged_messages", facts["unacknowledged"])
+    for name in (
+        "published", "delivered", "redelivered", "acknowledged", "dead_lettered", "expired", "dropped", "not_taken",
+        "lost",
+    ):  # fmt: skip
+        yield Sample(f"{prefix}{name}_total", facts[name])
 
 
 def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:

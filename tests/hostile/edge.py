@@ -30,7 +30,7 @@ node: press-1
 data_dir: {folder}/data
 listeners:
   mqtt: {{bind: "127.0.0.1:{mqtt}", anonymous: never}}
-  http: {{bind: "127.0.0.1:{posts}", anonymous: never}}
+  http: {{bind: "127.0.0.1:{posts}", anonymous: never}}{listeners}
 http: {{bind: "127.0.0.1:{http}"}}
 auth: {{users_file: {folder}/users, acl_file: {folder}/acl}}
 streams: {{telemetry: {{from: "plant/{{line}}/{{machine}}/telemetry", payload: json}}{streams}}}
@@ -44,11 +44,13 @@ class GuardedEdge(Service):
     Args:
         limits: settings of the section of that name.
         streams: further streams.
+        amqp: whether AMQP clients are served as well.
     """
 
-    def __init__(self, folder: Path, limits: str = "", streams: str = "") -> None:
+    def __init__(self, folder: Path, limits: str = "", streams: str = "", *, amqp: bool = False) -> None:
         self.folder = folder
         self.mqtt_port, self.http_port, self.posts_port = free_port(), free_port(), free_port()
+        self.amqp_port = free_port()
         for user in USERS:
             (folder / "password").write_text(f"{user}\n")
             added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
@@ -58,6 +60,7 @@ class GuardedEdge(Service):
         text = CONFIG.format(
             folder=folder, mqtt=self.mqtt_port, http=self.http_port, posts=self.posts_port, limits=limits,
             streams=streams,
+            listeners=f'\n  amqp: {{bind: "127.0.0.1:{self.amqp_port}", anonymous: never}}' if amqp else "",
         )  # fmt: skip
         config.write_text(text)
         super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")

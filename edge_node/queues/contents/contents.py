@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
 from typing import Protocol
 
-from weft.bounds import Bound
+from weft.bounds import Bound, Owner
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome, QueueMessage
@@ -15,11 +17,23 @@ from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.protocols.message_headers import EXPIRES
 
 LOADED_BYTES_MAX = 16 << 20
-"""Payload bytes of ready messages in memory."""
+"""Memory of ready messages, about."""
+NEXT_MAX = 128
+"""Messages of a queue with consumers that are kept beyond that until the consumers were asked."""
+EVICTED_MAX = 8
+"""Queues that give their memory up at a time."""
+FREED_SLICE = 1024
+"""Runs of messages of a purged or deleted queue that are let go before it is others' turn."""
+FORGOTTEN_SLICE = 128
+"""Deliveries of a deleted queue that are forgotten before it is others' turn."""
 
 
 class DeadLetterer(Protocol):
     """Takes messages that leave a queue without being handled."""
+
+    def has_room(self, queue: Queue) -> bool:
+        """Return whether it takes one more now; if not, the queue is served when it does."""
+        ...
 
     def add(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
         """Take over a message, which is settled when it stands where it goes."""
@@ -32,25 +46,31 @@ class Contents:
         unacknowledged: bounds deliveries that are not settled.
         waiting: bytes of messages in queues.
         deliver_soon: called with queues that may have something to deliver.
+        next_round: calls back when it is an owner's turn.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         writer: QueueStateWriter,
         holders: Holders,
         unacknowledged: Bound,
         waiting: Bound,
         deliver_soon: Callable[[Queue], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
     ) -> None:
         self._writer = writer
         self._holders = holders
         self.unacknowledged = unacknowledged
         self._waiting = waiting
         self._deliver_soon = deliver_soon
-        self.starved: dict[Queue, None] = {}
-        """Queues whose consumers have too much unsettled."""
+        self._next_round = next_round
+        self._starved: dict[Owner, dict[Queue, None]] = {}
+        """Owners that have too much unsettled -> queues with consumers of theirs."""
+        self._idle: dict[Queue, None] = {}
+        """Queues that had no consumer when messages of theirs were kept in memory."""
         self.loaded_bytes = 0
-        self.expired = self.lost = 0
+        self.added = self.accepted = self.expired = self.dropped = self.lost = 0
+        """Messages since the start, by what became of them; ``dropped`` of queues that were too long."""
         self.dead_letters: DeadLetterer | None = None
 
     # --- in
@@ -58,11 +78,14 @@ class Contents:
     def add(self, queue: Queue, message: QueueMessage, priority: int) -> None:
         """Take a new message into a queue. ``deliver`` follows."""
         size = len(message.payload)
+        self.added += 1
         in_memory = len(queue.loaded) == queue.ready.count
         queue.ready.add(message.seq, min(priority, queue.definition.arguments.priority_max))
         queue.bytes += size
         self._waiting.hold(queue.definition.owner, size + ENTRY_BYTES)
-        if in_memory and (queue.consumptions or self.loaded_bytes + size <= LOADED_BYTES_MAX):
+        if in_memory and (
+            self.loaded_bytes + size <= LOADED_BYTES_MAX or (queue.consumptions and len(queue.loaded) < NEXT_MAX)
+        ):
             self.load(queue, message)
         if not queue.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
             queue.expires = True
@@ -70,6 +93,7 @@ class Contents:
     def limit(self, queue: Queue) -> None:
         """Drop the oldest messages of a queue that is longer than it may be."""
         while queue.ready.count and queue.is_full():
+            self.dropped += 1
             self.remove_next(queue, Death.MAXLEN)
 
     # --- what leaves
@@ -87,12 +111,24 @@ class Contents:
         queue.unsettled_bytes -= delivery.size
         holder = delivery.holder
         if isinstance(holder, Consumption):
-            self.unacknowledged.free(holder.client.owner)
-            if self.starved:
-                starved, self.starved = self.starved, {}
-                for each in starved:
-                    self._deliver_soon(each)
+            self._free_share(holder.client.owner)
         holder.settled(delivery)
+
+    def has_share(self, queue: Queue, owner: Owner) -> bool:
+        """Return whether an owner may have one more delivery unsettled; if not, its queue is served when it may."""
+        if self.unacknowledged.fits(owner):
+            return True
+        self.unacknowledged.refuse(owner)
+        self._starved.setdefault(owner, {})[queue] = None
+        return False
+
+    def _free_share(self, owner: Owner) -> None:
+        total_was_used = self.unacknowledged.used >= self.unacknowledged.total
+        self.unacknowledged.free(owner)
+        if self._starved:
+            for each in list(self._starved) if total_was_used else [owner]:
+                for queue in self._starved.pop(each, ()):
+                    self._deliver_soon(queue)
 
     def remove_next(self, queue: Queue, death: Death) -> None:
         """Take the next message out of a queue, which no consumer has handled."""
@@ -105,6 +141,12 @@ class Contents:
             self.leave(queue, seq, size)
         else:
             self.bury(queue, Delivery(seq, size, 0, priority, redelivered=False, holder=NOBODY), message, death)
+
+    def may_bury(self, queue: Queue) -> bool:
+        """Return whether an expired message may leave its queue now; if not, the queue is served when it may."""
+        if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
+            return True
+        return self.dead_letters.has_room(queue)
 
     def bury(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
         """Dead-letter a message that was taken, or have it leave for good where its queue says nothing of that."""
@@ -133,7 +175,11 @@ class Contents:
             if queue.unsettled.get(delivery.seq) is not delivery:
                 continue
             self.forget(delivery, queue)
-            if outcome is Outcome.ACCEPT:
+            if queue.deleted:
+                self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
+                self._holders.drop(delivery.seq)
+            elif outcome is Outcome.ACCEPT:
+                self.accepted += 1
                 self.leave(queue, delivery.seq, delivery.size)
             elif outcome is Outcome.REJECT:
                 self.bury(queue, delivery, None, Death.REJECTED)
@@ -151,31 +197,46 @@ class Contents:
         self._deliver_soon(queue)
 
     def purge(self, queue: Queue) -> int:
-        """Remove all ready messages. Return their number."""
+        """Remove all ready messages. Return their number. The log knows at once; its room comes back in turns."""
         count, size = queue.count, queue.bytes
-        self._unload_all(queue)
-        for first, end in queue.ready_runs():
-            self._holders.drop_run(first, end)
-            self._writer.settled(queue, first, end, 0)
+        self.unload_all(queue)
         if count:
-            last = next(iter(queue.ready_runs()))
-            self._writer.settled(queue, last[0], last[0], size)
+            first, end = queue.span()
+            # What lies between, and is in this queue, is what was delivered.
+            for seq in sorted(each for each in queue.unsettled if first <= each < end):
+                self._writer.settled(queue, first, seq, 0)
+                first = seq + 1
+            self._writer.settled(queue, first, end, size)
             self._waiting.free(queue.definition.owner, size + ENTRY_BYTES * count)
-        queue.forget_ready()
+        self._let_go(queue, queue.forget_ready())
         return count
 
     def drop_all(self, queue: Queue) -> None:
         """Let all messages of a queue go that is deleted, delivered ones included."""
-        count, size = queue.count + len(queue.unsettled), queue.bytes + queue.unsettled_bytes
-        self._unload_all(queue)
-        for first, end in queue.ready_runs():
-            self._holders.drop_run(first, end)
-        for delivery in list(queue.unsettled.values()):
-            self._holders.drop(delivery.seq)
-            self.forget(delivery, queue)
+        count, size = queue.count, queue.bytes
+        self.unload_all(queue)
         if count:
             self._waiting.free(queue.definition.owner, size + ENTRY_BYTES * count)
-        queue.forget_ready()
+        self._let_go(queue, queue.forget_ready())
+        self._forget_unsettled(queue)
+
+    def _let_go(self, queue: Queue, runs: Iterator[tuple[int, int]]) -> None:
+        """Let the log have the room of messages: of some now, and of the rest in later turns."""
+        for first, end in islice(runs, FREED_SLICE):
+            self._holders.drop_run(first, end)
+        rest = next(runs, None)
+        if rest is not None:
+            self._next_round(queue.definition.owner, partial(self._let_go, queue, chain([rest], runs)))
+
+    def _forget_unsettled(self, queue: Queue) -> None:
+        """Forget the deliveries of a queue that is deleted, some now, and the rest in later turns."""
+        for seq in list(islice(queue.unsettled, FORGOTTEN_SLICE)):
+            delivery = queue.unsettled[seq]
+            self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
+            self._holders.drop(seq)
+            self.forget(delivery, queue)
+        if queue.unsettled:
+            self._next_round(queue.definition.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: Remembered) -> None:
         """Take in what a start found."""
@@ -200,15 +261,34 @@ class Contents:
         before = queue.loaded_bytes
         queue.load(message)
         self.loaded_bytes += queue.loaded_bytes - before
+        if not queue.consumptions:
+            self._idle[queue] = None
 
     def unload(self, queue: Queue, seq: int) -> QueueMessage | None:
         """Return a message in memory, which is not kept any more."""
+        before = queue.loaded_bytes
         message = queue.unload(seq)
-        if message is not None:
-            self.loaded_bytes -= len(message.payload)
+        self.loaded_bytes += queue.loaded_bytes - before
         return message
 
-    def _unload_all(self, queue: Queue) -> None:
+    def make_room(self) -> None:
+        """Have queues without readers give up what they have in memory, where others need it."""
+        for _ in range(EVICTED_MAX):
+            if self.loaded_bytes * 2 <= LOADED_BYTES_MAX or not self._idle:
+                break
+            queue = next(iter(self._idle))
+            del self._idle[queue]
+            if not queue.consumptions:
+                self.unload_all(queue)
+
+    def trim(self, queue: Queue) -> None:
+        """Leave to the log what consumers did not take of a new message, where there is no memory for more."""
+        if self.loaded_bytes > LOADED_BYTES_MAX and queue.loaded:
+            self.unload_all(queue)
+
+    def unload_all(self, queue: Queue) -> None:
+        """Keep none of a queue's messages in memory."""
+        self._idle.pop(queue, None)
         self.loaded_bytes -= queue.loaded_bytes
         queue.loaded.clear()
         queue.loaded_bytes = 0

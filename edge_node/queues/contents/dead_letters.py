@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from weft.edge_node.ingest.queue_targets import Admitted
 from weft.edge_node.ingest.record import Origin, Records
+from weft.edge_node.ingest.routes import Destination, Route
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death, goes_in_circles, with_death
 from weft.edge_node.queues.contents.delivering import Deliveries, Messages
@@ -29,6 +31,9 @@ from weft.storage.segment_log import LogError
 STEP_RECORDS = 64
 """Messages that go on in one step."""
 STEP_BYTES = 1 << 20
+HELD_MAX = 1024
+"""Messages on their way of which the payload is in memory; those of others are read again. Queues of which messages
+expire wait when it is more."""
 RETRY_S = 1.0
 RECORD_BYTES = 2048
 """Room that a message takes in the log beside key, payload and headers."""
@@ -71,6 +76,14 @@ class _Dead(NamedTuple):
     death: Death
 
 
+class Letter(NamedTuple):
+    """A message on its way from a queue that has let it go, or did not take it."""
+
+    topic: bytes
+    headers: HeaderPairs
+    queues: BoundQueues
+
+
 class DeadLetters:
     """Sends dead letters on. Event loop's thread only.
 
@@ -106,16 +119,26 @@ class DeadLetters:
         self._store_turn = store_turn
         self._stored = stored
         self._clock = clock
-        self._waiting: list[_Dead] = []
+        self._waiting: deque[_Dead] = deque()
+        self._wanting: dict[Queue, None] = {}
+        """Queues that have more."""
         self._task: asyncio.Task[None] | None = None
         self.count = 0
         """Messages that went on."""
 
     def add(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
         """Take over a message, which is settled when it stands where it goes."""
-        self._waiting.append(_Dead(queue, delivery, message, death))
+        held = message if len(self._waiting) < HELD_MAX else None
+        self._waiting.append(_Dead(queue, delivery, held, death))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def has_room(self, queue: Queue) -> bool:
+        """Return whether there is room for one more; if not, the queue is served when there is."""
+        if len(self._waiting) < HELD_MAX:
+            return True
+        self._wanting[queue] = None
+        return False
 
     def close(self) -> None:
         """Stop. What was not sent on is in its queue again after the next start."""
@@ -125,15 +148,19 @@ class DeadLetters:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                step, self._waiting = self._waiting[:STEP_RECORDS], self._waiting[STEP_RECORDS:]
+                step = [self._waiting.popleft() for _ in range(min(STEP_RECORDS, len(self._waiting)))]
                 try:
                     await self._send(step)
                 except (OSError, LogError) as error:
                     logger.warning("dead letters wait: %s", error)
-                    self._waiting = [*step, *self._waiting]
+                    self._waiting.extendleft(reversed(step))
                     await asyncio.sleep(RETRY_S)
                 except Exception:  # a mistake of ours: it must not hold up the other dead letters
                     logger.exception("%d dead letters could not be sent on, and wait for the next start", len(step))
+                if self._wanting and len(self._waiting) * 2 <= HELD_MAX:
+                    wanting, self._wanting = self._wanting, {}
+                    for queue in wanting:
+                        self._deliveries.soon(queue)
                 await asyncio.sleep(0)
         finally:
             self._task = None
@@ -201,22 +228,43 @@ class DeadLetters:
     def _letter(self, each: _Dead, records: Records, now: int) -> QueueSet | None:
         """Add what is appended for a message; return its queues, None where it goes nowhere."""
         queue, _, message, death = each
+        if message is None:
+            return None
+        letter = self.letter(queue, death, message.topic, message.headers, now)
+        admitted = letter.queues.admit(letter.headers, len(message.payload)) if letter is not None else None
+        if letter is not None and admitted is not None:
+            records.add(letter.topic, message.payload, _NODE, message.flags, (*letter.headers, admitted.header))
+        return admitted
+
+    def letters_of(
+        self, queues: Sequence[Queue], topic: bytes, headers: HeaderPairs
+    ) -> list[tuple[Route, bytes, HeaderPairs]]:
+        """Return route, topic and headers of a publish as the dead letter of queues that were full."""
+        now = self._clock()
+        found = [self.letter(queue, Death.MAXLEN, topic, headers, now) for queue in queues]
+        return [
+            (Route(_QUEUES_ONLY, live=False, marked=False, queues=each.queues), each.topic, each.headers)
+            for each in found
+            if each is not None
+        ]
+
+    def letter(self, queue: Queue, death: Death, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
+        """Return how a message goes on that a queue has, or did not take; None where it goes nowhere.
+
+        Args:
+            headers: as they are stored.
+        """
         arguments = queue.definition.arguments
         exchange = self._topology.exchanges.get(arguments.dead_letter_exchange or "")
-        if message is None or exchange is None:
+        if exchange is None:
             return None
-        came_by = origin_of(message.topic, message.headers)
+        came_by = origin_of(topic, headers)
         key = came_by[1] if arguments.dead_letter_routing_key is None else arguments.dead_letter_routing_key
-        topic = topic_of(exchange.name, key) if key != came_by[1] else message.topic.decode(errors="replace")
-        headers = with_death(message.headers, death, queue.name, came_by, (exchange.name, key), topic, now)
+        goes_by = topic_of(exchange.name, key) if key != came_by[1] else topic.decode(errors="replace")
+        headers = with_death(headers, death, queue.name, came_by, (exchange.name, key), goes_by, now)
         names, _ = self._topology.walk(exchange, key, own_headers(headers))
         found = self._targets(frozenset(each for each in names if not goes_in_circles(headers, each)))
-        admitted = found.admit(headers, len(message.payload)) if found is not None else None
-        if admitted is not None:
-            records.add(
-                topic.encode(), message.payload, _NODE, message.flags, (*headers, admitted.header)
-            )  # fmt: skip
-        return admitted
+        return None if found is None else Letter(goes_by.encode(), headers, found)
 
 
 def _bytes(headers: HeaderPairs) -> int:
@@ -224,3 +272,4 @@ def _bytes(headers: HeaderPairs) -> int:
 
 
 _NODE = Origin(None)
+_QUEUES_ONLY = Destination((), kept_for_sessions=False, unrouted=False)

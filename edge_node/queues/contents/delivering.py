@@ -10,10 +10,11 @@ from functools import partial
 from typing import Protocol
 
 from weft.bounds import Owner
-from weft.edge_node.queues.contents.contents import LOADED_BYTES_MAX, Contents
+from weft.edge_node.queues.contents import contents as memory
+from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.queue import LOADED_ENTRY_BYTES, Consumption, Queue
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.message_headers import EXPIRES
@@ -118,6 +119,15 @@ class Deliveries:
             else:
                 self._next_round(queue.definition.owner, partial(self.deliver, queue))
 
+    def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
+        """Deliver what was stored just now, from message ``first`` on."""
+        until = self._loop.time() + DUE_S
+        for queue in queues:
+            if queue.expires or self._loop.time() < until:
+                self.deliver(queue, first)
+            else:
+                self.soon(queue)
+
     def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
         """Deliver what can be delivered now.
 
@@ -125,12 +135,13 @@ class Deliveries:
             fresh: messages from this one on have come just now: they may be delivered before they expire, however
                 short their time.
         """
-        if queue.deleted:
+        if queue.deleted or queue.returning:
             return
         # In order also where a channel has several consumers: a batch ends where it is another one's turn.
         batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]] = []
-        left = SLICE
+        left, until = SLICE, self._loop.time() + DUE_S
         while left and queue.ready.count and (queue.consumptions or queue.getters):
+            left = left - 1 if self._loop.time() < until else 0
             seq, priority = queue.ready.peek()
             message = queue.loaded.get(seq)
             if message is None:
@@ -141,11 +152,13 @@ class Deliveries:
                     self._read(queue)
                 break
             if queue.expires and seq < fresh and self._deadline(queue, message) <= self._clock():
-                self._contents.remove_next(queue, Death.EXPIRED)
-                continue
+                if self._contents.may_bury(queue):
+                    self._contents.remove_next(queue, Death.EXPIRED)
+                    continue
+                break
             consumption = self._chosen(queue, message.topic)
             if consumption is None:
-                if self._may_anybody_read(queue, message.topic):
+                if queue.consumptions.may_anybody_read(message.topic):
                     break
                 self._withhold(queue)
                 continue
@@ -155,7 +168,6 @@ class Deliveries:
             if not batches or batches[-1][0] is not consumption:
                 batches.append((consumption, []))
             batches[-1][1].append(self._give(queue, consumption, message, priority))
-            left -= 1
         self._send(batches)
         self._after(queue, more=not left)
 
@@ -167,7 +179,7 @@ class Deliveries:
             for getter in getters:
                 getter.end()
                 getter.consumer.deliver([])
-        if queue.expires:
+        if queue.expires and not more:
             self._time(queue)
 
     def _send(self, batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]]) -> None:
@@ -199,8 +211,8 @@ class Deliveries:
         if consumption in queue.getters:
             queue.getters.remove(consumption)
             consumption.end()
-        elif len(queue.consumptions) > 1 and not queue.definition.arguments.single_active:
-            _take_turn(queue.consumptions, queue.consumptions.index(consumption))
+        else:
+            queue.consumptions.took(consumption)
         return delivery, message
 
     # --- whom
@@ -214,22 +226,7 @@ class Deliveries:
         for getter in queue.getters:
             if topic is None or getter.client.may_read(topic):
                 return getter
-        consumptions = queue.consumptions
-        if queue.definition.arguments.single_active:
-            consumptions = consumptions[:1]
-        for consumption in consumptions:
-            if consumption.room <= 0:
-                consumption.wait()
-            elif topic is None or consumption.client.may_read(topic):
-                if consumption.needs_acks and not self._contents.unacknowledged.fits(consumption.client.owner):
-                    self._contents.unacknowledged.refuse(consumption.client.owner)
-                    self._contents.starved[queue] = None
-                    continue
-                return consumption
-        return None
-
-    def _may_anybody_read(self, queue: Queue, topic: bytes) -> bool:
-        return any(each.client.may_read(topic) for each in queue.consumptions)
+        return queue.consumptions.choose(topic, partial(self._contents.has_share, queue))
 
     def _withhold(self, queue: Queue) -> None:
         """Put the next message aside until another reader comes."""
@@ -261,6 +258,7 @@ class Deliveries:
         if queue.timer is not None:
             queue.timer.cancel()
             queue.timer = None
+        left, until = SLICE, self._loop.time() + DUE_S
         while queue.ready.count:
             seq, _ = queue.ready.peek()
             message = queue.loaded.get(seq)
@@ -275,12 +273,18 @@ class Deliveries:
                 if left_ns < _FAR_NS:
                     queue.timer = self._loop.call_later(left_ns / 1e9 + _LATE_S, self._timed, queue)
                 return
+            if not self._contents.may_bury(queue):
+                return
+            left -= 1
+            if not left or self._loop.time() >= until:
+                self._next_round(queue.definition.owner, partial(self.deliver, queue))
+                return
             self._contents.remove_next(queue, Death.EXPIRED)
 
     def _timed(self, queue: Queue) -> None:
         queue.timer = None
         if not queue.deleted:
-            self.deliver(queue)
+            self.soon(queue)
 
     # --- before a delivery
 
@@ -294,7 +298,7 @@ class Deliveries:
                     continue
                 room = rooms.get(queue)
                 if room is None:
-                    room = sum(min(each.room, SLICE) for each in queue.consumptions)
+                    room = queue.consumptions.room(AHEAD_MAX)
                 if room > 0:
                     ends[queue] = seq + 1
                 rooms[queue] = room - 1
@@ -328,7 +332,7 @@ class Deliveries:
     def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:
         if error is None:
             queue.marked = max(queue.marked, end)
-            self.deliver(queue)
+            self.soon(queue)
 
     def _read(self, queue: Queue) -> None:
         """Read the next messages from the log."""
@@ -339,8 +343,9 @@ class Deliveries:
 
     async def _read_page(self, queue: Queue) -> None:
         try:
-            room = max(LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
-            mean = queue.bytes // max(queue.count, 1) + 1
+            self._contents.make_room()
+            room = max(memory.LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
+            mean = queue.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
             wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
             end = self._log.durable_end(self._stream)
             found = await self._messages.fetch(self._stream, [seq for seq in wanted if seq not in queue.loaded])
@@ -368,17 +373,9 @@ class Deliveries:
     def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
         queue.waits = False
         if error is None:
-            self.deliver(queue)
+            self.soon(queue)
 
 
 _FAR_NS = 1 << 60
 _LATE_S = 0.001
 """A timer goes off so much later than it could: the two clocks are not the same."""
-
-
-def _take_turn(consumptions: list[Consumption], at: int) -> None:
-    """Put a consumer behind the others of its priority."""
-    consumption = consumptions.pop(at)
-    while at < len(consumptions) and consumptions[at].priority >= consumption.priority:
-        at += 1
-    consumptions.insert(at, consumption)

@@ -88,10 +88,15 @@ class Ready:
         for priority, level in self._levels.items():
             yield priority, level.fresh, level.returned
 
-    def clear(self) -> None:
-        """Take all."""
-        self._levels.clear()
-        self.count = 0
+    def ends(self) -> Iterator[int]:
+        """Yield numbers of which the lowest and the highest are those of all messages."""
+        for level in self._levels.values():
+            if level.fresh.count:
+                yield level.fresh.first
+                yield level.fresh.last
+            if level.returned:
+                yield level.returned[0]
+                yield max(level.returned)
 
     def _begin(self, priority: int) -> _Level:
         level = self._levels[priority] = _Level()

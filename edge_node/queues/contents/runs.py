@@ -63,6 +63,11 @@ class SeqRuns:
         """Return the lowest number. There must be one."""
         return self._firsts[self._head]
 
+    @property
+    def last(self) -> int:
+        """Return the highest number. There must be one."""
+        return self._firsts[-1] + self._counts[-1] - 1
+
     def pop(self) -> int:
         """Take the lowest number."""
         at = self._head

@@ -48,6 +48,11 @@ class UnusedQueues:
         waiting.until = asyncio.get_running_loop().time() + expires_ms / 1000
         self._wheel.set(waiting, waiting.until)
 
+    def is_over(self, queue: Queue) -> bool:
+        """Return whether a queue's time is over, and no client has used it since."""
+        waiting = self._waiting.get(queue)
+        return waiting is not None and asyncio.get_running_loop().time() >= waiting.until
+
     def in_use(self, queue: Queue) -> None:
         """Stop counting: the queue has a consumer, or is deleted."""
         waiting = self._waiting.pop(queue, None)

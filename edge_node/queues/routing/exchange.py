@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
+from weft.edge_node.queues.routing.headers import HeadersBindings
 from weft.edge_node.queues.routing.patterns import PatternTree
 
 
@@ -14,40 +15,6 @@ class Destination(NamedTuple):
 
     name: str
     is_exchange: bool
-
-
-class HeadersMatch(NamedTuple):
-    """Arguments of a binding to a headers exchange."""
-
-    wanted: dict[str, Any]
-    """Header -> value; None for a header that only has to be there."""
-    matches_any: bool
-
-    def matches(self, headers: Mapping[str, Any]) -> bool:
-        """Return whether a message with these headers goes where the binding leads."""
-        found = (
-            name in headers and (value is None or _equal(headers[name], value)) for name, value in self.wanted.items()
-        )
-        return any(found) if self.matches_any else all(found)
-
-
-def _equal(had: Any, wanted: Any) -> bool:
-    # True is 1 in Python, and not in a table of AMQP.
-    return had == wanted and isinstance(had, bool) == isinstance(wanted, bool)
-
-
-MATCHES = frozenset({"all", "any", "all-with-x", "any-with-x"})
-"""Values of ``x-match``. Without ``-with-x``, headers that begin with ``x-`` are not looked at."""
-
-
-def headers_match(arguments: Mapping[str, Any]) -> HeadersMatch:
-    """Return what a binding's arguments say to a headers exchange; ``x-match`` is in ``MATCHES`` or not there."""
-    how = str(arguments.get("x-match", "all"))
-    looks = how.endswith("-with-x")
-    wanted = {
-        name: value for name, value in arguments.items() if name != "x-match" and (looks or not name.startswith("x-"))
-    }
-    return HeadersMatch(wanted, how.startswith("any"))
 
 
 class Exchange:
@@ -63,7 +30,7 @@ class Exchange:
         self._by_key: dict[str, dict[Destination, int]] = {}
         self._everything: dict[Destination, int] = {}
         self._patterns: PatternTree[Destination] = PatternTree()
-        self._by_headers: dict[BindingDefinition, HeadersMatch] = {}
+        self._by_headers = HeadersBindings[Destination]()
 
     @property
     def name(self) -> str:
@@ -86,7 +53,7 @@ class Exchange:
         elif self.kind is ExchangeKind.TOPIC:
             self._patterns.add(binding.key, to)
         else:
-            self._by_headers[binding] = headers_match(binding.values)
+            self._by_headers.add(binding.values, to)
 
     def remove(self, binding: BindingDefinition) -> None:
         """Remove a binding that is there."""
@@ -102,7 +69,7 @@ class Exchange:
         elif self.kind is ExchangeKind.TOPIC:
             self._patterns.remove(binding.key, to)
         else:
-            del self._by_headers[binding]
+            self._by_headers.remove(binding.values, to)
 
     def match(self, key: str, headers: Mapping[str, Any]) -> set[Destination]:
         """Return where a message goes from here."""
@@ -112,11 +79,7 @@ class Exchange:
             return set(self._everything)
         if self.kind is ExchangeKind.TOPIC:
             return self._patterns.match(key)
-        return {
-            Destination(binding.destination, binding.to_exchange)
-            for binding, wanted in self._by_headers.items()
-            if wanted.matches(headers)
-        }
+        return self._by_headers.match(headers)
 
 
 def _count(counts: dict[Destination, int], to: Destination, change: int) -> None:

@@ -22,8 +22,8 @@ class _Node(Generic[T]):
 class PatternTree(Generic[T]):
     """Patterns and what is bound by them.
 
-    A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way: of
-    many ``#`` in one pattern no more than for so many patterns.
+    A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way, and
+    for a ``#`` once, however many words it takes.
     """
 
     def __init__(self) -> None:
@@ -56,33 +56,50 @@ class PatternTree(Generic[T]):
 
     def match(self, key: str) -> set[T]:
         """Return what is bound by patterns that match a key."""
-        active: set[_Node[T]] = set()
-        _reach(active, self._root)
+        active: set[_Node[T]] = {self._root}
+        loops = _Loops[T]()
         for word in key.split(".") if key else ():
-            following: set[_Node[T]] = set()
+            following = loops.after(active, word)
             for node in active:
-                if node.loops:
-                    _reach(following, node)
-                for branch in (word, "*"):
-                    if branch != "#" and (found := node.branches.get(branch)) is not None:
-                        _reach(following, found)
-                    if word == "*":
-                        break
+                if not node.loops:
+                    for branch in (word, "*"):
+                        if branch != "#" and (found := node.branches.get(branch)) is not None:
+                            following.add(found)
             active = following
-            if not active:
+            if not active and not loops.reached:
                 break
-        return {bound for node in active for bound in node.bound}
+        loops.reach(active)
+        return {bound for node in active | loops.reached for bound in node.bound}
+
+
+class _Loops(Generic[T]):
+    """The ``#`` that a look-up has reached. Each takes all words that follow, so it is looked at once, and then what
+    stands behind it waits for its word."""
+
+    __slots__ = ("_waiting", "reached")
+
+    def __init__(self) -> None:
+        self.reached: set[_Node[T]] = set()
+        self._waiting: dict[str, set[_Node[T]]] = {}
+
+    def reach(self, nodes: set[_Node[T]]) -> None:
+        """Take in those among some nodes, and behind them by ``#`` for no word."""
+        for node in nodes:
+            found = node if node.loops else node.branches.get("#")
+            if found is not None and found not in self.reached:
+                self.reached.add(found)
+                for word, child in found.branches.items():
+                    self._waiting.setdefault(word, set()).add(child)
+
+    def after(self, active: set[_Node[T]], word: str) -> set[_Node[T]]:
+        """Return the nodes behind ``#`` that a word leads to."""
+        self.reach(active)
+        if not self.reached:
+            return set()
+        return self._waiting.get(word, set()) | self._waiting.get("*", set())
 
 
 def _words(pattern: str) -> list[str]:
     words = pattern.split(".") if pattern else []
     # `#.#` matches what `#` does: one of them, so that the tree has no chains to follow for nothing.
     return [word for at, word in enumerate(words) if word != "#" or not at or words[at - 1] != "#"]
-
-
-def _reach(reached: set[_Node[T]], node: _Node[T]) -> None:
-    """Add a node, and those behind it by ``#`` for no word."""
-    reached.add(node)
-    behind = node.branches.get("#")
-    if behind is not None and behind not in reached:
-        _reach(reached, behind)

@@ -38,6 +38,8 @@ class Published(NamedTuple):
     """True if a queue that it should go to is full: a publisher that wants confirms gets a nack, whatever others do."""
     is_constant: bool
     """True if all further messages to this exchange with this key have the same answer, until ``Ingest.forget``."""
+    dead_letter_of: tuple[Queue, ...] = ()
+    """Full queues that want what they do not take to go on as a dead letter (``Queues.dead_letters_of``)."""
 
 
 class ExchangePublishing:
@@ -76,7 +78,8 @@ class ExchangePublishing:
             bound = self._registry.targets(names, reserved=True)
         if also:
             bound = self._with_further_keys(client, exchange, bound, headers, also)
-        targets, is_rejected = self._reserve(bound, size) if bound is not None else (None, False)
+        targets, full = self._reserve(bound, size) if bound is not None else (None, ())
+        is_rejected = bool(full)
         if targets is not bound or known.by_headers or also:
             route = self._ingest.route_to(known.topic, targets)
         else:
@@ -86,6 +89,7 @@ class ExchangePublishing:
             None if route.unrouted and self._ingest.unrouted.refuses else route,
             known.topic, known.headers, is_routed, is_rejected,
             is_constant=not (known.by_headers or is_rejected or also) and (bound is None or self._is_roomy(bound)),
+            dead_letter_of=tuple(queue for queue in full if self._sends_on(queue, size)),
         )  # fmt: skip
 
     def stored(self, queues: dict[Queue, None]) -> None:
@@ -129,24 +133,19 @@ class ExchangePublishing:
             known.route, known.as_of = self._ingest.route_to(known.topic, known.targets), self._ingest.as_of
         return known.route
 
-    def _reserve(self, bound: BoundQueues, size: int) -> tuple[BoundQueues | None, bool]:
-        """Return the queues that take a message, and whether one of them does not. The same as came in where all do."""
-        full = [queue for queue in bound.queues if not self._admission.takes(queue, size)]
+    def _reserve(self, bound: BoundQueues, size: int) -> tuple[BoundQueues | None, tuple[Queue, ...]]:
+        """Return the queues that take a message, the same as came in where all do, and those that are full."""
+        full = {queue for queue in bound.queues if not self._admission.takes(queue, size)}
         if not full:
-            return bound, False
-        left = {queue.name for queue in bound.queues if queue not in full}
-        for queue in full:
-            left |= self._dead_letter_queues(queue, size)
-        return self._registry.targets(frozenset(left), reserved=True), True
+            return bound, ()
+        left = (queue.name for queue in bound.queues if queue not in full)
+        return self._registry.targets(frozenset(left), reserved=True), tuple(full)
 
-    def _dead_letter_queues(self, queue: Queue, size: int) -> set[str]:
-        """Return the queues that get what a full queue does not take."""
+    def _sends_on(self, queue: Queue, size: int) -> bool:
+        """Return whether what a full queue does not take is a dead letter."""
         arguments = queue.definition.arguments
-        if arguments.overflow is not Overflow.REJECT_PUBLISH_DLX or arguments.dead_letter_exchange is None:
-            return set()
-        exchange = self._registry.topology.exchanges.get(arguments.dead_letter_exchange)
-        if exchange is None or not self._admission.waiting.fits(queue.definition.owner, size + ENTRY_BYTES):
-            return set()
-        key = arguments.dead_letter_routing_key
-        names, _ = self._registry.topology.walk(exchange, queue.name if key is None else key, {})
-        return set(names) - {queue.name}
+        return (
+            arguments.overflow is Overflow.REJECT_PUBLISH_DLX
+            and arguments.dead_letter_exchange is not None
+            and self._admission.waiting.fits(queue.definition.owner, size + ENTRY_BYTES)
+        )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from weft.bounds import Bound
+from weft.edge_node.ingest.queue_targets import WIDE
 from weft.edge_node.queues.message import ENTRY_BYTES
 from weft.edge_node.queues.queue import Queue
 from weft.edge_node.queues.topics import QUEUES
@@ -49,6 +50,8 @@ class Admission:
 
     def __init__(self, waiting: Bound) -> None:
         self.waiting = waiting
+        self.not_taken = 0
+        """Messages that queues did not take, since the start."""
         self.reserved: dict[Queue, None] = {}
         """Queues that have messages which are accepted and not stored."""
 
@@ -57,9 +60,11 @@ class Admission:
         arguments = queue.definition.arguments
         if arguments.rejects and queue.is_full(queue.reserved + 1, size):
             queue.dropped += 1
+            self.not_taken += 1
             return False
         if not self.waiting.fits(queue.definition.owner, size + ENTRY_BYTES):
             queue.dropped += 1
+            self.not_taken += 1
             self.waiting.refuse(queue.definition.owner, size + ENTRY_BYTES)
             return False
         if arguments.rejects:
@@ -82,11 +87,12 @@ class BoundQueues:
         reserved: ``Admission.takes`` was asked for each message of theirs, whose publisher has its answer.
     """
 
-    __slots__ = ("_admission", "all", "queues", "reserved")
+    __slots__ = ("_admission", "all", "queues", "reserved", "width")
 
     def __init__(self, queues: Iterable[Queue], admission: Admission, *, reserved: bool) -> None:
         self.all = QueueSet(queues)
         self.queues = self.all.queues
+        self.width = len(self.queues)
         self._admission = admission
         self.reserved = reserved
 
@@ -106,10 +112,11 @@ class QueuesByHeaders:
         find: headers -> the queues of a message that has them.
     """
 
-    __slots__ = ("_find",)
+    __slots__ = ("_find", "width")
 
     def __init__(self, find: Callable[[Mapping[str, Any]], BoundQueues | None]) -> None:
         self._find = find
+        self.width = WIDE  # it is not known before a message is there
 
     def admit(self, headers: HeaderPairs, size: int) -> QueueSet | None:
         """Return the queues that take a message, None for none of them."""

@@ -72,8 +72,8 @@ class AmqpConnection(Reads):
     def data_received(self, data: bytes) -> None:
         """Handle one read: parse all of it, gather its records, and note what is to be confirmed."""
         at = 0
-        if self._fast and len(data) <= LONG_READ_BYTES:
-            turn = self._turn
+        turn = self._turn
+        if self._fast and len(data) <= LONG_READ_BYTES and not turn.is_heavy:
             at = scan(data, 0, self.targets, turn, LONG_READ_BYTES)
             if at:
                 if not turn.begun:
@@ -82,6 +82,8 @@ class AmqpConnection(Reads):
                 turn.bytes += at
                 if turn.bytes > TURN_BYTES_MAX:
                     turn.store()
+                else:
+                    turn.relieve()
                 if at == len(data):
                     return
         now, turns = self._broker.clock(), self._broker.turns
@@ -243,6 +245,7 @@ class AmqpConnection(Reads):
             if self.targets and not self._closing:
                 before, at = at, scan(data, at, self.targets, self._turn, at + SCAN_BYTES_MAX)
                 if at > before:
+                    self._turn.relieve()
                     if at < size and not budget.spend(0):
                         self._wait_for_turn()
                     continue
@@ -252,6 +255,7 @@ class AmqpConnection(Reads):
             frame, at = found
             self._broker.counters.packets_received += 1
             self._handle(frame)
+            self._turn.relieve()
             if not budget.spend() and at < size and self._transport is not None:
                 self._wait_for_turn()
         return at

@@ -111,6 +111,8 @@ class Publishing:
         is_routed = _is_routed(found, exchange)
         if method.mandatory and not is_routed:
             self._return(method, properties, body)
+        if found.dead_letter_of:
+            self._send_on(gathered, found, content, body)
         if found.route is None:
             # Nothing takes it, and that is no error: it is as good as handled.
             self._count(gathered, is_rejected=found.is_rejected)
@@ -119,11 +121,17 @@ class Publishing:
         headers = target.headers_of(properties, content, self._shared.broker.wall_clock())
         gathered.add(found.route, found.topic, body, self, 0, headers)
         self._count(gathered, is_rejected=found.is_rejected)
-        is_plain = found.is_constant and (is_routed or not method.mandatory)
+        is_plain = found.is_constant and not found.route.is_wide and (is_routed or not method.mandatory)
         if frame and is_plain and len(frame) <= FRAME_REMEMBERED_BYTES_MAX and not self._is_closed:
             client.targets.remember(frame, target)
             self._shared.broker.ingest.remembering.add(client.targets)
             self._shared.queues.remember(client.targets)
+
+    def _send_on(self, gathered: Gathering, found: Published, content: Content, body: bytes) -> None:
+        """Add what full queues do not take, and want to go on."""
+        headers = (*content.at(self._shared.broker.wall_clock()), *found.headers)
+        for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
+            gathered.add(route, topic, body, self, 0, own)
 
     def _count(self, gathered: Gathering, *, is_rejected: bool) -> None:
         if gathered is not self._turn:

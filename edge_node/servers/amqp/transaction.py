@@ -75,7 +75,7 @@ class Transaction:
                 if gathered:
                     broker.ingest.store(gathered)
                 for deliveries, outcome in settled:
-                    shared.queues.settle(list(deliveries.values()), outcome)
+                    shared.queues.settle_together(list(deliveries.values()), outcome)
                 shared.queues.flush()
         self._begin()
         shared.counters.amqp_transactions += 1

@@ -9,6 +9,7 @@ from functools import partial
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route, RouteCache
+from weft.edge_node.ingest.turn import COPIES_MAX
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.mqtt.client import Client
 from weft.edge_node.sessions.session import Session
@@ -124,6 +125,7 @@ class Publishes:
             self._join()
         if len(gathered.answers) > before:
             self.is_due(len(gathered.answers[-1]) // ACK_BYTES)
+        self._relieve()
         return after
 
     def publish(self, packet: Publish) -> None:
@@ -152,6 +154,7 @@ class Publishes:
         headers = to_headers(packet.properties, self._broker.wall_clock())
         self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
         self._acknowledge(packet, code)
+        self._relieve()
 
     def suppress(self, packet: Publish) -> None:
         """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
@@ -195,6 +198,16 @@ class Publishes:
             self._opened.clear()
         elif self._gathered:
             self.store()
+
+    def _relieve(self) -> None:
+        """Store what was published so far if it is much for queues, so that it is charged to the client's turn.
+
+        Raises:
+            LogFull, LogFailed: nothing of the read may be acknowledged.
+        """
+        if self._gathered.copies > COPIES_MAX:
+            self.store()
+            self._broker.ingest.turn.is_heavy = True
 
     def store(self) -> None:
         """Append what was published so far; its acknowledgements follow once that is durable.

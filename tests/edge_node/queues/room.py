@@ -180,6 +180,8 @@ class Room:
         rejected = []
         for payload in payloads:
             found = self.queues.route(client or self.client, exchange, key, headers, len(payload))
+            for route, topic, own in self.queues.dead_letters_of(found, (*headers, *found.headers)):
+                self.turn.add(route, topic, payload, self.publisher, 0, own)
             if found.route is not None:
                 self.turn.add(found.route, found.topic, payload, self.publisher, 0, (*headers, *found.headers))
             if not found.is_rejected:

@@ -64,6 +64,20 @@ async def test_a_queue_that_rejects_says_so_message_by_message() -> None:
     assert room.publish(b"6") == [False]
 
 
+async def test_what_a_full_queue_does_not_take_goes_on_and_says_why() -> None:
+    room = Room()
+    dead_letters(room, x_max_length=1, x_overflow="reject-publish-dlx")
+    assert room.publish(b"1", b"2") == [False, True]
+    await room.settle_down()
+    room.power_cut()
+    found = await room.get("dead")
+    assert found is not None
+    assert found[1].payload == b"2"
+    assert deaths(found[1]) == [("q", "maxlen", 1)]
+    assert origin_of(found[1].topic, found[1].headers) == ("amq.direct", "gone")
+    assert await room.drain() == [b"1"]
+
+
 async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     room = Room()
     dead_letters(room, x_max_length=1)

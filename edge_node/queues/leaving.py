@@ -1,0 +1,55 @@
+"""The end of connections: their queues, consumers and deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from weft.bounds import Rounds
+from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
+
+SLICE = 32
+"""Queues and consumers of one client that go before it is others' turn: it may have thousands."""
+
+
+class Leaving:
+    """Connections that have ended, and still have something. Event loop's thread only.
+
+    Args:
+        remove: deletes a queue.
+        leave: cancels a consumer, and gives back what it did not settle.
+    """
+
+    def __init__(self, rounds: Rounds, remove: Callable[[Queue], None], leave: Callable[[Consumption], None]) -> None:
+        self._rounds = rounds
+        self._remove = remove
+        self._leave = leave
+        self._clients: dict[QueueClient, None] = {}
+
+    def begin(self, client: QueueClient) -> None:
+        """Let go of what a client has: of little now, of the rest in later turns of its owner."""
+        self._clients[client] = None
+        self._go_on(client)
+
+    def finish(self) -> None:
+        """Let go of everything now."""
+        for client in list(self._clients):
+            while not self._step(client):
+                pass
+
+    def _go_on(self, client: QueueClient) -> None:
+        if client in self._clients and not self._step(client):
+            self._rounds.wait(client.owner, partial(self._go_on, client))
+
+    def _step(self, client: QueueClient) -> bool:
+        """Let go of a few things. Return whether that was all."""
+        for _ in range(SLICE):
+            if client.exclusive:
+                self._remove(next(iter(client.exclusive)))
+            elif client.consumptions:
+                consumption, _ = client.consumptions.popitem()
+                self._leave(consumption)
+            else:
+                del self._clients[client]
+                return True
+        return False

@@ -1,0 +1,55 @@
+"""An AMQP client has queues do much; the acknowledgements of others wait no longer than for its turns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.edge import GuardedEdge
+from tests.hostile.good_client import GoodClient
+from tests.hostile.queue_attacks import ATTACKS
+from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
+
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.slow]
+UNDISTURBED_S, ATTACK_S = 0.4, 1.5
+LONGEST_S = 0.4
+"""Wait that is allowed on a slow, busy machine. Done at once, each of these takes half a second and more here."""
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
+    node = GuardedEdge(tmp_path, amqp=True)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
+    """Return the waits of the well-behaved client during an attack."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.hostile.queue_attacks", name, str(edge.amqp_port), str(ATTACK_S)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        good.take()
+        process.communicate("go\n")
+    assert process.returncode == 0
+    return good.take()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_others_do_not_wait_for_what_one_client_has_queues_do(edge: GuardedEdge, name: str) -> None:
+    with GoodClient(edge.mqtt_port, "device") as good:
+        time.sleep(UNDISTURBED_S)  # what is measured
+        undisturbed = good.take()
+        waits = attacked(edge, good, name)
+        at_most(LONGEST_S, waits.longest, undisturbed, waits)
