@@ -142,8 +142,9 @@ class AmqpConnection(SourceConnection):
     def go_on(self) -> None:
         """Take what has come meanwhile, some of it in each turn."""
         for _ in range(min(AT_A_TIME, len(self._ahead))):
-            if not self._ahead:
-                return  # it has ended
+            if self.is_held or not self._ahead:
+                # The log has refused one, and the acknowledgement of a later one would count for it; or all has ended.
+                return
             self._try(self._ahead.popleft())
         if self._ahead:
             self.hold(Pause.TURN)
