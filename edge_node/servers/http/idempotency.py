@@ -9,6 +9,7 @@ Keys are remembered for a time, up to a number in all and for each owner; the ol
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,12 +20,15 @@ from weft.bounds import Owner, Shares
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.batch import records
+from weft.protocols.errors import UnsupportedVersion
 from weft.storage.segment_log import SegmentLog
 
 KEY_CHARACTERS_MAX = 255
 READ_BYTES = 1 << 20
 VERSION = 1
 DIGEST_BYTES = 16
+
+logger = logging.getLogger(__name__)
 
 
 class Remembered(NamedTuple):
@@ -49,6 +53,12 @@ class _Entry(msgspec.Struct, array_like=True):
     count: int
 
 
+class _Beginning(msgspec.Struct, array_like=True):
+    """Part of the value that each release can read."""
+
+    version: int
+
+
 class IdempotencyKeys:
     """The keys of the last hours. Belongs to the event loop's thread."""
 
@@ -68,6 +78,7 @@ class IdempotencyKeys:
 
         Raises:
             OSError, LogError: the log cannot be read.
+            UnsupportedVersion: a later release wrote it.
         """
         self.counters = counters
         self._log = log
@@ -111,7 +122,9 @@ class IdempotencyKeys:
                     seq = record.seq + 1
                     if record.time < oldest:
                         continue
-                    entry = decoder.decode(record.payload)
+                    entry = _decoded(record.payload, decoder)
+                    if entry is None:
+                        continue
                     seqs = tuple((first, count) for first, count in entry.seqs)
                     remembered = Remembered(entry.fingerprint, entry.stream, seqs, entry.count)
                     self._keep(record.key.decode(), entry.digest, record.time, remembered)
@@ -149,6 +162,17 @@ class IdempotencyKeys:
             del self._of_owner[owner]
         self._shares.free(owner)
         self.counters.http_keys = self._shares.used
+
+
+def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> _Entry | None:
+    try:
+        if msgspec.msgpack.decode(payload, type=_Beginning).version > VERSION:
+            # To forget its keys would be to store again what is sent again.
+            raise UnsupportedVersion("a later release has written idempotency keys of this node: install that again")
+        return decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        logger.error("an idempotency key cannot be read, and is forgotten: %s", error)
+        return None
 
 
 def _digest(owner: Owner, key: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.edge_node.servers.http.harness import HttpNode, running
@@ -12,6 +13,7 @@ from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
 from weft.edge_node.servers.http.settings import HttpSettings
+from weft.protocols.errors import UnsupportedVersion
 
 PATH = "/v1/streams/telemetry/plant/a"
 OWNER = Owner(OwnerKind.ADDRESS, LOCAL)
@@ -94,3 +96,16 @@ async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock)
     again = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
     assert again.find(other, "k") is not None
     assert [number for number in range(100) if again.find(OWNER, f"k{number}")] == [96, 97, 98, 99]
+
+
+async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(http: HttpNode, clock: Clock) -> None:
+    keys_of(http, clock).note(OWNER, "k", Remembered(b"f", 1, (), 1))
+    log = http.node.log
+    stream = log.stream("weft-http")
+    log.append(stream, clock.now, [b"user bob"], [b"\x93\x01"])
+    await log.durable()
+    assert keys_of(http, clock).find(OWNER, "k") is not None
+    log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([2, {"digest": 1}])])
+    await log.durable()
+    with pytest.raises(UnsupportedVersion, match="later release"):
+        keys_of(http, clock)
