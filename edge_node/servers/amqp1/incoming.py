@@ -48,12 +48,16 @@ class Waiting(NamedTuple):
 
 
 class Run:
-    """Messages that one read of a connection brought: the ``Source`` of its records. Each has a byte of the answers."""
+    """Messages of a connection that are stored together: the ``Source`` of their records. Each has a byte of the
+    answers. What is stored apart has a ``Run`` of its own, so that a refusal is about nothing that was stored before,
+    and an answer about nothing that came later."""
 
-    __slots__ = ("_sending", "publisher", "waiting")
+    __slots__ = ("_sending", "publisher", "stores", "waiting")
 
-    def __init__(self, sending: Sending, publisher: str | None) -> None:
+    def __init__(self, sending: Sending, publisher: str | None, stores: int) -> None:
         self._sending = sending
+        self.stores = stores
+        """``Turn.stores`` while it gathers."""
         self.publisher = publisher
         self.waiting: deque[Waiting] = deque()
         """Deliveries that are not settled, in order of receipt."""
@@ -110,9 +114,10 @@ class Sending:
         return self.held.owner
 
     def run(self) -> Run:
-        """Return what the present read brings."""
-        if self._run is None:
-            self._run = Run(self, self.container or None)
+        """Return what the present read brings, since the last time that something was stored."""
+        stores = self.parts.broker.ingest.turn.stores
+        if self._run is None or self._run.stores != stores:
+            self._run = Run(self, self.container or None, stores)
             if not self._joined:
                 self._joined = True
                 self.parts.broker.ingest.back_pressure.join(self.client)

@@ -111,6 +111,18 @@ class KeptLinks:
                 self.crashed.add(name)
                 kept.is_attached, kept.gone_ns = False, self._wall_clock()
         self.ends = {number: self._log.next_seq(number) for number in self._log.streams().values()}
+        for kept in self._links.values():
+            self._forget_lost(kept)
+
+    def _forget_lost(self, kept: KeptLink) -> None:
+        """Forget what a crash took: it may have left what the same commit says of a link, and not the messages, whose
+        numbers go to others."""
+        streams = self._log.streams()
+        ends = {
+            stream: self.ends[streams[stream]] if stream in streams else 0 for stream in {**kept.positions, **kept.owed}
+        }
+        kept.positions = {stream: min(seq, ends[stream]) for stream, seq in kept.positions.items()}
+        kept.owed = {stream: [seq for seq in seqs if seq < ends[stream]] for stream, seqs in kept.owed.items()}
 
     def _learn(self, key: bytes, payload: bytes) -> None:
         try:

@@ -146,3 +146,18 @@ async def test_a_message_that_is_too_long_closes_its_link(tmp_path: Path) -> Non
             assert refused.value.condition == "amqp:link:message-size-exceeded"
         assert await node.node.stored() == []
         await client.close()
+
+
+async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
+    """Of one read: else a refusal of the later messages would settle those that were stored before, and the answer for
+    these would accept later ones that are not on disk."""
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        (connection,) = node.parts.connections
+        sending, turn = connection._links._sending, node.node.broker.ingest.turn
+        first = sending.run()
+        assert sending.run() is first
+        turn.answer(first, b"")
+        turn.store()
+        assert sending.run() is not first
+        await client.close()

@@ -1,0 +1,35 @@
+"""Places of links in the log, as a start finds them."""
+
+from __future__ import annotations
+
+import time
+
+from tests.storage.fakes import FakeFileSystem
+from tests.storage.segment_log.helpers import commit_all, open_log
+from weft.bounds import Bound, Owner, OwnerKind, Refusals
+from weft.edge_node.servers.amqp1.kept_links import VERSION, KeptLink, KeptLinks, LinkName
+
+NAME = LinkName(Owner(OwnerKind.USER, "ann"), "container", "link")
+
+
+async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_ones() -> None:
+    """What is written of a link may outlive messages of the same commit, when the power fails during that."""
+    log = open_log(FakeFileSystem())
+    stream = log.stream("telemetry")
+    log.append(stream, 0, [b"plant/1"] * 3, [b"0", b"1", b"2"])
+
+    def links() -> KeptLinks:
+        return KeptLinks(log, Bound(4, 4, Refusals(time.monotonic), "limits.sessions", "", ""), lambda: 0, 60)
+
+    def sent(kept: KeptLink) -> None:
+        kept.positions, kept.owed = {"telemetry": 9, "gone": 7}, {"telemetry": [1, 7], "gone": [2]}
+
+    assert links().attach(NAME, KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#"), sent)
+    commit_all(log)
+    found = links()
+    found.load()
+    kept = found.get(NAME)
+    assert kept is not None
+    assert kept.positions == {"telemetry": 3, "gone": 0}
+    assert kept.owed == {"telemetry": [1], "gone": []}
+    log.close()
