@@ -21,6 +21,8 @@ PROPERTIES = (
 CODEC_ROUNDS = 20_000
 """Damaged packets of one seed."""
 STORM = "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing"
+BROKER_STORM = "tests/end_to_end/test_broker_storms.py::test_kills_lose_and_double_nothing_of_amqp_and_http"
+BROKER_KILLS = 30
 DECODER_S = 40
 """How long one seed fuzzes a decoder, each in its turn."""
 FUZZ_S = 60
@@ -130,6 +132,11 @@ def _storm(seed: int) -> int:
     return 1
 
 
+def _broker_storm(seed: int) -> int:
+    _pytest([BROKER_STORM], {"WEFT_STORM_SEED": str(seed), "WEFT_STORM_KILLS": str(BROKER_KILLS)})
+    return BROKER_KILLS
+
+
 def _codec(seed: int) -> int:
     from tests.fuzz.mqtt_damage import run_damaged
 
@@ -182,6 +189,10 @@ JOBS: Mapping[str, Job] = {
     "upgrade": Job("histories of an upgrade", _upgrade, f"{_AGAIN} tests.nightly repeat upgrade {{seed}}", 200),
     "storms": Job(
         "storms of versitygw and MinIO", _storm, f"WEFT_STORM_SEED={{seed}} {_AGAIN} pytest {STORM}", slice_seeds=1,
+    ),
+    "broker_storms": Job(
+        "kills under AMQP and HTTP", _broker_storm,
+        f"WEFT_STORM_SEED={{seed}} WEFT_STORM_KILLS={BROKER_KILLS} {_AGAIN} pytest {BROKER_STORM}", slice_seeds=1,
     ),
     "mqtt_codec": Job("damaged packets", _codec, f"{_AGAIN} tests.nightly repeat mqtt_codec {{seed}}", 20),
     "decoders": Job(

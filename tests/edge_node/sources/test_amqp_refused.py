@@ -28,8 +28,10 @@ async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> N
                 self.hold(Pause.DISK)
 
     settings = AmqpSource(url=("amqp://127.0.0.1",), queue="q")
-    connection = Refused(node, SourceStatus("plant", "amqp"), Topics(), Memory(), settings, cast(Any, None))
-    connection._ahead.extend(cast(Any, ["first", "second", "third"]))
+    none = cast(Any, None)
+    connection = Refused(node, SourceStatus("plant", "amqp"), Topics(), Memory(), settings, none, none)
+    ahead: Any = connection._ahead
+    ahead.extend(["first", "second", "third"])
     connection.go_on()
     assert taken == ["first", "second"]
-    assert list(connection._ahead) == ["third"]
+    assert list(ahead) == ["third"]

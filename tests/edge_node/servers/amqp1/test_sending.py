@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,7 @@ async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
     these would accept later ones that are not on disk."""
     async with amqp(tmp_path) as node:
         client = await node.client()
-        (connection,) = node.parts.connections
+        connection: Any = next(iter(node.parts.connections))
         sending, turn = connection._links._sending, node.node.broker.ingest.turn
         first = sending.run()
         assert sending.run() is first

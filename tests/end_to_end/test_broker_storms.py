@@ -1,0 +1,123 @@
+"""SIGKILL an edge node again and again while devices send by AMQP 0-9-1, AMQP 1.0 and HTTP and workers empty a queue;
+then count every message in log, table and queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.broker_load import QUEUE
+from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
+from weft.cloud_hub.audit.audit import audit
+from weft.demo.fabric import DemoHub, Edge, free_port
+from weft.storage.chunk_log import table_key
+from weft.storage.object_store import ObjectStore, open_store
+
+SEED = int(os.environ.get("WEFT_STORM_SEED", "7"))
+"""Of the moments of kills; ./run nightly goes on with others."""
+KILLS = int(os.environ.get("WEFT_STORM_KILLS", "4"))
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1500)]
+proton = pytest.importorskip("proton", reason="needs the extra amqp1")
+
+
+def with_listeners(edge: Edge) -> list[str]:
+    """Have an edge listen for AMQP and HTTP; return the options that tell clients where."""
+    amqp, http = free_port(), free_port()
+    more = f"listeners:\n  amqp: {{bind: 127.0.0.1:{amqp}}}\n  http: {{bind: 127.0.0.1:{http}}}\n"
+    edge.config_path.write_text(edge.config_path.read_text().replace("listeners:\n", more))
+    return ["--amqp", str(amqp), "--http", str(http)]
+
+
+def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], ObjectStore]:
+    """Kill the edge under load; return what the clients say, once the table has everything, and the store."""
+    chance, hub = random.Random(seed), DemoHub(directory)
+    edge = make_edge(directory, hub)
+    options = with_listeners(edge)
+    load = None
+    try:
+        hub.start()
+        edge.start()
+        load = subprocess.Popen(
+            [sys.executable, "-m", "tests.end_to_end.broker_load", *options], stdout=subprocess.PIPE, text=True
+        )
+        time.sleep(1)  # for its imports: the first kill is to hit something
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.2, 1.0))  # the random moment is the test
+            edge.kill()
+            edge.start()
+        time.sleep(0.5)
+        load.terminate()
+        told, _ = load.communicate(timeout=LOAD_TIMEOUT_S)
+        wait_until_drained(edge, hub)
+        return json.loads(told), open_store(hub.store)
+    finally:
+        if load is not None:
+            load.kill()
+            load.wait()
+        edge.stop()
+        hub.stop()
+
+
+def check_rows(store: ObjectStore, told: dict[str, Any]) -> Counter[str]:
+    """What was acknowledged is there once, and the rest that was sent once at most: no client sends anything twice."""
+    from deltalake import DeltaTable
+
+    uri, options = store.location(table_key("default", STREAM))
+    rows = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=["device", "payload"]).to_pylist()
+    found = Counter((row["device"], int(row["payload"])) for row in rows)
+    assert set(found.values()) == {1}, [each for each, count in found.items() if count > 1][:5]
+    counted = Counter(rows=len(rows))
+    for device, numbers in told["acked"].items():
+        if device == QUEUE:
+            continue
+        there = {number for name, number in found if name == device}
+        assert set(numbers) <= there, f"{device}: acknowledged and not there: {sorted(set(numbers) - there)[:5]}"
+        assert there <= set(range(told["sent"][device]))
+        counted[device.split("-")[0]] += len(numbers)
+    return counted
+
+
+def check_jobs(told: dict[str, Any]) -> Counter[str]:
+    """Each confirmed job was done, what came again says so, and none came after the commit of its acknowledgement."""
+    counted, acknowledged, committed = Counter[str](), set[int](), set[int]()
+    unflagged = Counter[int]()
+    for events in told["workers"].values():
+        own = set[int]()
+        for what, number in events:
+            counted[what] += 1
+            if what in {"got", "again"}:
+                assert number not in own, f"job {number} came again after its transaction was committed"
+                unflagged[number] += what == "got"
+            elif what == "acknowledged":
+                acknowledged.add(number)
+            else:
+                own.add(number)
+                assert number not in committed, f"job {number} was committed twice"
+                committed.add(number)
+    assert set(told["acked"][QUEUE]) <= acknowledged, "confirmed, and never done"
+    assert max(unflagged.values()) == 1, "it came twice without the flag"
+    return counted
+
+
+def test_kills_lose_and_double_nothing_of_amqp_and_http(tmp_path: Path) -> None:
+    told, store = run_storm(tmp_path, KILLS, SEED)
+    counted, jobs = check_rows(store, told), check_jobs(told)
+    report = asyncio.run(audit(store, "default", STREAM))
+    assert report.agrees, report.problems
+    assert report.total("log_doubled") == report.total("table_doubled") == report.total("holes") == 0
+    assert not any(lane.gaps for lane in report.lanes)
+    assert counted["rows"] == report.total("table_records") == report.total("records")
+    print(f"{KILLS} kills: {dict(counted)}; jobs {dict(jobs)}")
+    for protocol in ("amqp", "amqp1", "http"):  # few, since the machine may be busy: each waits for its answers
+        assert counted[protocol] > KILLS
+    assert jobs["committed"] > KILLS
