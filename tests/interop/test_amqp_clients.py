@@ -28,7 +28,7 @@ data_dir: {directory}/data
 http: null
 listeners:
   mqtt: {{bind: "127.0.0.1:{mqtt_port}"}}
-  amqp: {{bind: "127.0.0.1:{port}"}}
+  amqp: {{bind: "127.0.0.1:{port}", vhosts: {{"/": null, line-7: plant/7}}}}
 streams:
   telemetry: {{from: "plant/{{line}}/#"}}
 """
@@ -59,7 +59,10 @@ class AmqpBroker:
 
     @property
     def parameters(self) -> pika.ConnectionParameters:
-        return pika.ConnectionParameters("127.0.0.1", self.port)
+        return self.at("/")
+
+    def at(self, vhost: str) -> pika.ConnectionParameters:
+        return pika.ConnectionParameters("127.0.0.1", self.port, vhost)
 
     @property
     def url(self) -> str:
@@ -182,6 +185,67 @@ def test_mqtt_and_amqp_meet(broker: AmqpBroker, channel: Any, name: str) -> None
         time.sleep(0.02)
     client.loop_stop()
     assert seen[0] == (f"plant/{name}/amqp", b"by amqp")
+
+
+@pytest.fixture
+def in_line_7(broker: AmqpBroker) -> Iterator[Any]:
+    """A channel in a virtual host whose topics begin with plant/7."""
+    connection = pika.BlockingConnection(broker.at("line-7"))
+    yield connection.channel()
+    connection.close()
+
+
+def test_virtual_hosts_have_names_of_their_own(channel: Any, in_line_7: Any, name: str) -> None:
+    """connection.open: virtual-host; queues and exchanges of the same name are others, also those found by CC."""
+    exchange = f"x-{name}"
+    for each, kind in ((channel, "fanout"), (in_line_7, "direct")):
+        each.exchange_declare(exchange, kind, auto_delete=True)
+        each.queue_declare(name, auto_delete=True)
+        each.queue_bind(name, exchange, name)
+        each.confirm_delivery()
+    copies = pika.BasicProperties(headers={"CC": [name]})
+    in_line_7.basic_publish("", name, b"to its queue", mandatory=True)
+    in_line_7.basic_publish(exchange, name, b"to its exchange", mandatory=True)
+    in_line_7.basic_publish("", "none", b"to a further key", copies, mandatory=True)
+    channel.basic_publish(exchange, "any", b"outside", mandatory=True)
+    found = [got(in_line_7, name) for _ in range(3)]
+    assert [(method.exchange, method.routing_key, body) for method, _, body in found] == [
+        ("", name, b"to its queue"), (exchange, name, b"to its exchange"), ("", "none", b"to a further key"),
+    ]  # fmt: skip
+    assert got(channel, name)[2] == b"outside"
+    for each in (channel, in_line_7):
+        assert each.queue_declare(name, passive=True).method.message_count == 0
+
+
+def test_topics_of_a_virtual_host_begin_with_its_prefix(channel: Any, in_line_7: Any, name: str) -> None:
+    """connection.open: virtual-host; the topic exchange is the same for all."""
+    channel.queue_declare(name, auto_delete=True)
+    channel.queue_bind(name, "amq.topic", "plant.7.*")
+    in_line_7.queue_declare(name, auto_delete=True)
+    in_line_7.queue_bind(name, "amq.topic", "*")
+    in_line_7.confirm_delivery()
+    in_line_7.basic_publish("amq.topic", "pressure", b"3", mandatory=True)
+    assert [got(each, name)[0].routing_key for each in (channel, in_line_7)] == ["plant.7.pressure", "pressure"]
+
+
+def test_direct_reply_to_in_a_virtual_host(in_line_7: Any, name: str) -> None:
+    """basic.consume: queue, no-ack."""
+    answers: list[bytes] = []
+    in_line_7.queue_declare(name, auto_delete=True)
+    in_line_7.basic_consume("amq.rabbitmq.reply-to", lambda *found: answers.append(found[3]), auto_ack=True)
+    in_line_7.basic_publish("", name, b"question", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
+    _, properties, _ = got(in_line_7, name)
+    in_line_7.basic_publish("", properties.reply_to, b"answer")
+    deadline = time.monotonic() + PATIENCE_S
+    while not answers and time.monotonic() < deadline:
+        in_line_7.connection.process_data_events(0.05)
+    assert answers == [b"answer"]
+
+
+def test_an_unknown_virtual_host_is_refused(broker: AmqpBroker) -> None:
+    """connection.open: virtual-host."""
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="no virtual host 'line-8'"):
+        pika.BlockingConnection(broker.at("line-8"))
 
 
 async def test_aio_pika(broker: AmqpBroker, name: str) -> None:

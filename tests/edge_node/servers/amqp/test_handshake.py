@@ -246,6 +246,7 @@ async def test_who_does_not_answer_connection_close_is_cut_off(tmp_path: Path, m
         assert await client.closed()
 
 
+@pytest.mark.slow  # intervals are whole seconds
 async def test_heartbeats_are_sent_and_expected(tmp_path: Path) -> None:
     """Heartbeat frames, section 4.2.7: sent at half the interval, and the client is given up after two of them."""
     async with serving(tmp_path) as node:
