@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
+import threading
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
@@ -16,6 +20,7 @@ import pytest
 
 from tests.storage.segment_log.helpers import open_log
 from tests.support.processes import Node
+from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.protocols.batch import records
 from weft.storage.filesystem import OSFileSystem
@@ -58,6 +63,10 @@ class Edge:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def records(self) -> int:
+        """How many are on disk, of a node that runs."""
+        return int(self.node.json("status")["streams"].get("telemetry", {}).get("durable_end", 0))
+
     def stored(self) -> dict[int, bytes]:
         """Seq -> payload, of a node that is dead."""
         log = open_log(OSFileSystem(), SETTINGS, directory=str(self.folder / "data"))
@@ -73,6 +82,10 @@ def edge(tmp_path: Path) -> Iterator[Edge]:
     edge = Edge(tmp_path)
     yield edge
     edge.node.kill()
+
+
+def wait_for_records(edge: Edge, count: int) -> None:
+    wait_until(lambda: edge.records() >= count)
 
 
 class Client:
@@ -135,6 +148,59 @@ async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: 
             expected = [f'"{client.name} {number} {each}"'.encode() for each in range(BATCH)]
             assert [found[first + each] for each in range(BATCH)] == expected
     assert len(found) % BATCH == 0, "a request is there in part"
+
+
+@pytest.mark.slow
+def test_a_request_whose_answer_died_with_the_node_is_answered_as_it_would_have_been(edge: Edge) -> None:
+    body, path = b'["a","b"]', "/v1/streams/telemetry/plant/a"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\n"
+    with socket.create_connection(("127.0.0.1", edge.port)) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for_records(edge, 2)
+        edge.node.kill()  # on disk, and the client has not read an answer
+    edge.start()
+    asking = urllib.request.Request(
+        edge.url + path, body, {"Content-Type": "application/json", "Idempotency-Key": "k"}, method="POST"
+    )
+    with urllib.request.urlopen(asking, timeout=PATIENCE_S) as answer:
+        assert answer.headers["Idempotency-Replayed"] == "true"
+        found = json.load(answer)
+    assert (found["first_seq"], found["count"]) == (0, 2)
+    edge.node.kill()
+    assert list(edge.stored().values()) == [b'"a"', b'"b"']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once(edge: Edge) -> None:
+    ends, kills = threading.Event(), 3
+
+    def storm(name: str) -> list[tuple[str, int]]:
+        found, number = [], 0
+        while not ends.is_set():
+            message = f"{name}-{number}"
+            done = subprocess.run(
+                ["curl", "-sS", "-m", "20", "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
+                 "-H", f"Idempotency-Key: {message}", "-H", "Content-Type: text/plain", "-d", message,
+                 f"{edge.url}/v1/streams/telemetry/plant/{name}"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            found.append((message, json.loads(done.stdout[done.stdout.rindex("{") :])["first_seq"]))
+            number += 1
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        storms = [pool.submit(storm, f"c{number}") for number in range(4)]
+        for _ in range(kills):
+            wait_for_records(edge, edge.records() + 10)
+            edge.node.kill()
+            edge.start()
+        ends.set()
+        answers = [each for storm in storms for each in storm.result()]
+    edge.node.kill()
+    found = edge.stored()
+    assert {seq: payload.decode() for seq, payload in found.items()} == {seq: message for message, seq in answers}
+    assert len(answers) > 10 * kills
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -30,7 +30,8 @@ SLICE = 128
 Make = Callable[[bytes], NewRecord]
 """Makes a record of a message."""
 _JSON = "application/json"
-_KEY_FIELDS = (b"weft-key", b"weft-time", b"weft-time-field", b"weft-time-precision", b"weft-batch", b"content-type")
+_COUNTING_FIELDS = (b"weft-", b"ce-", b"content-type")
+"""Beginnings of the names of fields that say what is to be stored."""
 
 
 class Posts:
@@ -164,8 +165,9 @@ def once_of(request: Request) -> Once | None:
     if not 0 < len(key) <= KEY_CHARACTERS_MAX or not key.isprintable():
         raise Problem(400, f"Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} characters; send a new UUID for new data")
     digest = hashlib.blake2b(request.target, digest_size=FINGERPRINT_BYTES)
-    for name in _KEY_FIELDS:
-        digest.update(b"\0" + request.headers.get(name, b""))
+    for name, value in sorted(request.fields):
+        if name.startswith(_COUNTING_FIELDS):
+            digest.update(b"\0%b:%b" % (name, value))
     digest.update(b"\0" + request.payload())
     return Once(key, digest.digest())
 

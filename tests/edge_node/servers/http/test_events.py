@@ -140,6 +140,28 @@ async def test_rules_hold_for_events(guarded: tuple[Path, str]) -> None:
             assert await asyncio.wait_for(stream.answer.content.read(), PATIENCE_S) == b""
 
 
+async def test_a_right_that_is_taken_away_holds_for_the_next_record(guarded: tuple[Path, str]) -> None:
+    folder, auth = guarded
+    async with running(folder, ", anonymous: never", auth) as http:
+        live_path = f"{http.url}/v1/topics?filter=plant/%23"
+        async with (
+            events(http, Authorization=basic("alice")) as stream,
+            http.session.ws_connect(live_path, headers={"Authorization": basic("alice")}) as live,
+        ):
+            await stream.next()
+            await http.post(POST, b"1", Authorization=basic("alice"))
+            assert (await stream.next())["data"]["payload"] == "1"
+            assert (await live.receive_json(timeout=PATIENCE_S))["payload"] == "1"
+            rules = (folder / "acl").read_text()
+            some = "topic write plant/#\ntopic read plant/a/b"
+            (folder / "acl").write_text(rules.replace("topic readwrite plant/#", some))
+            await http.node.listeners.check_files(all_of_them=True)
+            await http.post(POST, b"2", Authorization=basic("alice"))
+            await http.post(POST + "/b", b"3", Authorization=basic("alice"))
+            assert (await stream.next())["data"]["payload"] == "3"
+            assert (await live.receive_json(timeout=PATIENCE_S))["payload"] == "3"
+
+
 async def test_readers_have_a_share(tmp_path: Path) -> None:
     async with running(tmp_path, more="limits: {http_readers: 4, http_readers_per_user: 1}") as http:
         async with events(http):

@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from tests.edge_node.servers.http.harness import HttpNode, running
+from tests.edge_node.servers.http.test_access import basic, guarded
 from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.errors import UnsupportedVersion
 
+__all__ = ["guarded"]
 PATH = "/v1/streams/telemetry/plant/a"
 OWNER = Owner(OwnerKind.ADDRESS, LOCAL)
 
@@ -36,6 +38,29 @@ async def test_a_key_for_other_data_is_refused(http: HttpNode) -> None:
         assert status == 422
         assert "Idempotency-Key" in answer["error"]
     assert len(http.stored()) == 1
+
+
+async def test_headers_and_attributes_of_events_are_data_too(http: HttpNode) -> None:
+    event = {"ce_specversion": "1.0", "ce_source": "/press", "ce_type": "measured", "Idempotency_Key": "e"}
+    assert (await http.post(PATH, b"1", ce_id="1", **event))[0] == 200
+    assert (await http.post(PATH, b"1", ce_id="1", **event))[2]["Idempotency-Replayed"] == "true"
+    assert (await http.post(PATH, b"1", ce_id="2", **event))[0] == 422
+    assert (await http.post(PATH, b"1", Idempotency_Key="h", Weft_Header_Unit="C"))[0] == 200
+    assert (await http.post(PATH, b"1", Idempotency_Key="h", Weft_Header_Unit="F"))[0] == 422
+    assert len(http.stored()) == 2
+
+
+async def test_each_user_has_keys_of_its_own(guarded: tuple[Path, str]) -> None:
+    folder, auth = guarded
+    async with running(folder, ", anonymous: never", auth) as http:
+        seqs = []
+        for user in ("alice", "alice", "bob", "bob"):
+            status, answer, fields = await http.post(
+                "/v1/streams/telemetry/plant/b/x", b"1", Idempotency_Key="k", Authorization=basic(user)
+            )
+            assert status == 200, answer
+            seqs.append((answer["first_seq"], "Idempotency-Replayed" in fields))
+        assert seqs == [(0, False), (0, True), (1, False), (1, True)]
 
 
 async def test_the_same_requests_at_the_same_time_are_stored_once(http: HttpNode) -> None:
