@@ -9,7 +9,7 @@ import json
 from typing import Any, Final
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.typed_values import TYPES
+from weft.protocols.amqp.typed_values import TYPES, kinds_header, kinds_of
 from weft.protocols.columns import HeaderPairs
 
 SEEN: Final = "CC"
@@ -29,7 +29,7 @@ def read_further_keys(headers: HeaderPairs) -> tuple[tuple[str, ...], HeaderPair
     by_name = dict(headers)
     if SEEN not in by_name and UNSEEN not in by_name:
         return (), headers
-    types = json.loads(str(by_name.get(TYPES, "{}")))
+    types = dict(kinds_of(headers))
     keys = tuple(key for name in (SEEN, UNSEEN) if name in by_name for key in _list(by_name[name], types, name))
     if len(keys) > KEYS_MAX:
         raise _invalid(f"CC and BCC have {len(keys)} keys; a message may have {KEYS_MAX}")
@@ -37,9 +37,7 @@ def read_further_keys(headers: HeaderPairs) -> tuple[tuple[str, ...], HeaderPair
         return keys, headers
     types.pop(UNSEEN, None)
     left = [pair for pair in headers if pair[0] not in {UNSEEN, TYPES}]
-    if types:
-        left.append((TYPES, json.dumps(types, ensure_ascii=False, separators=(",", ":"))))
-    return keys, tuple(left)
+    return keys, (*left, *kinds_header(types))
 
 
 def _list(value: object, types: dict[str, Any], name: str) -> list[str]:

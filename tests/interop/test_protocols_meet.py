@@ -405,6 +405,46 @@ def test_the_page_has_a_publisher_and_a_reader_for_every_cell() -> None:
             assert known_names is None or set(cells) <= known_names, header
 
 
+EVENT = {"specversion": "1.0", "id": "e-1", "source": "/press", "type": "reading", "data": {"a": 1}}
+FORMS: dict[str, tuple[dict[str, str], bytes, list[bytes], tuple[str, str]]] = {
+    "array": ({"Content-Type": "application/json", "Weft-Header-unit": "C"}, b'[{"a": 1}, 2.50]',
+              [b'{"a": 1}', b"2.50"], ("unit", "C")),
+    "NDJSON": ({"Content-Type": "application/x-ndjson", "Weft-Header-unit": "C"}, b'{"a":1}\n2\n',
+               [b'{"a":1}', b"2"], ("unit", "C")),
+    "CloudEvents, binary": ({"ce-specversion": "1.0", "ce-id": "e-1", "ce-source": "/press",
+                            "ce-type": "reading", "Content-Type": "text/plain"}, b"1", [b"1"], ("ce-type", "reading")),
+    "CloudEvents, structured": ({"Content-Type": "application/cloudevents+json"},
+                                json.dumps(EVENT, separators=(",", ":")).encode(), [b'{"a":1}'], ("ce-id", "e-1")),
+}  # fmt: skip
+"""Form of a POST -> fields, body; and the payloads and a header that clients of other protocols get."""
+
+
+@pytest.mark.parametrize("form", [*FORMS, "InfluxDB"])
+def test_every_form_of_post_comes_to_clients_of_every_protocol(node: Meet, form: str) -> None:
+    number = next(_numbers)
+    topic, channel = f"plant/{number}/x", node.channel()
+    own = channel.queue_declare("", exclusive=True).method.queue
+    channel.queue_bind(own, "amq.topic", f"plant.{number}.x")
+    subscriber, receiver = node.subscriber(topic), node.proton().create_receiver(topic, credit=10)
+    event = node.websocket(f"/v1/topics?filter={topic}")
+    if form == "InfluxDB":
+        payloads, header = [b'{"v":1.5}'], ("line", str(number))
+        line = f"x,line={number} v=1.5".encode()
+        assert node.post("/api/v2/write?bucket=plant/{line}/{measurement}", line, {}) == 204
+    else:
+        fields, body, payloads, header = FORMS[form]
+        assert node.post(f"/v1/streams/telemetry/{topic}", body, fields) == 200
+    for payload in payloads:
+        message = subscriber()
+        assert (message.payload, header in message.properties.UserProperty) == (payload, True)
+        _, properties, body = got(channel, own)
+        assert (body, properties.headers[header[0]]) == (payload, header[1])
+        received = receiver.receive(timeout=PATIENCE_S)
+        assert (bytes(received.body), received.properties[header[0]]) == (payload, header[1])
+        shown = event()
+        assert (shown["payload"], shown["headers"][header[0]]) == (payload.decode(), header[1])
+
+
 # --- requests and answers
 
 

@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Any, Final
 
 from weft.edge_node.queues.topics import EXCHANGE, QUEUES, ROUTING_KEY, headers_of_route
+from weft.protocols.amqp.typed_values import TYPES, kinds_header, kinds_of
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import EXPIRES
 
 DEATHS: Final = "x-death"
 FIRST: Final = "x-first-death-"
-TYPES: Final = "amqp.types"
 EXPIRATION: Final = "amqp.expiration"
 DEATHS_MAX: Final = 32
 """Most queues that are named; of a message that went through more, those that it left longest ago are forgotten."""
@@ -108,9 +108,8 @@ def with_death(  # noqa: PLR0917
         kept += (
             (f"{FIRST}queue", queue), (f"{FIRST}reason", str(death)), (f"{FIRST}exchange", came_by[0])
         )  # fmt: skip
-    types = _types(own.get(TYPES))
-    types[DEATHS] = [_KINDS] * len(entries)
-    kept += ((DEATHS, json.dumps(entries)), (TYPES, json.dumps(types)))
+    kinds = {**kinds_of(headers), DEATHS: [_KINDS] * len(entries)}
+    kept += ((DEATHS, json.dumps(entries)), *kinds_header(kinds))
     return kept + headers_of_route(*goes_by, topic)
 
 
@@ -131,11 +130,3 @@ def _counted(  # noqa: PLR0917
     if death is Death.EXPIRED and isinstance(expiration, str):
         entry["original-expiration"] = expiration
     return [entry, *(each for each in entries if each not in same)][:DEATHS_MAX]
-
-
-def _types(value: HeaderValue) -> dict[str, Any]:
-    try:
-        found = json.loads(value) if isinstance(value, str) else {}
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

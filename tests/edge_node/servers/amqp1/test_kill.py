@@ -1,4 +1,4 @@
-"""A node that is killed while a client of AMQP 1.0 sends: nothing that it accepted is lost."""
+"""A node that is killed while clients of AMQP 1.0 send and receive: nothing that it accepted is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.amqp1.harness import Client, ConnectionException, Delivery, Filter, Message, symbol
+from tests.edge_node.servers.amqp1.harness import (
+    BlockingReceiver,
+    Client,
+    ConnectionException,
+    Delivery,
+    DurableSubscription,
+    Filter,
+    Message,
+    symbol,
+)
 from tests.support.processes import Node
 from weft.demo.fabric import free_port
 
@@ -60,3 +69,49 @@ def test_nothing_that_was_accepted_is_lost(tmp_path: Path) -> None:
         client.connection.close()
     finally:
         node.kill()
+
+
+@pytest.mark.slow
+def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) -> None:
+    """SIGKILL while a receiver accepts: every message comes, and what may have been sent before says so."""
+    port, count = free_port(), 2 * ACCEPTED_MIN
+    config = tmp_path / "edge.yaml"
+    config.write_text(CONFIG.format(port=port))
+    url = f"amqp://127.0.0.1:{port}"
+    node = Node("edge", config)
+    sender = Client(url, "sender")
+    bodies = [b"%d" % number for number in range(count)]
+    sender.send("plant/1/x", *[Message(body=body, inferred=True) for body in bodies])
+    before: list[bytes] = []
+    receiver = durable(Client(url, "reader"))
+    try:
+        for _ in range(count):
+            message = receiver.receive(timeout=30)
+            before.append(bytes(message.body))
+            receiver.accept()
+            if len(before) == ACCEPTED_MIN:
+                node.kill()
+    except ConnectionException:
+        pass
+    assert ACCEPTED_MIN <= len(before) < count
+    node = Node("edge", config)
+    try:
+        client = Client(url, "reader")
+        receiver = durable(client)
+        after: list[bytes] = []
+        while not after or after[-1] != bodies[-1]:
+            message = receiver.receive(timeout=30)
+            after.append(bytes(message.body))
+            assert message.delivery_count or after[-1] not in before, "what was received before is not flagged"
+            receiver.accept()
+        assert [body for body in bodies if body not in {*before, *after}] == []
+        assert after == bodies[-len(after) :]
+        client.connection.close()
+    finally:
+        node.kill()
+
+
+def durable(client: Client) -> BlockingReceiver:
+    """The reader's link, the same every time."""
+    options = [DurableSubscription(), Filter({symbol("weft:offset-spec"): "first"})]
+    return client.receiver("stream/telemetry", name="my-link", options=options)
