@@ -29,7 +29,7 @@ _COMMANDS = {
 """Module of each command; the command in it is called ``command``."""
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
-    "pandas": "spark", "pyspark": "spark", "paho": "demo",
+    "pandas": "spark", "pyspark": "spark", "paho": "demo", "pika": "demo",
 }  # fmt: skip
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"

@@ -16,6 +16,7 @@ import pytest
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 AUDIT = {
     "messages in the table": "50,270",
+    "sent again by AMQP": r"[\d,]+",
     "readings at the edges": "29,962",
     "points that are no reading": "0",
     "doubled by the fabric": "0",
@@ -62,6 +63,9 @@ def test_devices_log_and_table_agree(tmp_path: Path) -> None:
         assert re.search(rf"{what}\s*│\s*{count} │.*│ ok │", said), f"{what}: {said}"
     for line in ("cut   press-shop", "back  press-shop", "kill  greenhouse", "up    greenhouse again"):
         assert line in said
+    for line in (r"confirmed by AMQP\s*│ 12,959 │", r"answered by HTTP\s*│ 23,490 │"):
+        assert re.search(line, said), f"{line}: {said}"
+    assert "iot-device-02 by AMQP, iot-device-03 by HTTP" in said
     assert "iot-device-01 │ 2020-07-13 00:00" in said
     for what in ("points in the hub's table", "furthest from a point", "made by a function"):
         assert re.search(rf"{what}\s*│.*│ ok │", said), f"{what}: {said}"

@@ -40,6 +40,8 @@ node: {name}
 data_dir: {directory}/{name}
 listeners:
   mqtt: {{bind: 127.0.0.1:{mqtt_port}}}
+  amqp: {{bind: 127.0.0.1:{amqp_port}}}
+  http: {{bind: 127.0.0.1:{post_port}}}
 http: {{bind: 127.0.0.1:{http_port}}}
 disk: {{budget: 1GiB}}
 streams:
@@ -179,7 +181,7 @@ class Edge(Service):
             streams: YAML of streams besides ``telemetry``.
         """
         self._streams = streams
-        self.mqtt_port, self._http_port = free_port(), free_port()
+        self.mqtt_port, self.amqp_port, self.post_port, self._http_port = (free_port() for _ in range(4))
         self._directory = directory
         self.config_path = directory / f"{name}.yaml"
         self.url = f"http://127.0.0.1:{self._http_port}"
@@ -197,6 +199,8 @@ class Edge(Service):
             name=self.name,
             directory=self._directory,
             mqtt_port=self.mqtt_port,
+            amqp_port=self.amqp_port,
+            post_port=self.post_port,
             http_port=self._http_port,
             link_port=link_port,
             streams=self._streams,
@@ -233,9 +237,12 @@ class DeviceProcess:
     """A process of simulated devices that publish to one edge."""
 
     def __init__(self, directory: Path, edge: Edge, names: list[str], rate: float) -> None:
+        self.again: dict[str, int] = {}
+        """Device -> messages sent again without a flag, as last reported."""
         self._output_path = directory / f"{edge.name}-devices.jsonl"
         self._errors_path = directory / f"{edge.name}-devices.log"
-        arguments = ["--port", str(edge.mqtt_port), "--rate", str(rate), *names]
+        ports = ("--mqtt", edge.mqtt_port, "--amqp", edge.amqp_port, "--http", edge.post_port)
+        arguments = [*map(str, ports), "--rate", str(rate), *names]
         with self._output_path.open("wb") as output, self._errors_path.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "weft.demo.devices", *arguments],
@@ -255,7 +262,8 @@ class DeviceProcess:
         last: dict[str, Any] = json.loads(complete[-1]) if complete else {"devices": {}, "done": False}
         if not last["done"] and self._process.poll() not in (None, 0):
             raise FabricError(f"the simulated devices died; see {self._errors_path}")
-        return {name: (acked, total) for name, (acked, total) in last["devices"].items()}
+        self.again = {name: again for name, (*_, again) in last["devices"].items()}
+        return {name: (acked, total) for name, (acked, total, _) in last["devices"].items()}
 
     def stop(self) -> None:
         """End the process."""

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from weft.demo.devices import AMQP_DEVICE, HTTP_DEVICE
 from weft.demo.fabric import STREAM, THINNED, THINNED_STREAM, DemoHub, DeviceProcess, Edge, FabricError
 from weft.demo.network import Relay
-from weft.demo.report import count_messages, hourly_statistics, show_audit, show_statistics, show_thinned
+from weft.demo.report import Acked, count_messages, hourly_statistics, show_audit, show_statistics, show_thinned
 from weft.demo.spark import SparkStart, stderr_to
 from weft.demo.thinned import compare, points_of, readings_of
 
@@ -41,22 +42,13 @@ SHOP_DEVICES = ["machine-7", "iot-device-01"]
 GREENHOUSE_DEVICES = ["iot-device-02", "iot-device-03", "office"]
 SERIES_DEVICES = ("machine-7", "office")
 """Devices whose readings stay at the edges."""
-NEEDED = ("deltalake", "paho", "pyspark")
+NEEDED = ("deltalake", "paho", "pika", "pyspark")
 _COLUMNS = (
     TextColumn("{task.description:20}"),
     BarColumn(),
     TextColumn("{task.completed:>6,.0f} of {task.total:,.0f}", justify="right"),
     TimeElapsedColumn(),
 )
-
-
-class Acked(NamedTuple):
-    """Numbers of messages that were acked to devices."""
-
-    messages: int
-    """Messages that edges pass on as they are."""
-    readings: int
-    """Messages that stay at the edges, but for some points."""
 
 
 class Bars(NamedTuple):
@@ -89,6 +81,7 @@ class Demo:
 
     def replay(self) -> Acked:
         """Replay every device's messages through both faults. Return the numbers of messages acked to devices."""
+        self.console.print(f"[green]up[/]    devices: {AMQP_DEVICE} by AMQP, {HTTP_DEVICE} by HTTP, the others by MQTT")
         self._devices = [
             DeviceProcess(self._directory, self.shop, SHOP_DEVICES, DEVICE_RATE),
             DeviceProcess(self._directory, self.greenhouse, GREENHOUSE_DEVICES, DEVICE_RATE),
@@ -117,7 +110,8 @@ class Demo:
             self._drain(bars)
         by_device = {name: acked for devices in self._devices for name, (acked, _) in devices.progress().items()}
         readings = sum(by_device[name] for name in SERIES_DEVICES)
-        return Acked(sum(by_device.values()) - readings, readings)
+        again = sum(devices.again.get(AMQP_DEVICE, 0) for devices in self._devices)
+        return Acked(sum(by_device.values()) - readings, readings, by_device, again)
 
     @staticmethod
     def _count(devices: DeviceProcess) -> tuple[int, int]:
@@ -196,7 +190,7 @@ class Demo:
             store = open_store(self.hub.store)
             report = asyncio.run(audit(store, "default", STREAM))
             messages = count_messages(frame)
-        good = show_audit(self.console, acked.messages, report, messages)
+        good = show_audit(self.console, acked, report, messages)
         with self.console.status("Audit: what functions left out"):
             raw = [readings_of(edge.name, edge.data_dir) for edge in (self.shop, self.greenhouse)]
             thinned = compare(raw[0] | raw[1], *points_of(self.hub.store))
@@ -217,6 +211,7 @@ Everything is left running in {self._directory}:
   curl {self.hub.url}/v1/streams/{STREAM}/completeness
   curl {self.shop.url}/status
   mosquitto_pub -p {self.shop.mqtt_port} -q 1 -t sensors/me/telemetry -m hello     # or any MQTT client
+  curl -d hello http://127.0.0.1:{self.shop.post_port}/v1/streams/{STREAM}/sensors/me/telemetry
   {programs}/weft edge status {self.shop.config_path}
   {programs}/weft audit {STREAM} --store {self.hub.store}
   {programs}/weft edge tail {self.shop.config_path} {THINNED_STREAM}
