@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RUN = ("sh", "python", "sql", "yaml")
-SHOWN = ("text", "json", "mermaid")
+SHOWN = ("text", "json", "mermaid", "toml", "javascript")
 """Languages of blocks that are only looked at."""
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _INDENTED = re.compile(r"(?:(?<=\n\n)|\A)(?: {4}.*\n)(?:(?: {4}.*)?\n)*")
@@ -51,7 +51,7 @@ def _continues_a_list(before: str) -> bool:
 
 
 def _is_followed(before: str) -> bool:
-    return not before.rstrip().rpartition("\n")[2].startswith("<!-- not followed:")
+    return not before.rstrip().rpartition("\n")[2].lstrip().startswith("<!-- not followed:")
 
 
 def _file(body: str, before: str) -> str | None:

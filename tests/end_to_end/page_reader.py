@@ -27,7 +27,7 @@ from weft.demo.fabric import free_port, get_json
 HERE = Path(__file__).parent
 WAIT_S = 240.0
 STOP_S = 40.0
-PORTS = (1883, 8080, 8090)
+PORTS = (1883, 5672, 8080, 8081, 8090)
 STAND_INS = {"mosquitto_pub": "mosquitto_tool.py", "mosquitto_sub": "mosquitto_tool.py", "curl": "curl_tool.py"}
 """Tools that pages use and a machine may lack, and what does the same there."""
 SERVICE = re.compile(r"weft (edge|hub) run\b")

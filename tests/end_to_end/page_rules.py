@@ -34,12 +34,13 @@ CANNOT_RUN = {
 class Rule:
     """What one page needs.
 
-    ``needs`` are modules without which the page cannot be followed, ``before`` are commands or pages that the reader
+    ``needs`` are modules and ``programs`` are programs without which the page cannot be followed, ``before`` are commands or pages that the reader
     has followed, ``meanwhile`` what happens elsewhere before the command (or the language) that begins with its key,
     ``answers`` what is typed when that command asks, and ``says`` patterns of what must have been printed in the end.
     """
 
     needs: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     meanwhile: dict[str, Callable[[PageReader], None]] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
@@ -108,6 +109,11 @@ RULES = {
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
     ),
+    "post-by-http.md": Rule(
+        programs=("curl",),
+        says=('"first_seq":3,"count":2', "(?i)idempotency-replayed: true", r"m2/telemetry .*19.0", r'm1/telemetry .*22\.5'),
+    ),
+    "use-amqp-1.0.md": Rule(needs=("proton",), says=("on disk: True", r"plant/l4/m1/telemetry 21\.5 .*x-opt-weft-offset")),
     "watch-a-fleet.md": Rule(before=(TOUR,), says=(r"^ready$",)),
     "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
     "spark.md": Rule(before=(TOUR,)),

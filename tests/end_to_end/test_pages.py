@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -87,6 +88,8 @@ def test_a_page_does_what_it_says(page: Path) -> None:
     rule = RULES.get(page.name, Rule())
     for module in rule.needs:
         pytest.importorskip(module)
+    if missing := [program for program in rule.programs if shutil.which(program) is None]:
+        pytest.skip(f"{', '.join(missing)}: not installed")
     # pytest's own folders have long names, and a node's socket in its data_dir must fit into 107 bytes.
     folder = tempfile.TemporaryDirectory(prefix="page-")
     with folder as place, elsewhere(page) as texts, page_reader(Path(place), texts) as reader:
