@@ -34,9 +34,10 @@ CANNOT_RUN = {
 class Rule:
     """What one page needs.
 
-    ``needs`` are modules and ``programs`` are programs without which the page cannot be followed, ``before`` are commands or pages that the reader
-    has followed, ``meanwhile`` what happens elsewhere before the command (or the language) that begins with its key,
-    ``answers`` what is typed when that command asks, and ``says`` patterns of what must have been printed in the end.
+    ``needs`` are modules and ``programs`` programs without which the page cannot be followed, ``before`` are commands
+    or pages that the reader has followed, ``meanwhile`` what happens elsewhere before the command (or the language)
+    that begins with its key, ``answers`` what is typed when that command asks, and ``says`` patterns of what must have
+    been printed in the end.
     """
 
     needs: tuple[str, ...] = ()
@@ -111,9 +112,16 @@ RULES = {
     ),
     "post-by-http.md": Rule(
         programs=("curl",),
-        says=('"first_seq":3,"count":2', "(?i)idempotency-replayed: true", r"m2/telemetry .*19.0", r'm1/telemetry .*22\.5'),
+        says=(
+            '"first_seq":3,"count":2',
+            "(?i)idempotency-replayed: true",
+            "m2/telemetry .*19.0",
+            "m1/telemetry .*22.5",
+        ),
     ),
-    "use-amqp-1.0.md": Rule(needs=("proton",), says=("on disk: True", r"plant/l4/m1/telemetry 21\.5 .*x-opt-weft-offset")),
+    "use-amqp-1.0.md": Rule(
+        needs=("proton",), says=("on disk: True", "plant/l4/m1/telemetry 21.5 .*x-opt-weft-offset")
+    ),
     "watch-a-fleet.md": Rule(before=(TOUR,), says=(r"^ready$",)),
     "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
     "spark.md": Rule(before=(TOUR,)),

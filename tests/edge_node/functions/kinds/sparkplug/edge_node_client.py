@@ -19,7 +19,7 @@ from weft.edge_node.functions.formats.sparkplug.schema import Payload
 class EdgeNodeClient:
     """Edge node ``plant/line1`` with the device ``pump``."""
 
-    def __init__(self, port: int, bd_seq: int = 0, qos: int = 0) -> None:
+    def __init__(self, port: int, bd_seq: int = 0, qos: int = 0, password: str = "") -> None:
         self.bd_seq = bd_seq
         self.qos = qos
         self.requests = 0
@@ -29,6 +29,8 @@ class EdgeNodeClient:
         self.born = threading.Event()
         self._seq = 0
         self._client = client = paho.Client(CallbackAPIVersion.VERSION2, "line1", reconnect_on_failure=False)
+        if password:
+            client.username_pw_set("line1", password)
         client.will_set("spBv1.0/plant/NDEATH/line1", payload(number(bd_seq)), qos=1)
         client.on_connect = self._connected
         client.on_message = self._asked
