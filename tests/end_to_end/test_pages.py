@@ -120,7 +120,8 @@ def test_every_file_of_a_page_has_a_name(page: Path) -> None:
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
     tests/edge_node/functions/python/test_model.py trains and scores, and tests/edge_node/functions/test_own_function.py
-    writes a function. tests/interop/test_pages_of_brokers.py and test_node_red.py follow pages with real brokers."""
+    writes a function. tests/interop/test_pages_of_brokers.py and test_node_red.py follow pages with real brokers, and
+    tests/edge_node/functions/kinds/sparkplug/test_into_the_table.py runs the query over tags."""
     left_out = [(page.name, block.language) for page in PAGES for block in blocks(page) if not block.is_followed]
     model = [("score-with-a-model.md", "sh"), ("score-with-a-model.md", "python")]
     own = [("write-a-function.md", "python")] * 4
@@ -128,8 +129,9 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         "behind-an-existing-mosquitto.md": 3, "feed-from-a-plc-with-sparkplug.md": 1, "feed-from-node-red.md": 1,
         "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
     }  # fmt: skip
+    tags = [("feed-from-a-plc-with-sparkplug.md", "python")]
     with_brokers = [(page, "sh") for page, count in brokers.items() for _ in range(count)]
-    assert sorted(left_out) == sorted([("open-the-table.md", "python")] * 5 + model + own + with_brokers)
+    assert sorted(left_out) == sorted([("open-the-table.md", "python")] * 5 + model + own + with_brokers + tags)
 
 
 def test_every_reason_to_leave_a_command_out_is_used() -> None:
