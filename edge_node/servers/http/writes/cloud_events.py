@@ -20,6 +20,8 @@ from weft.protocols.message_headers import CONTENT_TYPE, SENT
 PREFIX = "ce-"
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
+OF_ANY_FORMAT = "application/cloudevents"
+"""Beginning of the media types of events whose attributes are in the body."""
 _NAME = re.compile(r"[a-z0-9]{1,64}")
 _NEEDED = ("id", "source", "specversion", "type")
 _EVENT = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -9,7 +9,7 @@ from functools import partial
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX
-from weft.edge_node.servers.http.problem import Problem
+from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.http.writes import bodies, cloud_events
@@ -108,6 +108,8 @@ class Posts:
             return [body], partial(cloud_events.structured, key)
         if kind == cloud_events.BATCHED:
             return bodies.elements(body, records_max), partial(cloud_events.structured, key)
+        if kind.startswith(cloud_events.OF_ANY_FORMAT):
+            raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
         if cloud_events.is_binary(request):
             return [body], partial(cloud_events.binary, request, content_type, key)
         headers = headers_of(request, self._wall_clock())

@@ -57,6 +57,13 @@ async def test_the_key_may_have_attributes_in_it(http: HttpNode) -> None:
     assert http.stored()[0].key == b"plant/b/measured"
 
 
+async def test_formats_that_are_not_known_are_no_plain_messages(http: HttpNode) -> None:
+    for kind in ("application/cloudevents+xml", "application/cloudevents-batch+avro", "application/CloudEvents"):
+        status, answer, _ = await http.post(PATH, b"<event/>", Content_Type=kind)
+        assert (status, "JSON" in answer["error"]) == (415, True)
+    assert http.stored() == []
+
+
 NO_EVENTS: list[object] = [
     {**EVENT, "id": ""}, {**EVENT, "specversion": "0.3"}, {**EVENT, "Type": "x"}, {**EVENT, "x": 1.5},
     {**EVENT, "x": {"y": 1}}, {**EVENT, "x": 1 << 40}, {**EVENT, "time": "now"}, {**EVENT, "data_base64": "!"},
