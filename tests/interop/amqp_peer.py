@@ -1,8 +1,8 @@
 """A client of AMQP 0-9-1 as a process: ``amqp_peer.py LIBRARY MODE PORT QUEUE``, with pika, aio-pika or kombu.
 
 It says what it sees on standard output: ``confirmed N``, ``taken N REDELIVERED``, and ``done N`` once a message's
-acknowledgement is known to be on disk: its transaction is committed, or a message that was published after it on the
-same channel is confirmed.
+acknowledgement is known to be on disk: its transaction is committed, or two messages that were published after it, one
+after the other, are confirmed: it is written one write later at most.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pika:
 
 
 class AioPika:
-    """Publishes many at once; connects again by itself; an acknowledgement is followed by a message with a confirm."""
+    """Publishes many at once; connects again by itself; an acknowledgement is followed by messages with confirms."""
 
     errors = (aio_pika.exceptions.AMQPError, OSError, RuntimeError)
 
@@ -102,7 +102,8 @@ class AioPika:
             say(f"taken {text} {int(message.redelivered)}")
             try:
                 await message.ack()
-                await message.channel.basic_publish(b"", exchange="amq.fanout", routing_key="")
+                for _ in range(2):
+                    await message.channel.basic_publish(b"", exchange="amq.fanout", routing_key="")
             except self.errors:
                 return  # it comes again
             say(f"done {text}")

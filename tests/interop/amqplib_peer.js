@@ -29,7 +29,7 @@ async function publish() {
 }
 
 // Consume, connecting again whenever the connection breaks, until a message says `end`. An acknowledgement is on disk
-// when a message that was published after it on the same channel is confirmed.
+// one write after it was sent at the latest: when a second message that was published after it is confirmed.
 async function consume() {
   for (;;) {
     try {
@@ -60,8 +60,10 @@ async function take(channel, message, ended) {
   const body = message.content.toString();
   say(`taken ${body} ${Number(message.fields.redelivered)}`);
   channel.ack(message);
-  channel.publish("amq.fanout", "", Buffer.from(""));
-  await channel.waitForConfirms();
+  for (let each = 0; each < 2; each++) {
+    channel.publish("amq.fanout", "", Buffer.from(""));
+    await channel.waitForConfirms();
+  }
   say(`done ${body}`);
   if (body === "end") ended("end");
 }
