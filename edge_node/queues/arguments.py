@@ -74,9 +74,10 @@ def _number(arguments: Mapping[str, Any], name: str, least: int, most: int = (1 
     value = arguments.get(name)
     if value is None:
         return None
-    if type(value) is not int or not least <= value <= most:
+    # Clients write small numbers as integers of 8 or 16 bits, each of which protocols give a type of its own.
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise _invalid(name, value, f"an integer from {least} to {most}")
-    return value
+    return int(value)
 
 
 def _text(arguments: Mapping[str, Any], name: str) -> str | None:
@@ -180,10 +181,12 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | float | str | bytes):
+    if value is None or isinstance(value, bool | str | bytes):
         return value
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, int):
-        return value if -(1 << 63) <= value < 1 << 63 else str(value)
+        return int(value) if -(1 << 63) <= value < 1 << 63 else str(value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Mapping):

@@ -13,6 +13,7 @@ from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.methods import commands
+from weft.protocols.amqp.typed_values import Float32, Int8, Int16, Int64, UInt8, UInt16, UInt32
 
 Basic, Channel, Confirm, Connection, Queue = (
     commands.Basic, commands.Channel, commands.Confirm, commands.Connection, commands.Queue,
@@ -159,6 +160,23 @@ async def test_a_new_secret_is_checked(node: AmqpNode, client: RawClient) -> Non
     node.door.refuse = AccessDenied(Denial.WRONG, "wrong password")
     client.send(Connection.UpdateSecret("wrong", "it runs out"))
     assert (await client.connection_error()).reply_code == ReplyCode.NOT_ALLOWED
+
+
+@pytest.mark.parametrize("kind", [int, Int8, UInt8, Int16, UInt16, UInt32, Int64])
+async def test_arguments_are_integers_of_any_length(client: RawClient, kind: type[int]) -> None:
+    """queue.declare: arguments; queue.bind: arguments; clients write small numbers in few octets. It is the same queue,
+    and the same binding, whatever the type."""
+    limits = {"x-max-length": kind(2), "x-max-priority": kind(3)}
+    for arguments in (limits, {name: int(value) for name, value in limits.items()}):
+        await client.ask(Queue.Declare(0, "small", arguments=arguments), Queue.DeclareOk)
+    for value in (kind(3), 3, [kind(3), Float32(0.5)]):
+        bind = Queue.Bind(0, "small", "amq.headers", "", arguments={"x-match": "any", "level": value})
+        await client.ask(bind, Queue.BindOk)
+    client.publish("", b"x", exchange="amq.headers", properties=properties(headers={"level": 3}), mandatory=True)
+    await client.expect(Basic.Ack, 1)
+    assert (await got(client, "small")).body == b"x"
+    consume = Basic.Consume(0, "small", "tag", arguments={"x-priority": kind(5)})
+    await client.ask(consume, Basic.ConsumeOk)
 
 
 async def test_queues_whose_messages_live_for_years(client: RawClient) -> None:
