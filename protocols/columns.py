@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from weft.protocols.errors import Corrupt
-from weft.protocols.fields import unpack
+from weft.protocols.fields import PackedHeaders, pack, unpack
 
 Buffer = bytes | bytearray | memoryview
 
@@ -199,7 +199,10 @@ def encode_body(columns: Columns) -> bytes:
     parts += _column([columns.payload_offsets, columns.payload])
     if columns.headers:
         indexes = sorted(columns.headers)
-        packed = [msgspec.msgpack.encode(columns.headers[index]) for index in indexes]
+        packed = [
+            pairs.packed if type(pairs) is PackedHeaders else pack(pairs)
+            for pairs in map(columns.headers.__getitem__, indexes)
+        ]
         parts += _column([struct.pack("<I", len(indexes)), u32s(indexes).tobytes(), *_blobs(packed)])
     if columns.flags:
         parts += _column([columns.flags])

@@ -1,4 +1,5 @@
-"""Integers and lists that a peer or a disk can choose, with their bounds, and the one way to unpack msgpack.
+"""Integers and lists that a peer or a disk can choose, with their bounds, the one way to unpack msgpack, and headers
+that are packed once for many records.
 
 The bounds are part of the types, so a decoder refuses what would later overflow a table's signed 64-bit column, a
 range set or an allocation. msgspec checks a list's length before it makes the list.
@@ -56,3 +57,37 @@ def unpack(decoder: msgspec.msgpack.Decoder[_Value], body: bytes | bytearray | m
     # Text that is not UTF-8 and deep nesting surface as Python's own errors, not as msgspec's.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{what} does not decode: {error}") from error
+
+
+Pair = tuple[str, str | bytes | int | float | bool | None]
+"""Name and value of a header, as in ``columns.HeaderPairs``."""
+
+pack = msgspec.msgpack.Encoder().encode
+"""Encoder of a record's headers for a batch."""
+
+
+class PackedHeaders(tuple[Pair, ...]):
+    """Headers with what they are in a batch. ``packed_headers`` makes them."""
+
+    packed: bytes
+    extended: tuple[Pair, PackedHeaders] | None
+
+    def plus(self, pair: Pair) -> PackedHeaders:
+        """Return the headers with one more. The answer to the same pair as before is the same object."""
+        if self.extended is None or self.extended[0] is not pair:
+            self.extended = pair, packed_headers((*self, pair))
+        return self.extended[1]
+
+
+def packed_headers(pairs: tuple[Pair, ...]) -> PackedHeaders:
+    """Return headers that the log need not measure and encode for each record. Worth it from some records on.
+
+    Raises:
+        ValueError: an integer of more than 64 bits.
+    """
+    for _, value in pairs:
+        if type(value) is int and not _INT64_MIN <= value <= _INT64_MAX:
+            raise ValueError(f"the header value {value} has more than 64 bits: store it as text")
+    found = PackedHeaders(pairs)
+    found.packed, found.extended = pack(pairs), None
+    return found

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
 from weft.edge_node.ingest.record import Gathering, Records, Source
+from weft.protocols.fields import PackedHeaders
 
 
 class Queueing(Protocol):
@@ -61,8 +62,7 @@ def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedR
         payload = records.payloads[index]
         admitted = queues.admit(headers, len(payload))
         if admitted is not None:
-            run.add(
-                records.keys[index], payload, source, records.flags.get(index, 0), (*headers, admitted.header)
-            )  # fmt: skip
+            named = headers.plus(admitted.header) if type(headers) is PackedHeaders else (*headers, admitted.header)
+            run.add(records.keys[index], payload, source, records.flags.get(index, 0), named)
             run.admitted.append(admitted)
     return run

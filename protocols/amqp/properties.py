@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
@@ -115,6 +116,8 @@ _PROPERTIES: tuple[tuple[int, str, str, _Read], ...] = (
     (1 << 2, CLUSTER_ID, "cluster-id", _text),
 )
 """(bit, name of the header, name of the property, reader), in the order of the wire. ``headers`` is read apart."""
+_FIELDS_BYTES_KNOWN_MAX = 256
+"""Longest table of ``headers`` that is remembered with what it says."""
 _BITS = {name: bit for bit, name, _, _ in _PROPERTIES}
 _HEADERS_BIT = 1 << 13
 
@@ -134,12 +137,12 @@ def read_properties(data: bytes) -> Content:
     at = 2
     pairs: list[tuple[str, HeaderValue]] = []
     expires_ms = user_id = None
-    for bit, name, called, read in _PROPERTIES:
-        if not flags & bit:
-            continue
+    for bit, name, called, read in _present(flags):
         if bit == _HEADERS_BIT:
-            table, at = read_table(data, at, len(data))
-            pairs += _stored(table)
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            fields = data[at:end]
+            pairs += _short_fields(fields) if len(fields) <= _FIELDS_BYTES_KNOWN_MAX else _fields(fields)
+            at = end
             continue
         value, at = read(data, at, called)
         pairs.append((name, value))
@@ -150,6 +153,22 @@ def read_properties(data: bytes) -> Content:
     if at != len(data):
         raise _malformed(f"{len(data) - at} octets behind the properties")
     return Content(tuple(pairs), expires_ms, user_id)
+
+
+@lru_cache(maxsize=256)
+def _present(flags: int) -> tuple[tuple[int, str, str, _Read], ...]:
+    """Return the properties that a message with these flags has."""
+    return tuple(each for each in _PROPERTIES if flags & each[0])
+
+
+def _fields(data: bytes) -> tuple[tuple[str, HeaderValue], ...]:
+    """Return the headers that a table says, which is all of ``data``."""
+    table, _ = read_table(data, 0, len(data))
+    return tuple(_stored(table))
+
+
+_short_fields = lru_cache(maxsize=256)(_fields)
+"""The same for tables that many messages have, whose other properties differ."""
 
 
 def write_properties(headers: HeaderPairs, now_ns: int = 0) -> bytes:

@@ -1,37 +1,70 @@
 """Plain basic.publish, gathered by where they go: the hot loop of publishers that speak AMQP.
 
 A message is three frames: method, content header, body. Publishers send the same method frame and the same properties
-again and again, so frames are recognised by their bytes: ``scan`` looks method frames up in what a connection has
-published to before, and properties in what was published with it. What is not known, and everything that could be an
-error, is left to the way that reads fields.
+again and again, so messages are recognised by their bytes: all of them but the body's size, which stands there twice,
+and the body. ``scan`` compares them with the form of the message before, and looks that up where they differ. What has
+no known form, and everything that could be an error, is left to the way that reads fields.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from weft.protocols.columns import HeaderPairs
 
-SHORTEST_BYTES = 8 + 9 + 8 + 14
-"""A basic.publish with empty names, and a content header of a message without properties and body."""
-_BASIC_HEADER = b"\x00\x3c\x00\x00"
+_METHOD_BYTES_MIN = 8 + 9
+"""A basic.publish with empty names, and its frame."""
+_CONTENT_HEADER = b"\x00\x3c\x00\x00"
 """Class and weight of a content header."""
+_SIZE_AT = 11
+"""Place of the body's size in the content header's frame: type, channel and length of the frame, class and weight come
+before it."""
+_PROPERTIES_AT = _SIZE_AT + 8
 _END = 0xCE
+_header_size = struct.Struct(">Q").unpack_from
+_frame_size = struct.Struct(">I").unpack_from
 
 
-class Target(Protocol):
-    """Exchange and routing key of one method frame."""
+class Form:
+    """The bytes that messages with one method frame and the same properties begin with, and what becomes of those.
 
-    channel: bytes
-    """Number of the channel, as frames have it."""
-    topic: bytes
-    known: Mapping[bytes, HeaderPairs]
-    """Properties -> headers of a record."""
-    publisher: Any
-    """The channel, which counts what it published."""
-    route: Any
-    """Route of its records."""
+    Args:
+        method: the frame.
+        channel: its number, as frames have it.
+        publisher: the channel, which counts what it published.
+        route: of the records.
+        lasts: True if the headers are the same for messages of a later read.
+    """
+
+    __slots__ = ("head", "headers", "lasts", "middle", "publisher", "route", "topic")
+
+    def __init__(  # noqa: PLR0917
+        self, method: bytes, channel: bytes, properties: bytes, topic: bytes, headers: HeaderPairs, publisher: Any,
+        route: Any, *, lasts: bool = True,
+    ) -> None:  # fmt: skip
+        header_bytes = (_PROPERTIES_AT - 7 + len(properties)).to_bytes(4, "big")
+        self.head = method + b"\x02" + channel + header_bytes + _CONTENT_HEADER
+        """Bytes up to the body's size in the content header."""
+        self.middle = properties + b"\xce\x03" + channel
+        """Bytes between that and the body's size in the body's frame."""
+        self.topic = topic
+        self.headers = headers
+        self.publisher = publisher
+        self.route = route
+        self.lasts = lasts
+
+
+class Forms(Protocol):
+    """Forms that a connection knows. Those that need more than storing are left out of it."""
+
+    form: Form | None
+    """Form of the last message."""
+
+    def find(self, method: bytes, properties: bytes) -> Form | None:
+        """Return the form of messages with a method frame and properties."""
+        ...
 
 
 class Publisher(Protocol):
@@ -62,87 +95,74 @@ class Gathered(Protocol):
         """Note that the records of a run from ``first`` on are of a route that is ``noted``."""
 
 
-def scan(data: bytes, at: int, targets: Mapping[bytes, Any], gathered: Gathered, until: int) -> int:
-    """Take a row of plain messages from ``data[at:]``.
+def scan(data: bytes, at: int, forms: Forms, gathered: Gathered, until: int) -> int:
+    """Take a row of plain messages from ``data[at:]``. Messages without a body are left: they have no third frame.
 
     Args:
-        targets: method frame -> its target. Those that need more than storing are left out of it.
         until: messages that begin behind this offset are left.
 
     Returns:
         The offset of the first frame not taken (perhaps of an incomplete message). Never raises.
     """
-    end = len(data)
-    last = min(until, end - SHORTEST_BYTES)
-    find, starts, groups = targets.get, data.startswith, gathered.groups
+    end, starts, groups = len(data), data.startswith, gathered.groups
+    form = forms.form
     publisher: Any = None
     count = 0
-    while at <= last and data[at] == 1:
-        method_end = at + 8 + (data[at + 4] << 16 | data[at + 5] << 8 | data[at + 6])
-        target = find(data[at:method_end])
-        if target is None or method_end + 22 > end or data[method_end] != 2:
-            break
-        # type, channel, size, class and weight, body size, properties, end
-        properties_at = method_end + 19
-        header_end = method_end + 8 + int.from_bytes(data[method_end + 3 : method_end + 7], "big")
-        if header_end > end or data[header_end - 1] != _END or header_end < properties_at + 3:
-            break
-        channel = target.channel
-        if not starts(channel, method_end + 1) or not starts(_BASIC_HEADER, method_end + 7):
-            break
-        headers = target.known.get(data[properties_at : header_end - 1])
-        if headers is None:
-            break
-        size = int.from_bytes(data[method_end + 11 : properties_at], "big")
-        start = header_end
-        after = header_end
-        if size:
-            start += 7
-            after = start + size + 1
-            if (
-                after > end
-                or data[header_end] != 3
-                or not starts(channel, header_end + 1)
-                or int.from_bytes(data[header_end + 3 : start], "big") != size
-                or data[after - 1] != _END
-            ):
+    while at < end and at <= until:
+        if form is None or not starts(form.head, at) or not starts(form.middle, at + len(form.head) + 8):
+            found = _look_up(data, at, forms)
+            if found is None or not starts(found.head, at) or not starts(found.middle, at + len(found.head) + 8):
                 break
-        if target.publisher is not publisher:
+            form = found
+        head, middle, route = form.head, form.middle, form.route
+        head_bytes, before_body = len(head), len(middle) + 12
+        run = groups[route.destination]
+        payloads = run.payloads
+        first = len(payloads)
+        while True:
+            size_at = at + head_bytes
+            body_at = size_at + before_body
+            (size,) = _header_size(data, size_at)
+            body_end = body_at + size
+            if body_end >= end or not size or data[body_end] != _END or _frame_size(data, body_at - 4)[0] != size:
+                break
+            payloads.append(data[body_at:body_end])
+            at = body_end + 1
+            if at > until or not starts(head, at) or not starts(middle, at + head_bytes + 8):
+                break
+        taken = len(payloads) - first
+        if not taken:
+            break
+        if form.publisher is not publisher:
             if count:
                 publisher.published(count)
-            publisher, count = target.publisher, 0
-        route = target.route
-        run = groups[route.destination]
-        first = len(run.keys)
-        run.keys.append(target.topic)
-        run.payloads.append(data[start : start + size])
-        first_at, at = at, after
-        taken = 1
-        if at <= last:
-            # Messages that follow with the same frames but for the body's octets are as good as the one just taken.
-            alike, stride = data[first_at:start], after - first_at
-            stop = at
-            while stop + stride <= end and stop <= until and starts(alike, stop) and data[stop + stride - 1] == _END:
-                stop += stride
-            if stop > at:
-                more = (stop - at) // stride
-                offset = start - first_at
-                run.keys += [target.topic] * more
-                if size:
-                    run.payloads += [data[each : each + size] for each in range(at + offset, stop, stride)]
-                else:
-                    run.payloads += [b""] * more
-                taken += more
-                at = stop
-        run.sources += [publisher] * taken
-        if headers:
-            if taken == 1:
-                run.headers[first] = headers
-            else:
-                run.headers.update(dict.fromkeys(range(first, first + taken), headers))
+            publisher, count = form.publisher, 0
+        count += taken
+        if taken == 1:
+            # A fleet has a message in flight each.
+            run.keys.append(form.topic)
+            run.sources.append(publisher)
+            if form.headers:
+                run.headers[first] = form.headers
+        else:
+            run.keys += [form.topic] * taken
+            run.sources += [publisher] * taken
+            if form.headers:
+                run.headers.update(dict.fromkeys(range(first, first + taken), form.headers))
         if route.noted:
             gathered.note(route, run, first)
-        count += taken
     if count:
         publisher.published(count)
+    forms.form = form if form is not None and form.lasts else None
     return at
+
+
+def _look_up(data: bytes, at: int, forms: Forms) -> Form | None:
+    """Return the form that a message's lengths lead to, if there is one; whether it is of that form is to be seen."""
+    if len(data) - at < _METHOD_BYTES_MIN + _PROPERTIES_AT:
+        return None
+    method_end = at + 8 + _frame_size(data, at + 3)[0]
+    if len(data) < method_end + _PROPERTIES_AT:
+        return None
+    header_end = method_end + 7 + _frame_size(data, method_end + 3)[0]
+    return forms.find(data[at:method_end], data[method_end + _PROPERTIES_AT : header_end])

@@ -29,7 +29,6 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 """A function fits on a screen, docstring included."""
 LONG_FUNCTIONS = {
-    "protocols/amqp/publish_run.py::scan": "the hot loop of basic.publish: a call for each message would cost as much",
     "protocols/mqtt/publish_run.py::scan": "the hot loop of PUBLISH packets: a call for each packet would cost a third",
 }
 

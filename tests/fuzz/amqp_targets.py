@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.fuzz.target import Target
+from tests.fuzz import target
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.servers.amqp.target import Target, Targets
 from weft.protocols.amqp.content import read_content_header, write_content
 from weft.protocols.amqp.errors import AmqpError
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, HEADER, METHOD, PROTOCOL_HEADER, frame, frame_end, read_frame
 from weft.protocols.amqp.methods import commands, read_method, write_method
 from weft.protocols.amqp.properties import read_properties, write_properties
 from weft.protocols.amqp.publish_run import scan
-from weft.protocols.columns import HeaderPairs
 
 LIMIT = 128 << 10
 PLAIN, TYPED = b"\0\0", b"\x90\x00\x04text\x02"
@@ -22,16 +22,10 @@ class _Channel:
         assert count > 0
 
 
-class _Target:
-    channel = b"\0\1"
-    topic = b"a/b"
-    known: dict[bytes, HeaderPairs] = {PLAIN: (), TYPED: (("weft.content-type", "text"),)}
-    publisher = _Channel()
-    route = Route(Destination((1,), False, False), live=False, marked=False)
-
-
 PUBLISH = write_method(commands.Basic.Publish(0, "amq.topic", "a.b"), 1)
-TARGETS_OF_SCAN = {PUBLISH: _Target()}
+FORMS = Targets(lambda: 0, lambda _: True)
+ROUTE = Route(Destination((1,), False, False), live=False, marked=False)
+FORMS.remember(PUBLISH, Target(_Channel(), b"\0\1", b"a/b", (), ROUTE))
 
 
 def _codec(data: bytes) -> None:
@@ -62,20 +56,19 @@ def _check_refusal(error: AmqpError) -> None:
 
 
 def _scan(data: bytes, at: int) -> int:
-    """Whatever the fast scan takes, the decoder takes too, as three frames or two."""
+    """Whatever the fast scan takes, the decoder takes too, as three frames."""
     gathered = Gathering()
-    end = scan(data, at, TARGETS_OF_SCAN, gathered, len(data))
+    end = scan(data, at, FORMS, gathered, len(data))
     taken = sum(len(run.keys) for run in gathered.groups.values())
     for run in gathered.groups.values():
         for payload in run.payloads:
-            kinds = [METHOD, HEADER, 3] if payload else [METHOD, HEADER]
-            for kind in kinds:
+            for kind in (METHOD, HEADER, 3):
                 found = read_frame(data, at, LIMIT)
                 assert found is not None
                 assert found[0].kind == kind
                 at = found[1]
             assert found is not None
-            assert not payload or found[0].payload == payload
+            assert found[0].payload == payload
     assert at == end
     assert taken or at == end
     return end
@@ -120,4 +113,4 @@ def _seeds() -> list[bytes]:
     ]
 
 
-TARGETS = {"amqp": Target(_codec, _seeds, memory_per_byte=64)}
+TARGETS = {"amqp": target.Target(_codec, _seeds, memory_per_byte=64)}

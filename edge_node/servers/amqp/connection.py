@@ -50,7 +50,7 @@ class AmqpConnection(Reads):
         self.joined = False
         self.peer: Peer = cast(Peer, None)
         self.queue_client: QueueClient = cast(QueueClient, None)
-        self.targets = Targets()
+        self.targets = Targets(shared.broker.wall_clock, shared.broker.turns.budget.spend)
         self._shared = shared
         self._begun = False  # True once the protocol header came
         self._channels: Channels | None = None

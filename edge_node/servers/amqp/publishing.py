@@ -29,8 +29,6 @@ _BASIC = 60
 _ACK, _NACK = 80, 120
 _FRAME_END = 0xCE
 TAG_BYTES = 8
-FRAME_REMEMBERED_BYTES_MAX = 600
-"""Longest method frame that is remembered: two names of 255 bytes, and the rest."""
 
 
 class Publishing:
@@ -117,13 +115,13 @@ class Publishing:
             # Nothing takes it, and that is no error: it is as good as handled.
             self._count(gathered, is_rejected=found.is_rejected)
             return
-        target = Target(self, found.topic, found.headers, found.route)
-        headers = target.headers_of(properties, content, self._shared.broker.wall_clock())
+        headers = (*content.at(self._shared.broker.wall_clock()), *found.headers)
         gathered.add(found.route, found.topic, body, self, 0, headers)
         self._count(gathered, is_rejected=found.is_rejected)
         is_plain = found.is_constant and not found.route.is_wide and (is_routed or not method.mandatory)
-        if frame and is_plain and len(frame) <= FRAME_REMEMBERED_BYTES_MAX and not self._is_closed:
-            client.targets.remember(frame, target)
+        if frame and is_plain and not self._is_closed:
+            channel = self.number.to_bytes(2, "big")
+            client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))
             self._shared.broker.ingest.remembering.add(client.targets)
             self._shared.queues.remember(client.targets)
 

@@ -1,70 +1,140 @@
-"""Destinations of basic.publish that a connection has used: what the hot path finds frames in."""
+"""Destinations of publishes that a connection has used: what the hot path finds messages by."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from weft.edge_node.ingest.routes import Route
-from weft.protocols.amqp.properties import Content
+from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
+from weft.protocols.amqp.errors import AmqpError
+from weft.protocols.amqp.further_keys import SEEN, UNSEEN
+from weft.protocols.amqp.properties import read_properties
+from weft.protocols.amqp.publish_run import Form
 from weft.protocols.columns import HeaderPairs
+from weft.protocols.fields import packed_headers
+from weft.protocols.message_headers import REPLY_TO
 
-TARGETS_MAX = 256
-"""Method frames that a connection's publishes are recognised by; when there are more, all are forgotten."""
-PROPERTIES_MAX = 64
-"""Properties that the publishes of one of them are recognised by, likewise."""
-BYTES_MAX = 1024
-"""Longest properties that are remembered."""
-
-
-class Publishing(Protocol):
-    """Publishes of one channel."""
-
-    number: int
-    """Number of the channel."""
+KNOWN_BYTES_MAX = 256 << 10
+"""Memory of what one connection's publishes are recognised by, about: some 100 topics with usual properties. When there
+is more, all is forgotten and found again."""
+FORM_BYTES_MAX = 16 << 10
+"""Longest form that is remembered."""
+TARGET_BYTES, FORM_BYTES, PAIR_BYTES, COPIES = 512, 512, 120, 3
+"""Memory of a target, a form and a header, and how often the bytes of a frame stand in them."""
+SEEN_MAX = 256
+"""Properties of which it is known that they came before; when there are more, all are forgotten."""
 
 
-class Target:
-    """Exchange and routing key on one channel, where its messages go, and what a record has beside its payload."""
+class Target(NamedTuple):
+    """Exchange and routing key on one channel, and where its messages go."""
 
-    __slots__ = ("channel", "headers", "known", "publisher", "route", "topic")
-
-    def __init__(self, publisher: Publishing, topic: bytes, headers: HeaderPairs, route: Route) -> None:
-        self.publisher = publisher
-        self.channel = publisher.number.to_bytes(2, "big")
-        self.topic = topic
-        self.route = route
-        self.headers = headers
-        """Headers that say exchange and routing key."""
-        self.known: dict[bytes, HeaderPairs] = {}
-        """Properties -> headers of a record, of messages that do not expire."""
-
-    def headers_of(self, properties: bytes, content: Content, now_ns: int) -> HeaderPairs:
-        """Return the headers of a record, and remember them where others can have the same."""
-        pairs = (*content.at(now_ns), *self.headers)
-        if content.expires_ms is None and content.user_id is None and len(properties) <= BYTES_MAX:
-            if len(self.known) >= PROPERTIES_MAX:
-                self.known.clear()
-            self.known[properties] = pairs
-        return pairs
+    publisher: Any
+    """The channel."""
+    channel: bytes
+    """Its number, as frames have it."""
+    topic: bytes
+    headers: HeaderPairs
+    """Headers that say exchange and routing key."""
+    route: Route
 
 
-class Targets(dict[bytes, Target]):
-    """Method frame -> target, of one connection. Cleared when messages may go elsewhere, or may not be published any
-    more. Compared by identity."""
+class Targets:
+    """Method frame -> target, and forms of messages that came there, of one connection. Cleared when messages may go
+    elsewhere, or may not be published any more. Compared by identity.
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
+    Args:
+        wall_clock: nanoseconds since 1970.
+        spend: returns False once the client's turn is over.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
+    __slots__ = ("_bytes", "_forms", "_seen", "_spend", "_targets", "_wall_clock", "form")
 
-    def remember(self, frame: bytes, target: Target) -> None:
-        """Have the hot path take further publishes with this method frame."""
-        if len(self) >= TARGETS_MAX:
+    def __init__(self, wall_clock: Callable[[], int], spend: Callable[[int], bool]) -> None:
+        self._wall_clock = wall_clock
+        self._spend = spend
+        self._targets: dict[bytes, Target] = {}
+        self._forms: dict[tuple[bytes, bytes], Form] = {}
+        self._seen: set[int] = set()
+        self._bytes = 0
+        self.form: Form | None = None
+        """Form of the last message; None once it may not be used any more."""
+
+    def __bool__(self) -> bool:
+        return bool(self._targets)
+
+    def find(self, method: bytes, properties: bytes) -> Form | None:
+        """Return the form of messages with a method frame and properties."""
+        key = method, properties
+        form = self._forms.get(key)
+        if form is None and (target := self._targets.get(method)) is not None:
+            form = self._make(target, key)
+        return form
+
+    def remember(self, method: bytes, target: Target) -> None:
+        """Have the hot path take further messages with this method frame."""
+        self._charge(TARGET_BYTES + COPIES * len(method))
+        self._targets[method] = target
+
+    def forget(self, publisher: object) -> None:
+        """Forget the targets of one channel."""
+        kept = {method: target for method, target in self._targets.items() if target.publisher is not publisher}
+        if len(kept) < len(self._targets):
             self.clear()
-        self[frame] = target
+            for method, target in kept.items():
+                self.remember(method, target)
 
-    def forget(self, publisher: Publishing) -> None:
-        """Forget those of one channel."""
-        for frame in [frame for frame, target in self.items() if target.publisher is publisher]:
-            del self[frame]
+    def clear(self) -> None:
+        """Forget all."""
+        self._targets.clear()
+        self._forms.clear()
+        self._seen.clear()
+        self._bytes = 0
+        self.form = None
+
+    def _make(self, target: Target, key: tuple[bytes, bytes]) -> Form | None:
+        """Return a new form, None for properties that the hot path does not take: a user has to be that of the
+        connection, and further keys go elsewhere. It is remembered when its properties
+        come for the second time: those with an identifier of their own never do."""
+        if not self._spend(0):
+            return None  # a read full of properties that have to be read would be several turns
+        method, properties = key
+        try:
+            content = read_properties(properties)
+        except AmqpError:
+            return None  # the way that reads fields says so
+        if content.user_id is not None or _has_a_way_of_its_own(content.headers):
+            return None
+        headers = (*content.at(self._wall_clock()), *target.headers)
+        size = FORM_BYTES + PAIR_BYTES * len(headers) + COPIES * (len(method) + len(properties))
+        lasts = content.expires_ms is None
+        is_known = lasts and size <= FORM_BYTES_MAX and self._came_before(hash(key))
+        if is_known:
+            headers = packed_headers(headers)
+        form = Form(
+            method, target.channel, properties, target.topic, headers, target.publisher, target.route, lasts=lasts
+        )  # fmt: skip
+        if is_known and self._charge(size):
+            self._forms[key] = form
+        return form
+
+    def _came_before(self, key: int) -> bool:
+        if key in self._seen:
+            return True
+        if len(self._seen) >= SEEN_MAX:
+            self._seen.clear()
+        self._seen.add(key)
+        return False
+
+    def _charge(self, size: int) -> bool:
+        """Return whether there is room; where there is none, all is forgotten, and the next messages find it again."""
+        self._bytes += size
+        if self._bytes <= KNOWN_BYTES_MAX:
+            return True
+        self.clear()
+        return False
+
+
+def _has_a_way_of_its_own(headers: HeaderPairs) -> bool:
+    """Return whether a message goes to more than its routing key, or its answers to the channel's own queue."""
+    return any(name in (SEEN, UNSEEN) or (name == REPLY_TO and value == DIRECT_REPLY_TO) for name, value in headers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.protocols import batch
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import header_bytes
+from weft.protocols.fields import PackedHeaders
 from weft.storage.segment_log.errors import RecordTooLarge
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 
@@ -38,6 +39,9 @@ def run_bytes(
         payload_bytes = sum(map(len, payloads))
     size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
     for pairs in (headers or {}).values():
+        if type(pairs) is PackedHeaders:
+            size += 16 + len(pairs.packed)
+            continue
         size += 16 + sum(
             # Most values are text: a call for each would cost as much as the rest.
             len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12

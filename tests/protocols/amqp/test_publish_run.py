@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from weft.edge_node.ingest.routes import Destination, Route
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, read_frame
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp.publish_run import scan
+from weft.protocols.amqp.publish_run import Form, scan
 from weft.protocols.columns import HeaderPairs
 
 PLAIN, TYPED = b"\0\0", b"\x80\x00\x04text"
@@ -29,13 +28,11 @@ class Channel:
         self.counted.append(count)
 
 
-class Target:
-    def __init__(self, channel: int, key: str, publisher: Channel, *, live: bool = False) -> None:
-        self.channel = channel.to_bytes(2, "big")
-        self.topic = key.replace(".", "/").encode()
-        self.known = HEADERS
-        self.publisher = publisher
-        self.route = Route(Destination((1,), False, False), live=live, marked=False)
+class Known(dict[tuple[bytes, bytes], Form]):
+    form: Form | None = None
+
+    def find(self, method: bytes, properties: bytes) -> Form | None:
+        return self.get((method, properties))
 
 
 def method(channel: int, key: str) -> bytes:
@@ -51,12 +48,16 @@ def channels() -> dict[int, Channel]:
     return {1: Channel(), 2: Channel()}
 
 
-def known(channels: dict[int, Channel], **options: Any) -> dict[bytes, Target]:
-    return {
-        method(number, key): Target(number, key, channel, **options)
-        for number, channel in channels.items()
-        for key in ("a", "a.b")
-    }
+def known(channels: dict[int, Channel], *, live: bool = False) -> Known:
+    found = Known()
+    for number, channel in channels.items():
+        for key in ("a", "a.b"):
+            route = Route(Destination((1,), False, False), live=live, marked=False)
+            frame, topic = method(number, key), key.replace(".", "/").encode()
+            for properties, headers in HEADERS.items():
+                form = Form(frame, number.to_bytes(2, "big"), properties, topic, headers, channel, route)
+                found[frame, properties] = form
+    return found
 
 
 def taken(gathered: Gathering) -> list[tuple[bytes, bytes, HeaderPairs]]:
@@ -69,7 +70,8 @@ def taken(gathered: Gathering) -> list[tuple[bytes, bytes, HeaderPairs]]:
 
 MESSAGES = st.lists(
     st.tuples(
-        st.sampled_from([1, 2]), st.sampled_from(["a", "a.b"]), st.binary(max_size=12), st.sampled_from([PLAIN, TYPED])
+        st.sampled_from([1, 2]), st.sampled_from(["a", "a.b"]), st.binary(min_size=1, max_size=12),
+        st.sampled_from([PLAIN, TYPED]),
     ),
     max_size=12,
 )  # fmt: skip
@@ -80,14 +82,14 @@ def test_runs_are_taken_up_to_where_they_are_whole(
     messages: list[tuple[int, str, bytes, bytes]], data: st.DataObject
 ) -> None:
     channels = {1: Channel(), 2: Channel()}
-    targets = known(channels)
+    forms = known(channels)
     stream, ends = b"", [0]
     for each in messages:
         stream += message(*each)
         ends.append(len(stream))
     cut = data.draw(st.integers(0, len(stream)))
     gathered = Gathering()
-    at = scan(stream[:cut], 0, targets, gathered, len(stream))
+    at = scan(stream[:cut], 0, forms, gathered, len(stream))
     whole = max(index for index, end in enumerate(ends) if end <= cut)
     assert at == ends[whole]
     expected = [(key.replace(".", "/").encode(), body, HEADERS[kind]) for _, key, body, kind in messages[:whole]]
@@ -99,22 +101,42 @@ def test_runs_are_taken_up_to_where_they_are_whole(
 
 
 def test_order_is_kept_within_a_destination(channels: dict[int, Channel]) -> None:
-    targets = known({1: channels[1]})
-    first = next(iter(targets.values()))
-    for target in targets.values():
-        target.route = first.route
+    forms = known({1: channels[1]})
+    first = next(iter(forms.values()))
+    for form in forms.values():
+        form.route = first.route
     bodies = [str(n).encode() for n in range(50)]
     stream = b"".join(message(1, random.Random(n).choice(["a", "a.b"]), body) for n, body in enumerate(bodies))
     gathered = Gathering()
-    assert scan(stream, 0, targets, gathered, len(stream)) == len(stream)
+    assert scan(stream, 0, forms, gathered, len(stream)) == len(stream)
     assert [payload for _, payload, _ in taken(gathered)] == bodies
 
 
-@pytest.mark.parametrize("body", [b"", b"x", bytes(300)])
+@pytest.mark.parametrize("body", [b"x", bytes(300)])
 def test_messages_that_are_alike_are_all_taken(channels: dict[int, Channel], body: bytes) -> None:
     stream, gathered = message(1, "a", body, TYPED) * 20, Gathering()
     assert scan(stream, 0, known(channels), gathered, len(stream)) == len(stream)
     assert taken(gathered) == [(b"a", body, HEADERS[TYPED])] * 20
+
+
+def test_a_message_without_a_body_is_left(channels: dict[int, Channel]) -> None:
+    good, empty, gathered = message(1, "a", b"1"), message(1, "a", b""), Gathering()
+    assert scan(good + empty + good, 0, known(channels), gathered, 1 << 20) == len(good)
+
+
+def test_the_form_of_the_last_message_goes_with_those_that_are_forgotten(channels: dict[int, Channel]) -> None:
+    forms, gathered = known(channels), Gathering()
+    assert scan(message(1, "a", b"1"), 0, forms, gathered, 1 << 20)
+    assert forms.form is not None
+    forms.form = None
+    forms.clear()
+    assert scan(message(1, "a", b"1"), 0, forms, gathered, 1 << 20) == 0
+
+
+def test_a_channel_counts_what_came_in_one_read_at_once(channels: dict[int, Channel]) -> None:
+    stream = b"".join(message(1, key, b"1") for key in ("a", "a.b") * 5) + message(2, "a", b"1")
+    assert scan(stream, 0, known(channels), Gathering(), len(stream)) == len(stream)
+    assert (channels[1].counted, channels[2].counted) == ([10], [1])
 
 
 def test_records_for_subscribers_are_noted(channels: dict[int, Channel]) -> None:
