@@ -1,0 +1,162 @@
+"""Connections that are cut at every byte of a conversation: nothing of them stays charged to their user."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.edge_node.servers.amqp import harness as amqp
+from tests.edge_node.servers.amqp1 import harness as amqp1
+from tests.edge_node.servers.http import harness as http
+from tests.support.waiting import until
+from weft.bounds import Owner, OwnerKind
+from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.servers.http.node_part import Http
+from weft.protocols.amqp.content import write_content
+from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER
+from weft.protocols.amqp.methods import Method, commands, write_method
+
+Basic, Channel, Connection, Queue, Tx = (
+    commands.Basic, commands.Channel, commands.Connection, commands.Queue, commands.Tx
+)  # fmt: skip
+
+
+QUIET_S = 0.01
+
+
+async def cut(port: int, data: bytes, *, resets: bool, waits: bool = True) -> None:
+    """Send something, and go: when the node has no more to say, or at once."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    await asyncio.sleep(0)
+    with suppress(TimeoutError):
+        while waits:
+            async with asyncio.timeout(QUIET_S):
+                waits = bool(await reader.read(1 << 16))
+    if resets:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+def on_channel(*methods: Method) -> bytes:
+    return b"".join(write_method(each, 1) for each in methods)
+
+
+def published(body: bytes, exchange: str = "", key: str = "q") -> bytes:
+    return on_channel(Basic.Publish(0, exchange, key)) + write_content(1, b"\0\0", body, FRAME_BYTES_MIN)
+
+
+AMQP = [
+    PROTOCOL_HEADER,
+    write_method(Connection.StartOk({}, "PLAIN", "\0guest\0guest"), 0),
+    write_method(Connection.TuneOk(0, 0, 0), 0),
+    write_method(Connection.Open("/"), 0),
+    on_channel(Channel.Open()),
+    on_channel(Queue.Declare(0, "q", exclusive=True)),
+    on_channel(Queue.Bind(0, "q", "amq.topic", "plant.#")),
+    published(bytes(9000)) + published(b"1", "amq.topic", "plant.1"),
+    on_channel(Basic.Qos(prefetch_count=1), Basic.Consume(0, "q", "tag")),
+    on_channel(Basic.Get(0, "q")),
+    on_channel(Tx.Select()),
+    published(bytes(9000)),
+    on_channel(Basic.Ack(1)),
+    on_channel(Tx.Commit()),
+    on_channel(Queue.Delete(0, "q")),
+    on_channel(Channel.Close(200, "", 0, 0)),
+    write_method(Connection.Close(200, "", 0, 0), 0),
+]
+
+
+def cuts(steps: list[bytes], each: int) -> list[bytes]:
+    """Beginnings of a conversation: the end of each step, and some within it."""
+    whole, found = b"".join(steps), set[int]()
+    at = 0
+    for step in steps:
+        found |= {at + 1, at + len(step) // 2, *range(at, at + len(step), each)}
+        at += len(step)
+    return [whole[:end] for end in sorted({*found, len(whole)})]
+
+
+@pytest.mark.parametrize("resets", [False, True])
+async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: bool) -> None:
+    async with amqp.serving(tmp_path) as node:
+        for number, data in enumerate(cuts(AMQP, 20_000)):
+            await cut(node.port, data, resets=resets, waits=number % 4 != 0)
+        assert node.counters_of_node.publishes_received
+        bounds = node.queues.bounds
+        held: dict[str, Any] = {
+            "unfinished": node.broker.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
+            "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
+        }  # fmt: skip
+        await until(lambda: not node.amqp._shared.clients)
+        assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
+        assert node.counters.amqp_channels == 0
+        assert not node.broker.ingest.remembering
+
+
+HTTP = [
+    b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\r\n" + b"x" * 9000,
+    b"POST /v1/topics/plant/a HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n21",
+    b"POST /v1/topics/plant/a HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n2000\r\n" + b"1\n" * 0x1000 + b"\r\n0\r\n\r\n",
+    b"GET /v1/topics?filter=plant/%23 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+]
+
+
+async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with http.running(tmp_path) as node:
+        (service,) = [part.service for part in node.node._more_parts if isinstance(part, Http)]
+        for data in cuts(HTTP, 3000):
+            await cut(node.port, data, resets=True)
+        assert node.stored()
+        await until(lambda: not service._open)
+        broker = service.broker
+        held: dict[str, Any] = {
+            "unfinished": broker.unfinished, "connections": service.connections, "readers": service._readers._bound,
+        }  # fmt: skip
+        assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
+
+
+def sends(client: amqp1.Client) -> None:
+    link = client.sender("plant/a").link
+    for number in range(50):
+        link.send(amqp1.Message(body=bytes(3000) + b"%d" % number, inferred=True))
+    client.connection.wait(lambda: client.connection.conn.transport.pending() <= 0)
+
+
+def receives(client: amqp1.Client) -> None:
+    """Deliveries of a stream, a topic and a queue are not settled."""
+    stream, topic, jobs = (client.receiver(each) for each in ("stream/telemetry", "plant/#", "queue/jobs"))
+    client.send("plant/a", *(amqp1.Message(body=bytes(1000), inferred=True) for _ in range(20)))
+    client.send("queue/jobs", *(amqp1.Message(body=bytes(1000), inferred=True) for _ in range(20)))
+    for each in (stream, topic, jobs):
+        each.receive(timeout=amqp1.PATIENCE_S)
+
+
+@pytest.mark.parametrize("work", [lambda client: None, sends, receives], ids=["idle", "sends", "receives"])
+async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: Callable[[Any], None]) -> None:
+    async with amqp1.amqp(tmp_path) as node:
+        queues = node.parts.queues
+        assert queues is not None
+        queues.declare_queue(QueueClient(Owner(OwnerKind.USER, "ann")), "jobs", durable=True)
+        client = await node.client()
+        await amqp1.in_thread(work, client)
+        client.drop()
+        await until(lambda: not node.parts.connections)
+        broker = node.node.broker
+        shares = broker.session_parts.shares
+        held: dict[str, Any] = {
+            "unfinished": broker.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
+            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget,
+        }  # fmt: skip
+        assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
+        assert broker.counters.subscriptions == 0
