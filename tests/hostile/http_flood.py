@@ -1,4 +1,4 @@
-"""An attacker by HTTP in a process of its own, so that it shares no interpreter lock with the well-behaved client."""
+"""An attacker by HTTP or AMQP in a process of its own, which shares no interpreter lock with the good client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import cast
 
 
-def flood(port: int, requests: Path, seconds: float, connections: int = 1) -> None:
-    """Send the same requests again and again; answers are read and thrown away."""
-    arguments = [str(port), str(requests), str(seconds), str(connections)]
+def flood(port: int, requests: Path, seconds: float, connections: int = 1, once: int = 0) -> None:
+    """Send the same requests again and again; answers are read and thrown away.
+
+    Args:
+        once: bytes at the beginning that each connection sends once.
+    """
+    arguments = [str(port), str(requests), str(seconds), str(connections), str(once)]
     done = subprocess.run([sys.executable, "-m", "tests.hostile.http_flood", *arguments], check=False)
     assert done.returncode == 0
 
 
-def _main(port: int, requests: Path, seconds: float, count: int) -> None:
+def _main(port: int, requests: Path, seconds: float, count: int, once: int) -> None:
     data = memoryview(requests.read_bytes())
     sent: dict[socket.socket, int] = {}
     for _ in range(count):
@@ -36,7 +40,9 @@ def _main(port: int, requests: Path, seconds: float, count: int) -> None:
                     if events & selectors.EVENT_READ and not connection.recv(1 << 20):
                         raise ConnectionError
                     if events & selectors.EVENT_WRITE:
-                        sent[connection] += connection.send(data[sent[connection] % len(data) :])
+                        sent[connection] += connection.send(data[sent[connection] :])
+                        if sent[connection] == len(data):
+                            sent[connection] = once
                 except BlockingIOError:
                     continue
                 except ConnectionError:  # the node has closed it
@@ -47,4 +53,4 @@ def _main(port: int, requests: Path, seconds: float, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    _main(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -152,6 +152,10 @@ class AmqpConnection(Reads):
         self._live.begin(heartbeat_s)
         self.arrival.opened()
 
+    def tunes(self) -> None:
+        """Wait some time for the client's terms."""
+        self._live.tunes()
+
     def tuned(self, frame_bytes_max: int) -> None:
         """Take frames as long as was agreed on."""
         self.frame_bytes_max = frame_bytes_max

@@ -53,6 +53,9 @@ class Client(Protocol):
     def go_on(self) -> None:
         """Read on after ``Pause.ASKING``."""
 
+    def tunes(self) -> None:
+        """Wait some time for the client's terms."""
+
     def tuned(self, frame_bytes_max: int) -> None:
         """Take frames as long as was agreed on."""
 
@@ -215,6 +218,7 @@ class Handshake:
             self._state = _State.AWAITS_TUNE_OK
             settings = self._shared.settings
             tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
+            self._client.tunes()
             self._client.answer(tune)
             self._client.go_on()
 

@@ -12,6 +12,8 @@ BLOCKED_AFTER_S = 1.0
 """Time for which the disk holds a client before connection.blocked: a busy disk holds publishers for milliseconds."""
 BLOCKED = "connection.blocked"
 """Capability of clients that want to know."""
+TERMS_S_MAX = 10.0
+"""Time from connection.tune to connection.open: the listener minds the time before it."""
 NEVER = float("inf")
 
 
@@ -38,8 +40,8 @@ class Connection(Protocol):
 class Liveness:
     """Times of one connection, in seconds of the loop's clock."""
 
-    __slots__ = ("_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat", "_shared",
-                 "_write_until", "heard", "wheel_slot", "wrote")  # fmt: skip
+    __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
+                 "_shared", "_write_until", "heard", "wheel_slot", "wrote")  # fmt: skip
 
     def __init__(self, connection: Connection, shared: Shared) -> None:
         self._connection = connection
@@ -53,11 +55,18 @@ class Liveness:
         self._next_beat = NEVER
         self._write_until = NEVER
         self._close_at = NEVER
+        self._awaited = ""
         self._blocked_at = NEVER
         self._is_blocked = False
 
+    def tunes(self) -> None:
+        """Wait no longer than ``TERMS_S_MAX`` for the client's terms."""
+        self._close_at, self._awaited = self._shared.broker.clock() + TERMS_S_MAX, "connection.open"
+        self._wait()
+
     def begin(self, heartbeat_s: int) -> None:
         """Mind heartbeats; 0 for none."""
+        self._close_at = NEVER
         self._heartbeat_s = heartbeat_s
         self.heard = now = self._shared.broker.clock()
         if heartbeat_s:
@@ -89,7 +98,7 @@ class Liveness:
 
     def closes(self, seconds: float) -> None:
         """Wait no longer than that for the client's last word."""
-        self._close_at = self._shared.broker.clock() + seconds
+        self._close_at, self._awaited = self._shared.broker.clock() + seconds, "connection.close-ok"
         self._next_beat = NEVER
         self._wait()
 
@@ -101,7 +110,7 @@ class Liveness:
         """Do what is due. For the timer wheel."""
         connection, counters = self._connection, self._shared.broker.counters
         if now >= self._close_at:
-            connection.give_up("connection.close was not answered")
+            connection.give_up(f"{self._awaited} did not come")
             return None
         if now >= self._write_until:
             counters.write_timeouts += 1

@@ -164,6 +164,21 @@ async def test_frame_max_and_channel_max_hold(tmp_path: Path) -> None:
         assert (await client.connection_error()).reply_code == ReplyCode.CHANNEL_ERROR
 
 
+@pytest.mark.parametrize("sent", [b"", write_method(Connection.TuneOk(0, 0, 0), 0)])
+async def test_who_never_says_connection_open_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    monkeypatch.setattr("weft.edge_node.servers.amqp.liveness.TERMS_S_MAX", 0.05)
+    async with serving(tmp_path) as node:
+        client = await tuned(node)
+        client.send(sent)
+        assert await client.closed()
+        assert "connection.open did not come" in caplog.text
+        client = await RawClient.connect(node.port)
+        await asyncio.sleep(0.1)
+        await client.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
+
+
 async def test_virtual_hosts(tmp_path: Path) -> None:
     """connection.open: virtual-host; 402 invalid-path for one that there is not."""
     settings = AmqpSettings(vhosts={"anyone": {"/": "", "factory": "plant/7"}})
