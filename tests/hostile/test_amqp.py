@@ -201,7 +201,7 @@ STEPS = {
 
 
 def test_who_stops_at_a_step_of_the_handshake_keeps_no_one_out(tmp_path: Path) -> None:
-    edge = GuardedEdge(tmp_path, "connect_timeout: 3s, half_open: 300, connections: 100", amqp=True)
+    edge = GuardedEdge(tmp_path, "connect_timeout: 3s, half_open: 60, connections: 100", amqp=True)
     edge.start()
     held = [each for data in STEPS.values() for each in connected(edge, 30, data)]
     try:

@@ -105,6 +105,9 @@ class Acceptor:
         connection.transport = _PendingTransport(task)
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+        # A task that is cancelled before its first step never gets to close anything, and what it leaves behind is a
+        # circle that only a full garbage collection would undo.
+        task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
 
     async def _set_up(self, sock: socket.socket, connection: NetworkConnection) -> None:
         """Bring a connection to its protocol. Past the admission's deadline the task is cancelled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import os
@@ -287,6 +288,27 @@ async def test_who_says_nothing_is_closed_in_time(authority: Authority, server: 
             await until(lambda: listener.counters.connections == 0)
             assert listener.counters.connect_timeouts + listener.listener_counters.handshakes_failed == 20
             assert listener.listener_counters.connections_half_open == 0
+
+
+async def test_who_gives_way_as_soon_as_accepted_is_closed_without_a_garbage_collection() -> None:
+    """The loop comes to none of them before the next ones are there."""
+    clients: list[socket.socket] = []
+    gc.collect()
+    gc.disable()
+    try:
+        async with echoing(limits=AdmissionLimits(half_open_max=10)) as listener:
+            port = listener.port
+            clients += [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+            await until(lambda: listener.counters.connections_accepted == 60)
+            for each in clients[:50]:
+                each.settimeout(PATIENCE_S)
+                with contextlib.suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(each.recv, 1) == b""
+            assert listener.listener_counters.connections_half_open == 10
+    finally:
+        gc.enable()
+        for each in clients:
+            each.close()
 
 
 async def test_half_open_connections_give_way_to_newer_ones(
