@@ -77,8 +77,9 @@ def others_seconds(server: int | None) -> float:
     return float(busy - ours)
 
 
-def _compile(program: Path, extras: Sequence[str]) -> bool:
-    command = ["cc", "-O2", "-o", str(program), str(SOURCE), *extras]
+def compiled(program: Path, source: Path = SOURCE, extras: Sequence[str] = ()) -> bool:
+    """Compile a load generator; return whether it could be."""
+    command = ["cc", "-O2", "-o", str(program), str(source), *extras]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
@@ -89,7 +90,7 @@ def build(directory: Path) -> Generator:
         SystemExit: it does not compile.
     """
     program = directory / "mqttload"
-    has_tls = _compile(program, TLS)
-    if not has_tls and not _compile(program, ()):
+    has_tls = compiled(program, extras=TLS)
+    if not has_tls and not compiled(program):
         raise SystemExit(f"the load generator needs a C compiler: cc -O2 -o {program} {SOURCE} says what is missing")
     return Generator(program, payloads.write(directory / "telemetry", payloads.telemetry()), has_tls)

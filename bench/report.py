@@ -260,9 +260,47 @@ def functions(results: Facts) -> list[str]:
     return lines
 
 
+def doors(results: Facts, rival: str) -> list[str]:
+    """Return every case with a column for each server: messages a second, and processor time of each."""
+    fsync = results["fsync_ms"]
+    servers = list(dict.fromkeys(server for case in results["cases"] for server in case["servers"]))
+    rows = [
+        (
+            case["title"],
+            *(
+                f"{found['messages_per_s']:,.0f} ({found['server_us_per_message']:.1f} us)" if found else "-"
+                for found in map(case["servers"].get, servers)
+            ),
+            *("-" if (found := case["servers"].get(server)) is None else f"{found['ack_ms_p50']:.1f} / "
+              f"{found['ack_ms_p99']:.1f}" for server in servers[:1]),
+        )
+        for case in results["cases"]
+    ]  # fmt: skip
+    lines = [
+        f"{results[rival]}. {results['rounds']} rounds of {results['seconds']:g} s; load of the machine before: "
+        f"{results['load_before']:.1f}. One fsync of 16 KiB: {fsync['p50']:.2f} ms, p99 {fsync['p99']:.2f} ms.",
+        "",
+        *table(("messages/s (CPU of each)", *servers, f"{servers[0]}: ack p50 / p99 ms"), rows),
+    ]
+    targets = [
+        (
+            f"{case['title']}: {target['ours']} / {target['theirs']}",
+            _ratio(target["value"]),
+            _ratio(target["cpu"]),
+            f"at least {target['bound']:g}: "
+            + {True: "met", False: "**not met**", None: "not compared"}[target["met"]],
+        )
+        for case in results["cases"]
+        for target in case["targets"]
+    ]
+    titles = ("", "rate", "by CPU of each message", "target of the rate")
+    return [*lines, "", *table(titles, targets)] if targets else lines
+
+
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark,
-    "functions": functions,
+    "functions": functions, "amqp": lambda results: doors(results, "rabbitmq"),
+    "http": lambda results: doors(results, "nginx"),
 }  # fmt: skip
 
 
