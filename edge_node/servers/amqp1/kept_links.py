@@ -147,11 +147,12 @@ class KeptLinks:
         """Return whether a connection has the link now."""
         return name in self._live
 
-    def attach(self, name: LinkName, kept: KeptLink, update: Callable[[KeptLink], None]) -> bool:
+    def attach(self, name: LinkName, kept: KeptLink, update: Callable[[KeptLink], None], keep_s: float) -> bool:
         """Keep a link from now on; return whether its owner may have one more.
 
         Args:
             update: brings the state up to date before it is written.
+            keep_s: time that it is kept for when its connection ends, also if the node ends with it.
         """
         if name not in self._links:
             if not self._shares.take(name.owner):
@@ -160,6 +161,7 @@ class KeptLinks:
             self._links[name] = kept
         self._live[name] = update
         self._links[name].is_attached = True
+        self._links[name].keep_s = min(keep_s, self.keep_s_max)
         self._changed.add(name)
         self.save()
         return True

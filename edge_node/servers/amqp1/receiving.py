@@ -258,7 +258,7 @@ class Receiving:
             VERSION, (str(name.owner.kind), name.owner.name), name.container, name.link, text
         )  # fmt: skip
         self._parts.holders[name] = found
-        if not self._parts.kept.attach(name, state, update):
+        if not self._parts.kept.attach(name, state, update, kept.keep_s):
             raise Refused("amqp:resource-limit-exceeded", "the user keeps too many links (limits.sessions_per_user)")
 
     def _stopped(self, kept: Kept, for_good: bool) -> None:

@@ -24,7 +24,8 @@ async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_
     def sent(kept: KeptLink) -> None:
         kept.positions, kept.owed = {"telemetry": 9, "gone": 7}, {"telemetry": [1, 7], "gone": [2]}
 
-    assert links().attach(NAME, KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#"), sent)
+    state = KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    assert links().attach(NAME, state, sent, 60)
     commit_all(log)
     found = links()
     found.load()
@@ -32,4 +33,26 @@ async def test_a_link_does_not_pass_over_messages_that_have_the_numbers_of_lost_
     assert kept is not None
     assert kept.positions == {"telemetry": 3, "gone": 0}
     assert kept.owed == {"telemetry": [1], "gone": []}
+    log.close()
+
+
+async def test_a_link_that_was_attached_in_a_crash_is_kept_for_its_time() -> None:
+    """A client needs longer to come back than the node needs to save its links for the first time."""
+    log, now = open_log(FakeFileSystem()), 10**18
+
+    def links() -> KeptLinks:
+        bound = Bound(4, 4, Refusals(time.monotonic), "limits.sessions", "", "")
+        return KeptLinks(log, bound, lambda: now, 60)
+
+    state = KeptLink(VERSION, ("user", "ann"), "container", "link", "plant/#", "plant/#")
+    assert links().attach(NAME, state, lambda _: None, float("inf"))
+    commit_all(log)
+    found = links()
+    found.load()
+    now += 59 * 10**9
+    found.save()
+    assert found.get(NAME) is not None
+    now += 2 * 10**9
+    found.save()
+    assert found.get(NAME) is None
     log.close()
