@@ -60,6 +60,26 @@ async def test_frames_of_strangers_are_short(tmp_path: Path, data: bytes) -> Non
         assert await client.closed()
 
 
+@pytest.mark.parametrize("size", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+async def test_a_body_that_cannot_be_taken_is_refused_when_it_is_announced(tmp_path: Path, size: int) -> None:
+    """311 content-too-large, and nothing is held for it."""
+    async with serving(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        client.send(write_method(Basic.Publish(0, "amq.topic", "plant.1.a"), 1))
+        client.send(frame(HEADER, 1, b"\0\x3c\0\0" + size.to_bytes(8, "big") + b"\0\0"))
+        assert (await client.channel_error()).reply_code == ReplyCode.CONTENT_TOO_LARGE
+        assert node.broker.unfinished.used == 0
+
+
+async def test_a_frame_longer_than_was_agreed_is_refused_by_its_length(tmp_path: Path) -> None:
+    """501 frame-error, before its bytes have come."""
+    async with serving(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        client.send(b"\x03\0\1\xff\xff\xff\xff")
+        assert (await client.connection_error()).reply_code == ReplyCode.FRAME_ERROR
+        assert node.broker.unfinished.used == 0
+
+
 FLOODS = {
     "heartbeats": HEARTBEAT_FRAME * 60_000,
     "methods": write_method(Basic.Qos(prefetch_count=1), 1) * 30_000,
