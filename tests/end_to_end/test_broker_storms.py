@@ -19,7 +19,7 @@ import pytest
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
 from weft.cloud_hub.audit.audit import audit
-from weft.demo.fabric import DemoHub, Edge, free_port
+from weft.demo.fabric import DemoHub
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
@@ -30,19 +30,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1500)
 proton = pytest.importorskip("proton", reason="needs the extra amqp1")
 
 
-def with_listeners(edge: Edge) -> list[str]:
-    """Have an edge listen for AMQP and HTTP; return the options that tell clients where."""
-    amqp, http = free_port(), free_port()
-    more = f"listeners:\n  amqp: {{bind: 127.0.0.1:{amqp}}}\n  http: {{bind: 127.0.0.1:{http}}}\n"
-    edge.config_path.write_text(edge.config_path.read_text().replace("listeners:\n", more))
-    return ["--amqp", str(amqp), "--http", str(http)]
-
-
 def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], ObjectStore]:
     """Kill the edge under load; return what the clients say, once the table has everything, and the store."""
     chance, hub = random.Random(seed), DemoHub(directory)
     edge = make_edge(directory, hub)
-    options = with_listeners(edge)
+    options = ["--amqp", str(edge.amqp_port), "--http", str(edge.post_port)]
     load = None
     try:
         hub.start()
