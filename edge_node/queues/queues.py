@@ -37,7 +37,7 @@ from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.publishing import ExchangePublishing, Published
 from weft.edge_node.queues.routing.targets import Admission, QueuesByHeaders, QueueSet
 from weft.edge_node.queues.state.reader import QueueState, priority_of
-from weft.edge_node.queues.state.writer import QueueStateWriter
+from weft.edge_node.queues.state.writer import MESSAGE_BYTES, QueueStateWriter
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
 from weft.edge_node.timing.timer_wheel import TimerWheel
@@ -329,7 +329,7 @@ class Queues(Declarations):
             for queue in queues:
                 self._contents.add(queue, message, priority)
                 due[queue] = None
-            self._writer.message_bytes += len(message.payload)
+            self._writer.message_bytes += len(message.payload) + MESSAGE_BYTES
         self._deliveries.deliver_stored(due, first)
         for queue in due:
             self._contents.limit(queue)

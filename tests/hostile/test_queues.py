@@ -17,8 +17,10 @@ from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
 
 pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.slow]
 UNDISTURBED_S, ATTACK_S = 0.4, 1.5
+SETTLE_S = 0.8
 LONGEST_S = 0.4
-"""Wait that is allowed on a slow, busy machine. Done at once, each of these takes half a second and more here."""
+"""Wait that is allowed on a slow, busy machine."""
+FACTOR = 10
 
 
 @pytest.fixture
@@ -43,7 +45,11 @@ def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
         good.take()
         process.communicate("go\n")
     assert process.returncode == 0
-    return good.take()
+    time.sleep(SETTLE_S)  # a wait that is not over counts, too
+    waits = good.take()
+    least = int((ATTACK_S + SETTLE_S) / LONGEST_S)
+    at_most(LONGEST_S, waits.longest if waits.acknowledged >= least else float("inf"), waits)
+    return waits
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -51,5 +57,4 @@ def test_others_do_not_wait_for_what_one_client_has_queues_do(edge: GuardedEdge,
     with GoodClient(edge.mqtt_port, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed = good.take()
-        waits = attacked(edge, good, name)
-        at_most(LONGEST_S, waits.longest, undisturbed, waits)
+        assert attacked(edge, good, name).p99 <= max(FACTOR * undisturbed.p99, LONGEST_S)

@@ -12,6 +12,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zstandard
@@ -375,12 +376,42 @@ STATE: Notation = {
 EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
 DATA: Notation = {"frames": [{"type": "DATA", "lane": 1, "batches": [SMALL, {**SMALL, "base_seq": 10}]}]}
 
-GOLDEN: dict[str, dict[str, Notation]] = {
+
+def whole(changes: list[Any]) -> list[Any]:
+    """Changes of queues with the elements that are left out at the end."""
+    found: Any = notation.decode("queue-state", notation.encode("queue-state", changes))  # type: ignore[arg-type]
+    return list(found)
+
+
+def u64s(*numbers: int) -> str:
+    """A column of numbers, as JSON has bytes."""
+    return base64.b64encode(struct.pack(f"<{len(numbers)}Q", *numbers)).decode()
+
+
+DECLARED: list[Any] = [
+    1, {}, {}, {}, [], [], [],
+    [["plant", "topic", True, False, False, None, "user", "ann"]],
+    [[7, "jobs", True, False, False, {"message_ttl_ms": 60000}, "user", "ann", 12]],
+    [["plant", "jobs", False, "press.#", ""]],
+]  # fmt: skip
+SETTLED: list[Any] = [
+    1,
+    {"7": [[u64s(12, 20), u64s(3, 1)], 96]},
+    {"7": 25},
+    {"7": {"16": 1}},
+]  # fmt: skip
+COPIED: list[Any] = [
+    1, {}, {}, {}, [], [], [], [], DECLARED[8], [], -1, False, True, True, 31, 8,
+    [[7, 640, {"0": [u64s(21), u64s(9)]}, [[16, 0]], {"16": 1}, 25, 0]],
+]  # fmt: skip
+
+GOLDEN: dict[str, dict[str, Any]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"one_lane": STATE, "empty": EMPTY_STATE},
     "link": {"control": CONTROL, "data": DATA},
+    "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
 
 
@@ -536,6 +567,11 @@ def link_rejects() -> Iterator[tuple[str, str, str, bytes]]:
     yield "link", "body_with_a_tail", "Corrupt", raw_frame(8, b"\x91\x01\x00")
     yield "link", "nested_too_deeply", "Corrupt", raw_frame(8, b"\x92\x01" + b"\x91" * 5000)
     lane = [1, "default", "pi-1", 1, "s", 1, [], [], 1 << 32]
+    yield "queue-state", "later_version", "UnsupportedVersion", msgspec.msgpack.encode([2, {}])
+    yield "queue-state", "no_array", "Corrupt", msgspec.msgpack.encode({"version": 1})
+    yield "queue-state", "numbers_for_text", "Corrupt", msgspec.msgpack.encode([1, {}, {}, {}, [], [], [5]])
+    yield "queue-state", "empty", "Corrupt", b""
+    yield "queue-state", "no_version", "Corrupt", msgspec.msgpack.encode([])
     yield "link", "payload_kind_over_32_bits", "Corrupt", raw_frame(14, msgspec.msgpack.encode(lane))
     text = b"\x84\xa7version\x01\xa4code\x01\xa7message\xa1\xff\xa6advice\xa0"
     yield "link", "text_not_utf8", "Corrupt", raw_frame(3, text)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from crc32c import crc32c
 
+from weft.edge_node.queues.state.changes import Changes, read_changes
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec
 from weft.protocols.columns import HeaderPairs, HeaderValue
@@ -26,7 +27,7 @@ Notation = dict[str, Any]
 
 
 def encode(kind: str, meaning: Notation) -> bytes:
-    """The bytes of a ``batch``, ``segment``, ``chunk``, ``shard-state`` or ``link`` (uncompressed frames)."""
+    """The bytes of a ``batch``, ``segment``, ``chunk``, ``shard-state``, ``queue-state`` or ``link`` (no zstd)."""
     return _ENCODERS[kind](meaning)
 
 
@@ -264,6 +265,9 @@ _ENCODERS: dict[str, Callable[[Notation], bytes]] = {
     "chunk": _encode_chunk,
     "shard-state": _encode_state,
     "link": _encode_frames,
+    "queue-state": lambda meaning: msgspec.msgpack.encode(
+        msgspec.json.decode(msgspec.json.encode(meaning), type=Changes)
+    ),
 }
 _DECODERS: dict[str, Callable[[bytes], Notation]] = {
     "batch": _decode_batch,
@@ -271,4 +275,5 @@ _DECODERS: dict[str, Callable[[bytes], Notation]] = {
     "chunk": _decode_chunk,
     "shard-state": _decode_state,
     "link": _decode_frames,
+    "queue-state": lambda data: _builtins(read_changes(data)),
 }

@@ -83,6 +83,12 @@ def show_queues(queues: dict[str, Any]) -> None:
     used = f"{approximate_size(queues['bytes'])} of {approximate_size(queues['bytes_max'])}"
     waiting = f"{counted(queues['messages'], 'message')} in {counted(queues['queues'], 'queue')}, {used} in the log"
     print_facts({"queues": f"{waiting}; {queues['unacknowledged']} delivered and not acknowledged"})
+    became = (
+        f"{queues['delivered']} delivered, {queues['redelivered']} of them again; "
+        f"{queues['acknowledged']} acknowledged, {counted(queues['dead_lettered'], 'dead letter')}; "
+        f"{queues['expired']} expired, {queues['dropped']} dropped, {queues['not_taken']} not taken"
+    )
+    print_facts({"of queued messages": became})
     print_table(
         ("queue", "messages", "size", "unacknowledged", "consumers", "not taken", "lost"),
         [

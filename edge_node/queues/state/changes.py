@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
+from weft.protocols.errors import Corrupt, UnsupportedVersion
 
 VERSION = 1
 
@@ -70,7 +71,27 @@ class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
     contents: list[QueueCopy] = []
 
 
+def read_changes(value: bytes) -> Changes:
+    """Return the changes of a record's value. Elements behind those that are known are of a later release, and passed
+    over.
+
+    Raises:
+        UnsupportedVersion: a later release wrote it, and this one must not guess.
+        Corrupt: it is something else.
+    """
+    try:
+        if _BEGINNING.decode(value).version > VERSION:
+            raise UnsupportedVersion("a later release has changed the queues of this node: install that again")
+        return _CHANGES.decode(value)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"a change of exchanges and queues cannot be read: {error}") from None
+
+
 class Beginning(msgspec.Struct, array_like=True):
     """Part of a record's value that each release can read."""
 
     version: int
+
+
+_BEGINNING = msgspec.msgpack.Decoder(Beginning)
+_CHANGES = msgspec.msgpack.Decoder(Changes)

@@ -12,10 +12,10 @@ import msgspec
 from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
 from weft.edge_node.queues.routing.targets import numbers_in
-from weft.edge_node.queues.state.changes import VERSION, Beginning, Changes, QueueCopy
+from weft.edge_node.queues.state.changes import Changes, QueueCopy, read_changes
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.protocols.batch import records
-from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.message_headers import PRIORITY
 from weft.protocols.ranges import RangeSet
 
@@ -132,7 +132,6 @@ class QueueState:
         self._fold_ends(log, messages)
 
     def _read_changes(self, log: Log, stream: int) -> None:
-        decoder = msgspec.msgpack.Decoder(Changes)
         self._fold = fold = _Fold()
         copy: _Fold | None = None
         seq, end = 0, log.durable_end(stream)
@@ -140,7 +139,7 @@ class QueueState:
             for data in batches:
                 for record in records(data):
                     seq = record.seq + 1
-                    changes = _decoded(record.payload, decoder)
+                    changes = _decoded(record.payload)
                     if changes is None:
                         continue
                     self.read = True
@@ -247,11 +246,11 @@ def priority_of(headers: tuple[tuple[str, object], ...]) -> int:
     return 0
 
 
-def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[Changes]) -> Changes | None:
+def _decoded(payload: bytes) -> Changes | None:
     try:
-        if msgspec.msgpack.decode(payload, type=Beginning).version > VERSION:
-            raise UnsupportedVersion("a later release has changed the queues of this node: install that again")
-        return decoder.decode(payload)
-    except msgspec.MsgspecError as error:
-        logger.error("a change of exchanges and queues cannot be read: %s", error)
+        return read_changes(payload)
+    except UnsupportedVersion:
+        raise
+    except Corrupt as error:
+        logger.error("%s", error)
         return None

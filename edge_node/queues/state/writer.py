@@ -24,8 +24,11 @@ COPY_SHARE = 256
 """Divisor of the log's budget for the same in a small log: acknowledgements must find room in one that is full."""
 COPY_MESSAGES_BYTES = 32 << 20
 """Least bytes of messages after which a copy is written: a start reads no more of them than that, about."""
+MESSAGE_BYTES = 512
+"""Bytes that a message counts as beside its payload, since a start reads the headers of each: 65,536 small messages
+take it a second or two."""
 COPY_FACTOR = 4
-"""Times that the changes outweigh the last copy, and a sixteenth of the messages, when the next is written."""
+"""Times that the changes outweigh the last copy, and a quarter of the messages, when the next is written."""
 PIECE_BYTES = 1 << 20
 """Length of a record of a copy, about."""
 DEFINITION_BYTES = 200
@@ -208,7 +211,7 @@ class QueueStateWriter:
         """Write a copy when the changes outweigh the last one."""
         least = COPY_FACTOR * self.copied_bytes
         if self.changed_bytes > max(self._copy_changes_bytes, least) or self.message_bytes > max(
-            COPY_MESSAGES_BYTES, 16 * least
+            COPY_MESSAGES_BYTES, 4 * least
         ):
             try:
                 self.copy()

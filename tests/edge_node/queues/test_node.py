@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.edge_node.queues.room import Room
 from weft.bounds import Owner, OwnerKind
+from weft.config.exposition import Sample
 from weft.config.load import load
+from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.models import EdgeConfig
 from weft.edge_node.from_config import queue_limits
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.queues.message import Outcome
 from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.status.metrics import samples
 from weft.text.status import show_queues
 
 ANN = Owner(OwnerKind.USER, "ann")
@@ -58,8 +63,38 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     assert route is not None
     facts = third.status.facts()["queues"]
     assert facts["longest"][0]["queue"] == "jobs"
+    told = {each.name: each.value for each in samples(third.status) if isinstance(each, Sample)}
+    catalogue = {metric.name for metric in QUEUE_METRICS}
+    assert catalogue <= told.keys(), "every metric of queues is exported"
+    assert told["weft_edge_queues"] == 1
     show_queues(facts)
     shown = capsys.readouterr().out
     assert "0 messages in 1 queue" in shown
     assert "jobs" in shown
     await third.close()
+
+
+async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "dead", durable=True)
+    gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    room.queues.declare_queue(room.client, "q", durable=True, arguments={**gone, "x-max-length": 3})
+    taker = room.consume(prefetch=2)
+    room.publish(b"1", b"2", b"3", b"4", b"5", b"6")
+    await room.settle_down()
+    taker.settle(Outcome.ACCEPT, count=1)
+    await room.settle_down()
+    taker.settle(Outcome.REQUEUE, count=1)
+    taker.settle(Outcome.REJECT, count=1)
+    await room.settle_down()
+    facts = room.queues.facts()
+    assert (facts["acknowledged"], facts["dropped"], facts["dead_lettered"]) == (1, 1, 2)
+    assert facts["published"] == 8, "six, and two dead letters"
+    assert facts["redelivered"] == 1
+    assert facts["delivered"] == len(taker.got)
+    assert facts["consumers"] == 1
+    assert facts["messages"] + facts["unacknowledged"] == 5, facts
+    show_queues(facts)
+    shown = capsys.readouterr().out
+    assert "1 acknowledged" in shown
+    assert "2 dead letters" in shown
