@@ -301,5 +301,5 @@ HTTP = Target(
 TARGETS = {
     "http": HTTP,
     "lines": Target(_lines, _line_seeds, memory_per_byte=64, is_slow=True),
-    "events": Target(_frames, _frame_seeds, head=1, memory_per_byte=64),
+    "events": Target(_frames, _frame_seeds, head=1, memory_per_byte=64, longest=16 << 10, is_slow=True),
 }

@@ -236,5 +236,5 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 TARGETS = {
     "source-mqtt": Target(_mqtt, _mqtt_seeds, head=1, memory_per_byte=256),
-    "source-amqp": Target(_amqp, _amqp_seeds, memory_per_byte=256),
+    "source-amqp": Target(_amqp, _amqp_seeds, memory_per_byte=256, longest=16 << 10, is_slow=True),
 }
