@@ -42,7 +42,7 @@ class LaterGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
-        return sorted([*super().list_commands(ctx), *self.modules])
+        return sorted({*super().list_commands(ctx), *self.modules})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; import it if that has not been done."""
@@ -51,6 +51,15 @@ class LaterGroup(click.Group):
         command = importlib.import_module(self.modules[cmd_name]).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called; for a name that is none, click looks for similar ones among all."""
+        if args[0] not in self.list_commands(ctx):
+            for name in self.modules:
+                self.add_command(importlib.import_module(self.modules[name]).command, name)
+        return super().resolve_command(ctx, args)
 
 
 class ExistingPath(click.Path):
