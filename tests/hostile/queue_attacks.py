@@ -75,8 +75,7 @@ class Attacker:
         row = b"".join(publish(key) for key in keys) * (CHUNK // len(keys))
         for _ in range(count // CHUNK):
             client.send(row)
-            await client.writer.drain()
-        await client.ask(Queue.Declare(queue=keys[0], passive=True), Queue.DeclareOk, 1)
+            await client.ask(Queue.Declare(queue=keys[0], passive=True), Queue.DeclareOk, 1)
 
 
 def publish(key: str, exchange: str = "", properties: bytes = b"\0\0", body: bytes = b"") -> bytes:
