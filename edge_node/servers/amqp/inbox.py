@@ -4,13 +4,11 @@ which frames are missing."""
 from __future__ import annotations
 
 from weft.bounds import Bound, Owner
+from weft.edge_node.servers.broker.held import Held
 from weft.protocols.amqp.frames import HEAD_BYTES, frame_end
 
-FREE_BYTES = 4096
-"""Bytes of one client that are not counted: those of the small messages that devices send."""
 
-
-class Inbox:
+class Inbox(Held):
     """Holds such bytes of one client, charged to its owner.
 
     Args:
@@ -18,20 +16,18 @@ class Inbox:
         owner: the address, until there is a user.
     """
 
-    __slots__ = ("_bound", "_needed", "ahead", "charged", "content_bytes", "owner", "partial")
+    __slots__ = ("_needed", "ahead", "content_bytes", "partial")
 
     def __init__(self, bound: Bound, owner: Owner) -> None:
-        self._bound = bound
+        super().__init__(bound, owner)
         self._needed = HEAD_BYTES
         """Bytes from which on ``partial`` is worth another look."""
-        self.owner = owner
         self.partial = bytearray()
         """The beginning of a frame that is not whole."""
         self.ahead = b""
         """Bytes that came while the connection waits, for its turn or for an answer from elsewhere."""
         self.content_bytes = 0
         """Bytes of bodies of which frames are missing, on all channels."""
-        self.charged = 0
 
     def keep(self, tail: bytes, frame_bytes_max: int) -> None:
         """Keep the beginning of a frame.
@@ -72,31 +68,11 @@ class Inbox:
         ahead, self.ahead = self.ahead, b""
         return ahead
 
-    def belongs_to(self, owner: Owner) -> None:
-        """Charge another owner from now on."""
-        self._charge(0)
-        self.owner = owner
-
     def settle(self) -> bool:
         """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
-        held = len(self.partial) + len(self.ahead) + self.content_bytes
-        return self._charge(held if held > FREE_BYTES else 0)
+        return self.charge(len(self.partial) + len(self.ahead) + self.content_bytes)
 
     def clear(self) -> None:
         """Hold nothing any more: the connection has ended."""
         self.ahead, self.partial, self.content_bytes = b"", bytearray(), 0
-        self._charge(0)
-
-    def _charge(self, size: int) -> bool:
-        if size == self.charged:
-            return True
-        if self.charged:
-            self._bound.free(self.owner, self.charged)
-            self.charged = 0
-        if not size:
-            return True
-        if not self._bound.take(self.owner, size):
-            self._bound.refuse(self.owner, size)
-            return False
-        self.charged = size
-        return True
+        self.charge(0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.amqp1.held import Held
+from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.listeners.door import Arrival, Door
@@ -51,7 +51,7 @@ class Amqp1Connection(asyncio.Protocol):
         self._parts = parts
         self._door = door
         self._budget = broker.turns.budget
-        self._held = Held(broker.unfinished, user_or_address(None, arrival.origin))
+        self._held = Inbox(broker.unfinished, user_or_address(None, arrival.origin))
         self._opening: Opening | None = None
         self._links: Links | None = None
         self._has_begun = False

@@ -14,7 +14,7 @@ from weft.edge_node.ingest.stream_routes import StreamRouting
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp1 import deliveries, endpoints
 from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Kind, Refused, parse
-from weft.edge_node.servers.amqp1.held import Held
+from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.amqp1.queue_targets import check_queue, route_to_queue
@@ -96,7 +96,9 @@ class Sending:
         "_joined", "_routes", "_run", "_streams", "client", "container", "held", "identity", "parts", "queue_client",
     )  # fmt: skip
 
-    def __init__(self, parts: Parts, client: Client, identity: Identity, held: Held, queue_client: QueueClient) -> None:
+    def __init__(
+        self, parts: Parts, client: Client, identity: Identity, held: Inbox, queue_client: QueueClient
+    ) -> None:
         self.parts = parts
         self.client = client
         self.identity = identity

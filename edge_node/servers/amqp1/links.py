@@ -12,7 +12,7 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.amqp1 import endpoints
 from weft.edge_node.servers.amqp1.addresses import Refused
 from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine
-from weft.edge_node.servers.amqp1.held import Held
+from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.incoming import Client, IncomingLink, Sending
 from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
 from weft.edge_node.servers.amqp1.parts import LINKS_MAX, Parts
@@ -45,7 +45,7 @@ class Connection(Client, Protocol):
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: Connection, identity: Identity, held: Held) -> None:
+    def __init__(self, parts: Parts, connection: Connection, identity: Identity, held: Inbox) -> None:
         """Let a client in. ``begin`` follows."""
         self._parts = parts
         self._connection = connection

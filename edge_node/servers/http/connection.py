@@ -8,12 +8,12 @@ from functools import partial
 from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.broker.held import Held
 from weft.edge_node.servers.http.access import claim_of
 from weft.edge_node.servers.http.answers import CONTINUE
 from weft.edge_node.servers.http.browsers import Browsers
 from weft.edge_node.servers.http.ending import Ending
 from weft.edge_node.servers.http.exchange import Exchange, Taker
-from weft.edge_node.servers.http.held import Held
 from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.replies import Replies
 from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestParser
@@ -241,8 +241,8 @@ class HttpConnection(asyncio.Protocol):
     def _settle(self) -> bool:
         """Charge the owner with what is held. Return whether it may have that much; else the connection is closed."""
         if self._transport is None:
-            return self._held.settle(0)
-        if self._held.settle(self._parser.held + len(self._ahead) + self._steps.held):
+            return self._held.charge(0)
+        if self._held.charge(self._parser.held + len(self._ahead) + self._steps.held):
             return True
         self._transport.abort()
         return False

@@ -302,7 +302,7 @@ class ClientConnection(asyncio.Protocol):
         publishes = Publishes(self._broker, self, session, routes, machine.answers_due_max)
         self._handlers = PacketHandlers(self._broker, self, machine, session, publishes)
         self._handshake = None
-        self._inbox.belongs_to(session.owner, self._packet_bytes_max)
+        self._inbox.welcome(session.owner, self._packet_bytes_max)
         self._heard = self._broker.clock()
         self._wait()
         self.arrival.opened()
