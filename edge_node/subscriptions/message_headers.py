@@ -5,7 +5,7 @@ stored as ``weft.user.<name>`` and goes out under its own name. The other proper
 
     weft.content-type     text (section 3.3.2.3.9)
     weft.reply-to         text: the response topic (3.3.2.3.5)
-    weft.correlation-id   bytes (3.3.2.3.6)
+    weft.correlation-id   bytes (3.3.2.3.6); text and integers, which other protocols have, go out as text
     weft.expires          nanoseconds since 1970 after which no client gets it (3.3.2.3.3)
     mqtt.payload-format   0 or 1 (3.3.2.3.2)
 
@@ -85,7 +85,7 @@ def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
             fields["content_type"] = value
         elif name == REPLY_TO and isinstance(value, str):
             fields["response_topic"] = value
-        elif name == CORRELATION_ID and isinstance(value, bytes | str | int):
+        elif name == CORRELATION_ID and isinstance(value, bytes | str | int) and not isinstance(value, bool):
             fields["correlation_data"] = value if isinstance(value, bytes) else str(value).encode()
         elif name == PAYLOAD_FORMAT and type(value) is int and value in (0, 1):
             fields["payload_format_indicator"] = value

@@ -69,7 +69,7 @@ def test_messages_without_properties_cost_nothing() -> None:
 @pytest.mark.parametrize(
     "pair", [("weft.expires", "soon"), ("weft.expires", -1), ("weft.expires", 1.5), ("weft.expires", True),
              ("weft.content-type", 1), ("weft.reply-to", b"t"),
-             ("weft.correlation-id", 5), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
+             ("weft.correlation-id", True), ("mqtt.payload-format", 2), ("mqtt.payload-format", True),
              ("kafka.partition", 3), ("http.path", "/"), ("note", b"x" * 60_000)],
 )  # fmt: skip
 def test_what_subscribers_have_no_place_for_is_passed_over(pair: tuple[str, HeaderValue]) -> None:

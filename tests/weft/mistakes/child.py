@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -30,7 +31,8 @@ def import_everything() -> None:
     """Import what commands import when they are called: a user without rights may not be able to read it later."""
     for package in (weft.config, weft.edge_node, weft.replication, weft.storage, weft.commands):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+            with contextlib.suppress(ModuleNotFoundError):  # of an extra, without which commands do not come to it
+                importlib.import_module(module.name)
     for name in (
         "weft.cloud_hub.hub",
         "weft.cloud_hub.preflight",

@@ -62,7 +62,7 @@ def test_every_wanted_record_comes_once_in_order(
         headers = {index: (("n", str(index)),) for index in range(0, len(run), 4)}
         base = log.append(stream, 1, list(keys), list(payloads), dict(headers), dict(flags))
         for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
-            expected.append(LogRecord(base + index, key, payload, flags.get(index, 0), headers.get(index, ())))
+            expected.append(LogRecord(base + index, key, payload, flags.get(index, 0), headers.get(index, ()), 1))
         commit_all(log)
     seq = int(len(expected) * start)
     backlog, counters = backlog_of(log)
