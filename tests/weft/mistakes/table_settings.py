@@ -186,7 +186,7 @@ SETTINGS = [
         "a setting that is none",
         "edge check edge.yaml",
         "weft: edge.yaml:3: colour: is not a setting. Known here: node, tenant, data_dir, listeners, auth, "
-        "http, disk, commit_interval, streams, unrouted, links, state, limits",
+        "http, disk, commit_interval, streams, unrouted, links, sparkplug, sources, state and 2 more",
         files=edge(NODE + "colour: b\n"),
         in_process=True,
     ),
