@@ -89,6 +89,7 @@ def test_an_unknown_command(machine: Path) -> None:
 NOTES_CALLS = f"""\
 #!/bin/sh
 case "$1" in -c) exec {sys.executable} "$@" ;; *) echo "$*" >>"$HOME/calls" ;; esac
+[ "$2" != "$FAILS" ]
 """
 """Stands for the Python of ``.venv``: computes, but installs and tests nothing."""
 
@@ -102,13 +103,17 @@ def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> 
         return [line.split()[1] for line in found if "amqp1" in line or "pytest" in line]
 
     (machine / ".venv/bin").mkdir(parents=True)
-    for program, text in ((machine / ".venv/bin/python", NOTES_CALLS), (machine / "bin/compiler", "#!/bin/sh\n")):
+    programs = {".venv/bin/python": NOTES_CALLS, "bin/compiler": "#!/bin/sh\nread -r _\n"}
+    for program, text in ((machine / name, text) for name, text in programs.items()):
         program.write_text(text)
         program.chmod(0o755)
     done = run(machine, "test", CC="no-compiler")
     assert (done.returncode, done.stderr, calls()) == (0, "", ["pytest"])
     assert "AMQP 1.0 is not tested here" in done.stdout
     assert "apt install gcc python3-dev" in done.stdout
+    done = run(machine, "test", CC="compiler", FAILS="pip")
+    assert (done.returncode, done.stderr, calls()) == (0, "", ["pip", "pytest"])
+    assert "its engine could not be compiled" in done.stdout
     assert run(machine, "test", CC="compiler -O2").returncode == 0
     assert calls() == ["pip", "pytest"]
     assert run(machine, "test", CC="compiler").returncode == 0
@@ -130,7 +135,7 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
     (tmp_path / "run").write_text(RECORDS)
     (tmp_path / "run").chmod(0o755)
     (tmp_path / "programs").mkdir()
-    for name in (*TOOLCHAIN, "python3"):
+    for name in (*TOOLCHAIN, "python3", "dpkg"):  # dpkg: every broker is installed
         (tmp_path / "programs" / name).touch(0o755)
     passed = {"CI": "true", "PIP_INDEX_URL": "http://index.example", "https_proxy": "http://proxy", "LANG": "C.UTF-8"}
     environment = {
