@@ -34,8 +34,8 @@ TAG_BYTES = 8
 class Publishing:
     """Takes the publishes of one channel; the source of its records."""
 
-    __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_shared", "_stores", "_turn", "confirms",
-                 "number", "publisher", "reply_queue", "tag")  # fmt: skip
+    __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_nacked", "_shared", "_stores", "_turn",
+                 "confirms", "number", "publisher", "reply_queue", "tag")  # fmt: skip
 
     def __init__(self, shared: Shared, client: Client, number: int) -> None:
         self._shared = shared
@@ -55,6 +55,8 @@ class Publishing:
         self._first = 1
         """Number of the first message that was gathered and not stored, as of ``_stores``."""
         self._stores = -1
+        self._nacked: set[int] = set()
+        """Numbers from ``_first`` on that were refused at once, since a queue is full."""
         self._is_closed = False
 
     # --- publishes
@@ -147,6 +149,7 @@ class Publishing:
         if self._stores != turn.stores:
             self._stores = turn.stores
             self._first = self.tag + 1
+            self._nacked.clear()
         self.tag += count
         turn.clients.append(self)
         turn.answers.append(self.tag.to_bytes(TAG_BYTES, "big"))
@@ -176,7 +179,7 @@ class Publishing:
         self._shared.broker.counters.log_refusals += 1
         if self.confirms and isinstance(error, LogFull) and self._stores == self._turn.stores - 1:
             # One by one: a multiple nack would be about earlier messages, too, which wait for the disk.
-            tags = range(self._first, self.tag + 1)
+            tags = [tag for tag in range(self._first, self.tag + 1) if tag not in self._nacked]
             self._shared.counters.amqp_nacked += len(tags)
             self._client.send(b"".join([self._confirm(_NACK, tag, multiple=False) for tag in tags]))
             if self._acked == self._first - 1:
@@ -192,6 +195,8 @@ class Publishing:
         self.tag += 1
         self._shared.counters.amqp_nacked += 1
         self._client.send(self._confirm(_NACK, self.tag, multiple=False))
+        if self._stores == self._turn.stores:
+            self._nacked.add(self.tag)
         if self._acked == self.tag - 1:
             self._acked = self.tag
 

@@ -272,6 +272,32 @@ async def test_what_a_full_log_refuses_is_nacked(tmp_path: Path) -> None:
         assert node.counters.amqp_nacked == nacked
 
 
+async def test_a_message_is_nacked_once_where_a_queue_and_the_log_are_full(tmp_path: Path) -> None:
+    """basic.nack from the node: one of each tag, whatever refuses the message."""
+    settings = LogSettings(segment_bytes=1 << 20, budget_bytes=4 << 20)
+    async with serving(tmp_path, log_settings=settings) as node:
+        client = await confirming(node)
+        arguments = {"x-max-length": 0, "x-overflow": "reject-publish"}
+        await client.ask(commands.Queue.Declare(queue="full", arguments=arguments), commands.Queue.DeclareOk)
+        acked, nacked, sent = set[int](), list[int](), 0
+        while node.counters_of_node.log_refusals < 3 and sent < 3_000:
+            for _ in range(3):  # in one turn of the loop: the queue refuses one, the log both others
+                client.publish("plant.1.a", os.urandom(30_000))
+                client.publish("full", b"x", exchange="")
+            sent += 6
+            while len(acked) + len(nacked) < sent:
+                answer = await client.frame()
+                assert answer is not None
+                tag, multiple = int.from_bytes(answer.payload[4:12], "big"), answer.payload[12] & 1
+                if answer.payload[2:4] == b"\0\x50":
+                    acked |= {each for each in (range(1, tag + 1) if multiple else [tag]) if each not in nacked}
+                else:
+                    nacked.append(tag)
+        assert len(nacked) > sent // 2, "the log has refused some"
+        assert len(set(nacked)) == len(nacked)
+        assert await client.silent()
+
+
 async def test_without_confirms_a_full_log_ends_the_connection(tmp_path: Path) -> None:
     """506 resource-error."""
     settings = LogSettings(segment_bytes=1 << 20, budget_bytes=4 << 20)
