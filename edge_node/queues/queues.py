@@ -98,8 +98,8 @@ class Queues(Declarations):
             log, self.stream, messages, self._writer, contents, turn.at_end, rounds.wait, wall_clock
         )  # fmt: skip
         self._dead_letters = contents.dead_letters = DeadLetters(
-            log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True), contents,
-            self._deliveries, self._writer, turn.store, self.stored, wall_clock,
+            log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True),
+            self._admission, contents, self._deliveries, self._writer, turn.store, self.stored, wall_clock,
         )  # fmt: skip
         self._settling = Settling(contents.settle, rounds.wait, self._deliveries.soon)
         self._leaving = Leaving(rounds, registry.remove_queue, self._leave)
@@ -211,6 +211,7 @@ class Queues(Declarations):
             return
         if consumption in queue.getters:
             queue.getters.remove(consumption)
+            self._contents.free_share(consumption.client.owner)
             return
         self.bounds.consumers.free(consumption.client.owner)
         queue.consumptions.remove(consumption)
@@ -229,10 +230,12 @@ class Queues(Declarations):
             What the client waits by: active until it has its answer. ``cancel`` ends it.
 
         Raises:
-            QueueError: NOT_FOUND, RESOURCE_LOCKED. ``then`` is not called.
+            QueueError: NOT_FOUND, RESOURCE_LOCKED, TOO_MANY. ``then`` is not called.
         """
         self._turn.store()
         queue = self._registry.queue(client, name)
+        # Also one that wants no acknowledgement has its share while it waits: a client may send thousands at once.
+        self._contents.take_share(client.owner)
         self._unused.used(queue)
         consumption = Consumption(
             queue, client, Getter(queue, then), (), self._deliveries.soon, needs_acks=needs_acks, exclusive=False,
@@ -352,6 +355,8 @@ class Queues(Declarations):
         getters, queue.getters = queue.getters, []
         self._unused.in_use(queue)
         self._contents.drop_all(queue)
+        for getter in getters:
+            self._contents.free_share(getter.client.owner)
         for consumption in (*consumptions, *getters):
             consumption.end()
         error = QueueError(Reason.NOT_FOUND, f"queue {queue.name!r} was deleted")

@@ -10,6 +10,7 @@ from typing import Protocol
 from weft.bounds import Bound, Owner
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.contents.holders import Holders
+from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome, QueueMessage
 from weft.edge_node.queues.queue import Consumption, Queue
 from weft.edge_node.queues.state.reader import Remembered
@@ -111,7 +112,7 @@ class Contents:
         queue.unsettled_bytes -= delivery.size
         holder = delivery.holder
         if isinstance(holder, Consumption):
-            self._free_share(holder.client.owner)
+            self.free_share(holder.client.owner)
         holder.settled(delivery)
 
     def has_share(self, queue: Queue, owner: Owner) -> bool:
@@ -122,7 +123,22 @@ class Contents:
         self._starved.setdefault(owner, {})[queue] = None
         return False
 
-    def _free_share(self, owner: Owner) -> None:
+    def take_share(self, owner: Owner) -> None:
+        """Charge one delivery to an owner, before it is known whether there is a message.
+
+        Raises:
+            QueueError: the owner has too much unsettled.
+        """
+        if not self.unacknowledged.take(owner):
+            self.unacknowledged.refuse(owner)
+            raise QueueError(
+                Reason.TOO_MANY,
+                f"{owner} has used up its share of deliveries that are not acknowledged: acknowledge some, or raise "
+                "queues.unacknowledged_per_user",
+            )
+
+    def free_share(self, owner: Owner) -> None:
+        """Note that an owner has one delivery less unsettled, or one client less that waits for a message."""
         total_was_used = self.unacknowledged.used >= self.unacknowledged.total
         self.unacknowledged.free(owner)
         if self._starved:

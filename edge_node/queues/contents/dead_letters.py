@@ -21,7 +21,7 @@ from weft.edge_node.queues.contents.deaths import Death, goes_in_circles, with_d
 from weft.edge_node.queues.contents.delivering import Deliveries, Messages
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue import Queue
-from weft.edge_node.queues.routing.targets import BoundQueues, QueueSet, own_headers
+from weft.edge_node.queues.routing.targets import Admission, BoundQueues, QueueSet, own_headers
 from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.queues.topics import origin_of, topic_of
@@ -101,6 +101,7 @@ class DeadLetters:
         messages: Messages,
         topology: Topology,
         targets: Callable[[frozenset[str]], BoundQueues | None],
+        admission: Admission,
         contents: Contents,
         deliveries: Deliveries,
         writer: QueueStateWriter,
@@ -113,6 +114,7 @@ class DeadLetters:
         self._messages = messages
         self._topology = topology
         self._targets = targets
+        self._admission = admission
         self._contents = contents
         self._deliveries = deliveries
         self._writer = writer
@@ -231,10 +233,25 @@ class DeadLetters:
         if message is None:
             return None
         letter = self.letter(queue, death, message.topic, message.headers, now)
-        admitted = letter.queues.admit(letter.headers, len(message.payload)) if letter is not None else None
-        if letter is not None and admitted is not None:
+        if letter is None:
+            return None
+        admitted = self._admitted(letter.queues, queue, len(message.payload))
+        if admitted is not None:
             records.add(letter.topic, message.payload, _NODE, message.flags, (*letter.headers, admitted.header))
         return admitted
+
+    def _admitted(self, bound: BoundQueues, source: Queue, size: int) -> QueueSet | None:
+        """Return the queues that take a dead letter. Lengths at which a queue rejects are a matter of publishers, who
+        hear of it; an owner's share bounds all messages. The room that the message leaves is enough for one queue."""
+        own, found = source.definition.owner, list[Queue]()
+        freed = True
+        for queue in bound.queues:
+            if freed and queue.definition.owner == own:
+                freed = False
+            elif not self._admission.has_share(queue, size):
+                continue
+            found.append(queue)
+        return QueueSet(found) if found else None
 
     def letters_of(
         self, queues: Sequence[Queue], topic: bytes, headers: HeaderPairs

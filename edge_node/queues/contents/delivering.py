@@ -177,6 +177,7 @@ class Deliveries:
         if queue.getters and not queue.ready.count and queue.loading is None:
             getters, queue.getters = queue.getters, []
             for getter in getters:
+                self._contents.free_share(getter.client.owner)
                 getter.end()
                 getter.consumer.deliver([])
         if queue.expires and not more:
@@ -201,14 +202,18 @@ class Deliveries:
         self._contents.unload(queue, seq)
         self.redelivered += redelivered
         consumption.take(1)
+        gets = consumption in queue.getters  # it has its share since it asked
         if consumption.needs_acks:
-            self._contents.unacknowledged.hold(consumption.client.owner)
+            if not gets:
+                self._contents.unacknowledged.hold(consumption.client.owner)
             queue.unsettled[seq] = delivery
             queue.unsettled_bytes += delivery.size
             consumption.unsettled.add(delivery)
         else:
+            if gets:
+                self._contents.free_share(consumption.client.owner)
             self._contents.leave(queue, seq, delivery.size)
-        if consumption in queue.getters:
+        if gets:
             queue.getters.remove(consumption)
             consumption.end()
         else:
@@ -349,8 +354,11 @@ class Deliveries:
             wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
             end = self._log.durable_end(self._stream)
             found = await self._messages.fetch(self._stream, [seq for seq in wanted if seq not in queue.loaded])
-        except (OSError, LogFailed) as error:
-            logger.error("messages of queue %r cannot be read: %s", queue.name, error)
+        except Exception as error:  # whatever it is, consumers must not wait until something else happens to the queue
+            expected = isinstance(error, (OSError, LogFailed))
+            logger.error("messages of queue %r cannot be read: %s", queue.name, error, exc_info=not expected)
+            queue.waits = True
+            self._loop.call_later(RETRY_S, self._retry, queue)
             return
         finally:
             queue.loading = None
@@ -369,6 +377,10 @@ class Deliveries:
             self._log.on_durable(partial(self._is_durable, queue))
             return
         self.deliver(queue)
+
+    def _retry(self, queue: Queue) -> None:
+        queue.waits = False
+        self.soon(queue)
 
     def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
         queue.waits = False

@@ -62,15 +62,22 @@ class Admission:
             queue.dropped += 1
             self.not_taken += 1
             return False
-        if not self.waiting.fits(queue.definition.owner, size + ENTRY_BYTES):
-            queue.dropped += 1
-            self.not_taken += 1
-            self.waiting.refuse(queue.definition.owner, size + ENTRY_BYTES)
+        if not self.has_share(queue, size):
             return False
         if arguments.rejects:
             queue.reserved += 1
             self.reserved[queue] = None
         return True
+
+    def has_share(self, queue: Queue, size: int) -> bool:
+        """Return whether a queue's owner may have one more message in queues, and count it where it may not."""
+        owner = queue.definition.owner
+        if self.waiting.fits(owner, size + ENTRY_BYTES):
+            return True
+        queue.dropped += 1
+        self.not_taken += 1
+        self.waiting.refuse(owner, size + ENTRY_BYTES)
+        return False
 
     def stored(self) -> None:
         """Forget what was accepted: it is in the queues now, or was refused."""

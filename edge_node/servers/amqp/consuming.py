@@ -20,6 +20,8 @@ from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.methods import Method, commands
 
 TAG_PREFIX = "amq.ctag-"
+GETS_MAX = 1024
+"""Most requests basic.get of a channel that wait for their answers. Clients in use send one at a time."""
 
 
 class Consuming:
@@ -194,6 +196,9 @@ class Consuming:
             self._client.answer(commands.Basic.CancelOk(method.consumer_tag), self._number)
 
     def _on_get(self, method: commands.Basic.Get) -> None:
+        if len(self._getting) >= GETS_MAX:
+            reason = f"{GETS_MAX} basic.get of the channel wait for their answers: send more when those are there"
+            raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
         waiting = self._shared.queues.get(
             self._client.queue_client, self._queue(method.queue), partial(self._got, method),
             needs_acks=not method.no_ack,

@@ -233,6 +233,83 @@ async def test_unacknowledged_deliveries_have_a_share() -> None:
     assert taker.payloads == [b"1", b"2", b"3"]
 
 
+async def test_get_asks_for_the_share_of_unacknowledged_deliveries() -> None:
+    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=2))
+    declare(room)
+    room.publish(b"1", b"2", b"3")
+    await room.settle_down()
+    first, second = await room.get(), await room.get()
+    assert first is not None
+    assert second is not None
+    for needs_acks in (True, False):
+        with pytest.raises(QueueError) as refused:
+            await room.get(needs_acks=needs_acks)
+        assert refused.value.reason is Reason.TOO_MANY
+    assert [each.bound for each in room.refusals] == ["queues.unacknowledged_per_user"]
+    room.queues.settle([first[0]], Outcome.ACCEPT)
+    assert await room.get(needs_acks=False) is not None
+    assert await room.get() is None
+    room.queues.settle([second[0]], Outcome.ACCEPT)
+    assert room.queues.bounds.unacknowledged.used == 0
+
+
+async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it() -> None:
+    room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=3))
+    declare(room)
+    room.publish(*(b"%d" % number for number in range(10)))
+    await room.settle_down()
+    found: list[Any] = []
+    waiting = [room.queues.get(room.client, "q", found.append, needs_acks=False) for _ in range(3)]
+    assert all(each.active for each in waiting), "the log does not say yet that they may have been delivered"
+    with pytest.raises(QueueError):
+        room.queues.get(room.client, "q", found.append, needs_acks=False)
+    room.queues.cancel(waiting.pop())
+    assert room.queues.bounds.unacknowledged.used == 2
+    await room.settle_down()
+    assert len(found) == 2
+    assert room.queues.bounds.unacknowledged.used == 0
+    room.queues.purge(room.client, "q")
+    room.publish(b"more")
+    await room.settle_down()
+    room.queues.get(room.client, "q", found.append)
+    room.queues.delete_queue(room.client, "q")
+    assert found[-1] is None
+    assert room.queues.bounds.unacknowledged.used == 0
+
+
+async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -> None:
+    entry = ENTRY_BYTES + 1
+    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    bob = room.new_client("bob")
+    room.queues.declare_queue(bob, "bobs", durable=True)
+    room.queues.bind(bob, "bobs", "amq.direct", "gone")
+    declare(room, x_message_ttl=0, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone")
+    for number in range(5):
+        assert room.publish(b"%d" % number) == [False]
+        await room.settle_down()
+    assert room.queue("bobs").count == 3
+    assert room.queue("bobs").dropped == room.queues.facts()["not_taken"] == 2
+    assert [each.bound for each in room.refusals] == ["queues.size_per_user"]
+    assert room.queues.bounds.waiting.used == 3 * entry
+    assert await room.drain("bobs") == [b"0", b"1", b"2"]
+
+
+async def test_a_full_share_does_not_keep_dead_letters_from_the_same_owners_queue() -> None:
+    entry = ENTRY_BYTES + 1
+    room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
+    dead_letters(room)
+    room.queues.declare_queue(room.client, "more", durable=True)
+    room.queues.bind(room.client, "more", "amq.direct", "gone")
+    assert room.publish(b"1", b"2", b"3") == [False] * 3
+    taker = room.consume()
+    await room.settle_down()
+    taker.settle(Outcome.REJECT)
+    await room.settle_down()
+    assert room.queues.bounds.waiting.used == 3 * entry
+    assert await room.drain("dead") == [b"1", b"2", b"3"]
+    assert await room.drain("more") == [], "each message makes room for one"
+
+
 @pytest.mark.parametrize(
     "entries",
     ["[" * 100_000, json.dumps([{"queue": "q", "reason": "expired", "count": int("9" * 4300)}])],

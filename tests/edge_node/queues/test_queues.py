@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from tests.edge_node.queues.room import Room
@@ -134,3 +137,28 @@ async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> N
     assert await room.drain() == [b"1"]
     assert room.stored("plant") == [b"before", b"1", b"2"]
     assert room.confirmed() == [b"before", b"1", b"2"]
+
+
+@pytest.mark.parametrize("error", [OSError("input/output error"), ValueError("a mistake")], ids=["disk", "mistake"])
+async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.edge_node.queues.contents.delivering.RETRY_S", 0.01)
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    room.publish(b"1", b"2")
+    await room.settle_down()
+    room.power_cut()
+    messages, failures = room.queues._deliveries._messages, [error, error]
+    fetch = messages.fetch
+
+    async def fail_first(*asked: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await fetch(*asked)
+
+    monkeypatch.setattr(messages, "fetch", fail_first)
+    taker = room.consume()
+    async with asyncio.timeout(30):
+        while len(taker.got) < 2:
+            await room.settle_down()
+            await asyncio.sleep(0.005)
+    assert taker.payloads == [b"1", b"2"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
+from tests.edge_node.servers.mqtt.harness import SyncGate
 from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.frames import HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
 from weft.protocols.amqp.methods import commands, write_method
@@ -48,6 +49,31 @@ async def test_a_frame_that_never_comes_whole_is_charged(tmp_path: Path, monkeyp
         client = await RawClient.connect(node.port)
         client.send(b"\x03\0\x01\0\1\0\0" + bytes(60_000))
         assert (await client.connection_error()).reply_code == ReplyCode.RESOURCE_ERROR
+
+
+async def test_a_channel_has_so_many_gets_that_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """406 precondition-failed; the other channels go on, and nothing stays charged."""
+    monkeypatch.setattr("weft.edge_node.servers.amqp.consuming.GETS_MAX", 20)
+    gate = SyncGate()
+    async with serving(tmp_path, filesystem=gate) as node:
+        client = await RawClient.connect(node.port, channels=2)
+        await client.ask(commands.Queue.Declare(queue="q", durable=True), commands.Queue.DeclareOk)
+        await client.ask(Confirm.Select(), Confirm.SelectOk)
+        client.publish("q", b"1", exchange="")
+        await client.expect(Basic.Ack)
+        with gate.held():
+            client.send(*[Basic.Get(queue="q", no_ack=True)] * 21, channel=1)
+            assert await asyncio.to_thread(gate.reached.wait, 50)
+            async with asyncio.timeout(50):
+                while node.queues.bounds.unacknowledged.used:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        closed = await client.expect(commands.Channel.Close, 1)
+        assert closed.reply_code == ReplyCode.PRECONDITION_FAILED
+        client.send(commands.Channel.CloseOk(), channel=1)
+        client.send(Basic.Get(queue="q", no_ack=True), channel=2)
+        assert (await client.content(Basic.GetOk)).body == b"1"
 
 
 @pytest.mark.parametrize("data", [b"\x01\0\0\x7f\xff\xff\xff", b"\x01\0\0\0\0\x40\0" + bytes(10)])
