@@ -14,15 +14,18 @@ _OF_ONE_USER = "of one user, or of one address where clients have no user name. 
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
-    connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected MQTT clients.")] = 16_384
+    connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected clients.")] = 16_384
     connections_per_user: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Maximum number of connected MQTT clients of one user. Unset: a quarter of `connections`."),
+        Meta(
+            description="Maximum number of connected clients of one user, whatever they speak. Unset: a quarter of "
+            "`connections`."
+        ),
     ] = None
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Maximum number of MQTT connections from one address (for IPv6: from one /64). Unset: "
+            description="Maximum number of connections from one address (for IPv6: from one /64). Unset: "
             "only `connections` applies. Connections from this machine are exempt."
         ),
     ] = None
@@ -30,7 +33,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=100_000,
-            description="Maximum rate of new MQTT connections from one address, per second. Connections from this "
+            description="Maximum rate of new connections from one address, per second. Connections from this "
             "machine are exempt.",
         ),
     ] = 200
@@ -38,7 +41,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Count,
         Meta(
             le=1_000_000,
-            description="Number of MQTT connections that one address may open at once before the rate applies.",
+            description="Number of connections that one address may open at once before the rate applies.",
         ),
     ] = 2_000
     half_open: Annotated[

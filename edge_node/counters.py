@@ -10,7 +10,7 @@ class Counters:
     """Totals since the start, except where a line says "now"."""
 
     connections: int = 0
-    """Open MQTT connections now."""
+    """Open connections now, whatever their clients speak."""
     connections_accepted: int = 0
     connections_refused: int = 0
     """Clients refused because the limit was reached."""

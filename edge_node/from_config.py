@@ -161,8 +161,6 @@ def http_settings(config: EdgeConfig, software: str) -> HttpSettings:
     limits, state = config.limits, config.state
     return HttpSettings(
         body_bytes_max=limits.request_bytes,
-        connections_max=limits.connections,
-        connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
         readers_max=limits.http_readers,
         readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
         write_timeout_s=limits.write_timeout_s,

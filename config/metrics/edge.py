@@ -8,9 +8,13 @@ from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.metrics.sources import SOURCE_METRICS
 
 EDGE_METRICS = (
-    Metric("weft_edge_connections", "gauge", "Open MQTT connections."),
-    Metric("weft_edge_connections_accepted_total", "counter", "MQTT connections accepted."),
-    Metric("weft_edge_connections_refused_total", "counter", "Clients refused because limits.connections was reached."),
+    Metric("weft_edge_connections", "gauge", "Open connections of clients, whatever they speak."),
+    Metric("weft_edge_connections_accepted_total", "counter", "Connections of clients accepted."),
+    Metric(
+        "weft_edge_connections_refused_total",
+        "counter",
+        "Clients refused because limits.connections or limits.connections_per_user was reached.",
+    ),
     Metric(
         "weft_edge_connections_rate_limited_total",
         "counter",

@@ -159,6 +159,8 @@ class Accounts:
         """
         client_id, username, password = credentials
         if common_name is not None:
+            if is_revoked is not None and is_revoked():  # since the handshake, in which OpenSSL asked
+                self._deny(Denial.NOT_ALLOWED, "its certificate was revoked")
             return AccountIdentity(self, common_name, client_id, is_revoked=is_revoked)
         if self._names is None or (username is None and may_be_anonymous):
             if not may_be_anonymous:

@@ -310,7 +310,7 @@ class Sessions:
         owner = known.owner if stays and known is not None else owner
         is_new = known is None or known.owner != owner
         takes_over = known is not None and known.connected
-        if owner.kind is OwnerKind.USER and not takes_over and not shares.connections.fits(owner):
+        if owner.kind is OwnerKind.USER and not takes_over and shares.connections.is_own_share_full(owner):
             shares.connections.refuse(owner)
             self._counters.connections_refused += 1
             reason = "too many clients of its user are connected"

@@ -135,7 +135,7 @@ def page(facts: dict[str, Any]) -> str:
         ("log", facts["log_error"] or facts["log_full"] or facts["log_low"] or "good"),
         ("disk", f"{approximate_size(disk['bytes'])} of {approximate_size(disk['budget_bytes'])}"),
         ("outage left", outage_left(facts)),
-        ("MQTT connections", facts["mqtt"]["connections"]),
+        ("connections", facts["mqtt"]["connections"]),
         ("messages received", facts["mqtt"]["publishes_received"]),
         ("messages that no stream matches", f"{unrouted['messages']} (unrouted: {unrouted['policy']})"),
     ]

@@ -167,7 +167,7 @@ class AmqpConnection(Reads):
         self._broker.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
         self._turn.store()  # what came before in good order counts
-        log.log(self._level(), "closing AMQP client %s: %s", self._client(), error.text[:REASON_SHOWN_MAX])
+        log.warning("closing AMQP client %s: %s", self._client(), error.text[:REASON_SHOWN_MAX])
         self._say_goodbye(error)
 
     def refuse_silently(self, reason: str) -> None:
@@ -186,6 +186,8 @@ class AmqpConnection(Reads):
 
     def expel(self) -> None:
         """Close the connection of a user that is not let in any more."""
+        if self._closing:
+            return
         self._broker.counters.clients_expelled += 1
         self.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the user was removed, or has another password"))
 
@@ -382,12 +384,10 @@ class AmqpConnection(Reads):
         if self.peer is not None:
             self._broker.ingest.leave(self.peer.routes)
         self._shared.clients.discard(self)
+        self.place.free()
         self._broker.left(self)
         self.arrival.closed()
         (transport.close if self.is_writable else transport.abort)()
-
-    def _level(self) -> int:
-        return logging.WARNING
 
     def _client(self) -> str:
         """Return the client as log lines name it."""

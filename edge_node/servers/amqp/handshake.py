@@ -16,6 +16,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp.client import Client as AmqpClient
 from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.names import Names
+from weft.edge_node.servers.broker.place import FULL, Place
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.field_table import read_table
@@ -37,12 +38,14 @@ CAPABILITIES = {
 TELL_FAILURE = "authentication_failure_close"
 LOCALES = "en_US"
 NAME_SHOWN_MAX = 128
+USER_CHANGED = "its user has changed; log in with the present password"
 
 
 class Client(Protocol):
     """Connection, as its handshake knows it."""
 
     arrival: Arrival
+    place: Place
 
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
@@ -150,9 +153,9 @@ class Handshake:
             self._on_open(method)
 
     def failed(self, error: AmqpError) -> None:
-        """Close the connection: before it is known who the client is, without a word (2.2.4)."""
+        """Close the connection: before it is known who the client is, without a word (2.2.4) unless it wants one."""
         if self._state < _State.AWAITS_TUNE_OK:
-            self._client.refuse_silently(error.text)
+            self._refuse(error)
         else:
             self._client.fail(error)
 
@@ -181,7 +184,9 @@ class Handshake:
 
     def _credentials(self, mechanism: str, response: str | bytes) -> Credentials:
         if mechanism not in self._mechanisms():
-            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"the mechanism {mechanism!r} is not offered")
+            offered = ", ".join(self._mechanisms())
+            reason = f"the mechanism {mechanism[:NAME_SHOWN_MAX]!r} is not offered; use one of {offered}"
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, reason)
         data = response.encode() if isinstance(response, str) else response
         username: str | None = None
         password: bytes | None = None
@@ -205,14 +210,18 @@ class Handshake:
             identity = await self._door.authenticate(credentials, self._transport, arrival.origin)
         except AccessDenied as error:
             self._task = None
-            self._denied(error)
+            code = ReplyCode.RESOURCE_ERROR if error.denial is Denial.BUSY else ReplyCode.ACCESS_REFUSED
+            self._refuse(AmqpError(code, str(error)))
             return
         has_room = await arrival.room()
         self._task = None
         if not has_room:  # the listener has said so in the log, once for many
-            self._client.refuse_silently("as many clients as limits.connections allows are connected")
+            reason = "as many clients as limits.connections allows are connected; try again later"
+            self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, reason))
         elif not identity.admitted:
-            self._client.refuse_silently("its user has changed")
+            self._refuse(AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED))
+        elif not self._client.place.take(user_or_address(identity.username, arrival.origin)):
+            self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, FULL))
         else:
             self._identity = identity
             self._state = _State.AWAITS_TUNE_OK
@@ -222,12 +231,12 @@ class Handshake:
             self._client.answer(tune)
             self._client.go_on()
 
-    def _denied(self, error: AccessDenied) -> None:
+    def _refuse(self, error: AmqpError) -> None:
+        """Close the connection of a client that is not let in. Those that announce it hear why."""
         if TELL_FAILURE in self._capabilities:
-            code = ReplyCode.RESOURCE_ERROR if error.denial is Denial.BUSY else ReplyCode.ACCESS_REFUSED
-            self._client.fail(AmqpError(code, str(error)))
+            self._client.fail(error)
         else:
-            self._client.refuse_silently(str(error))
+            self._client.refuse_silently(error.text)
 
     # --- terms
 
@@ -255,6 +264,8 @@ class Handshake:
             raise AmqpError(ReplyCode.INVALID_PATH, reason, method.index)
         identity = self._identity
         assert identity is not None, "it was let in"
+        if not identity.admitted:  # since its password was checked
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED, method.index)
         peer = Peer(
             identity,
             user_or_address(identity.username, self._client.arrival.origin),

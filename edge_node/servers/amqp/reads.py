@@ -12,6 +12,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp.client import Shared
 from weft.edge_node.servers.amqp.inbox import Inbox
 from weft.edge_node.servers.amqp.liveness import Liveness
+from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 
@@ -22,13 +23,15 @@ WAITING = Pause.ASKING | Pause.TURN
 class Reads(asyncio.Protocol):
     """A connection that is read as far as disk, turns and its own socket allow."""
 
-    __slots__ = ("_broker", "_fast", "_live", "_missed_turn", "_pause", "_transport", "_turn", "arrival", "inbox")
+    __slots__ = ("_broker", "_fast", "_live", "_missed_turn", "_pause", "_transport", "_turn", "arrival", "inbox",
+                 "place")  # fmt: skip
 
     _live: Liveness
 
     def __init__(self, shared: Shared, arrival: Arrival) -> None:
         self.arrival = arrival
         self.inbox = Inbox(shared.broker.unfinished, user_or_address(None, arrival.origin))
+        self.place = Place(shared.broker.places, shared.broker.counters)
         self._broker = shared.broker
         self._turn = shared.broker.ingest.turn
         self._pause = 0

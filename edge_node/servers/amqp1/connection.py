@@ -14,6 +14,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1.opening import AMQP, HEADER_BYTES, frame_size, refusal
 from weft.protocols.errors import Corrupt
@@ -37,7 +38,7 @@ class Amqp1Connection(asyncio.Protocol):
 
     __slots__ = (
         "_budget", "_door", "_has_begun", "_held", "_links", "_missed_turn", "_opening", "_parts", "_pause",
-        "_transport", "_write_deadline", "arrival", "engine", "identity", "wheel_slot",
+        "_transport", "_write_deadline", "arrival", "engine", "identity", "place", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
@@ -45,6 +46,7 @@ class Amqp1Connection(asyncio.Protocol):
         broker = parts.broker
         self.arrival = arrival
         self.wheel_slot = -1
+        self.place = Place(broker.places, broker.counters)
         self.identity: Identity | None = None
         """Identity of the client once it was let in."""
         self.engine: Engine | None = None
@@ -319,6 +321,7 @@ class Amqp1Connection(asyncio.Protocol):
         broker.wheel.cancel(self)
         self._held.clear()
         parts.connections.discard(self)
+        self.place.free()
         broker.ingest.back_pressure.leave(self)
         self.arrival.closed()
         (transport.close if drains and not self._pause & Pause.WRITE else transport.abort)()

@@ -7,11 +7,13 @@ import importlib
 import logging
 from typing import Any, Protocol
 
+from weft.bounds import user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.check.proton import MISSING, is_installed
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.broker.place import FULL, Place
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1 import opening as frames
 from weft.protocols.amqp1.opening import AMQP, FRAME_BYTES_MAX, HEADER_BYTES, SASL, frame_size
@@ -27,6 +29,7 @@ class Client(Protocol):
     """The connection (``Amqp1Connection``)."""
 
     arrival: Arrival
+    place: Place
 
     def hold(self, reason: Pause) -> None:
         """Stop reading, and handling what came."""
@@ -83,7 +86,7 @@ class Opening:
             if size is not None and len(data) >= size:
                 init = frames.sasl_init(bytes(data[:size]))
                 del data[:size]
-                self._begin(self._credentials(init))
+                self._log_in(init)
             return
         if len(data) < HEADER_BYTES:
             return
@@ -117,8 +120,17 @@ class Opening:
             found = frames.plain(init.response)
             return Credentials("", found.username, found.password)
         if init.mechanism not in self._mechanisms():
-            raise Corrupt(f"the mechanism {init.mechanism[:40]!r} was not offered")
+            offered = ", ".join(self._mechanisms())
+            raise Corrupt(f"the mechanism {init.mechanism[:40]!r} was not offered; use one of {offered}")
         return Credentials()
+
+    def _log_in(self, init: frames.SaslInit) -> None:
+        try:
+            credentials = self._credentials(init)
+        except Corrupt as error:  # the frame itself is whole: SASL has an outcome for what it says
+            self._deny(Denied(WRONG, "amqp:unauthorized-access", str(error)))
+        else:
+            self._begin(credentials)
 
     def _begin(self, credentials: Credentials) -> None:
         self._client.hold(Pause.ASKING)
@@ -160,6 +172,8 @@ class Opening:
         await asyncio.to_thread(importlib.import_module, "weft.edge_node.servers.amqp1.links")
         if not identity.admitted:
             raise Denied(WRONG, "amqp:unauthorized-access", "its user has changed")
+        if not self._client.place.take(user_or_address(identity.username, self._client.arrival.origin)):
+            raise Denied(LATER, "amqp:resource-limit-exceeded", FULL)
         return identity
 
     def _deny(self, denied: Denied) -> None:

@@ -152,6 +152,8 @@ class Broker:
             Kept(segment_log, journal, state.changes, state.backlog, state.retained), self.ingest,
             self.subscriptions, outbox, self.rounds, self._match_retained, limits, state.refusals, counters, wall_clock,
         )  # fmt: skip
+        self.places = self.session_parts.shares.connections
+        """Connections of each user, by every protocol (``Place``)."""
         self.sessions = Sessions(self.session_parts, limits, counters, self.wheel, self.clock)
         self._connections: set[Connected] = set()
         self._tasks: set[asyncio.Task[None]] = set()

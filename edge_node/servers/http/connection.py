@@ -288,12 +288,7 @@ class HttpConnection(asyncio.Protocol):
                 return
             if not self._service.is_open_to_all(request):
                 claim_of(request)
-                sender = self._sender
-                if sender.denied is not None:
-                    raise sender.denied
-                assert sender.identity is not None
-                assert sender.routes is not None
-                exchange.identity, exchange.routes = sender.identity, sender.routes
+                exchange.identity, exchange.routes = self._sender.known()
             steps = self._service.handle(exchange)
             if steps is not None and not self._steps.take(exchange, steps, exchange.owner):
                 self.hold(Pause.TURN)
@@ -345,6 +340,8 @@ class HttpConnection(asyncio.Protocol):
         """Look again who the client is: users or rules were read again."""
         if self._taker is not None:
             self._taker.recheck()
+        elif not self._pending and self._sender.has_to_go():  # otherwise its next request is refused
+            self._abort_or_close()
 
     def shut_down(self) -> None:
         """Close: the node stops. What was not answered was perhaps stored."""

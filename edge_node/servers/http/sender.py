@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from weft.bounds import Owner, user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.servers.broker.place import FULL, Place
 from weft.edge_node.servers.http.access import CHALLENGE, claim_of, credentials_of
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request
 from weft.edge_node.servers.http.server import Server
 from weft.edge_node.servers.listeners.door import Arrival, Door
 
+log = logging.getLogger(__name__)
+
 
 class Sender:
     """The one client that a connection belongs to. Event loop's thread only."""
 
-    __slots__ = ("_arrival", "_claim", "_door", "_is_counted", "_service", "_task", "denied", "identity",
+    __slots__ = ("_arrival", "_claim", "_door", "_place", "_said", "_service", "_task", "denied", "identity",
                  "owner", "routes")  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival) -> None:
@@ -33,8 +37,10 @@ class Sender:
         """Refusal of the claim."""
         self.routes: RouteCache | None = None
         self.owner: Owner = user_or_address(None, arrival.origin)
-        self._is_counted = False
+        self._place = Place(service.broker.places, service.broker.counters)
         self._task: asyncio.Task[None] | None = None
+        self._said = 0
+        """Level at which a refusal was logged."""
 
     def is_known(self, request: Request) -> bool:
         """Return whether it is known who sent a request, or that it does not matter."""
@@ -48,6 +54,26 @@ class Sender:
             return False
         return self.denied is not None or (self.identity is not None and self.identity.admitted)
 
+    def known(self) -> tuple[Identity, RouteCache]:
+        """Return who it is, and its way to the streams.
+
+        Raises:
+            Problem: it is not let in.
+        """
+        if self.denied is not None:
+            raise self.denied
+        assert self.identity is not None
+        assert self.routes is not None
+        return self.identity, self.routes
+
+    def has_to_go(self) -> bool:
+        """Return whether it was let in, and would not be any more: idle, it would keep a place of others."""
+        if self.identity is None or self.identity.admitted:
+            return False
+        self._service.broker.counters.clients_expelled += 1
+        log.warning("closing HTTP client at %s: its user was removed, or has another password", self._arrival.name)
+        return True
+
     def ask(self, request: Request, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
         """Find out who sent a request, and call back."""
         self.forget()
@@ -59,9 +85,7 @@ class Sender:
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
-        if self._is_counted:
-            self._service.connections.free(self.owner)
-            self._is_counted = False
+        self._place.free()
         if self.routes is not None:
             self._service.broker.ingest.leave(self.routes)
         self._claim = self.identity = self.denied = self.routes = None
@@ -78,17 +102,23 @@ class Sender:
             self.identity, self.routes = identity, self._service.broker.ingest.routes_of(identity)
         except AccessDenied as error:
             self.denied = _denied(error)
+            self._say(error)
         except Problem as problem:
             self.denied = problem
         self._task = None
         then()
 
+    def _say(self, error: AccessDenied) -> None:
+        """Log a refusal, once for a connection. Programs ask without credentials first: that is worth less."""
+        level = logging.WARNING if self._claim else logging.INFO
+        if level > self._said:
+            self._said = level
+            log.log(level, "refused HTTP client at %s: %s", self._arrival.name, error)
+
     def _count(self, identity: Identity) -> None:
-        owner, bound = user_or_address(identity.username, self._arrival.origin), self._service.connections
-        if not bound.take(owner):
-            bound.refuse(owner)
-            raise try_later(503, "too many connections of one user (limits.connections_per_user); use fewer")
-        self._is_counted = True
+        owner = user_or_address(identity.username, self._arrival.origin)
+        if not self._place.take(owner):
+            raise try_later(503, FULL)
         self.owner = owner
 
 

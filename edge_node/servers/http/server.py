@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from weft.bounds import Bound
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.http.answers import Answers
@@ -32,8 +31,6 @@ class Server(Protocol):
     settings: HttpSettings
     counters: HttpCounters
     answers: Answers
-    connections: Bound
-    """Connections whose client was let in, by owner."""
 
     def arrived(self, connection: Connection) -> None:
         """Count a connection in."""

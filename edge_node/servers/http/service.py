@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from weft.bounds import Bound, Refusals
+from weft.bounds import Refusals
 from weft.config.listeners import Listener, bind_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
@@ -71,10 +71,6 @@ class HttpService:
         self.settings = settings
         self.counters = counters
         self.answers = Answers(wall_clock)
-        self.connections = Bound(
-            settings.connections_max, settings.connections_per_user_max, refusals,
-            "limits.connections", "limits.connections_per_user", "HTTP connections",
-        )  # fmt: skip
         self._config = config
         self._browsers: dict[str, Browsers] = {}
         """Rules for browsers by listener."""

@@ -13,8 +13,6 @@ class HttpSettings:
     """Longest body of a request, as sent and unpacked."""
     records_max: int = 10_000
     """Most messages of a request."""
-    connections_max: int = 16_384
-    connections_per_user_max: int = 4_096
     readers_max: int = 256
     """Most requests that go on reading: events and topics."""
     readers_per_user_max: int = 64

@@ -109,9 +109,8 @@ class Handshake:
         Raises:
             ConnectRefused: the client lost its permission meanwhile.
         """
-        if self._broker.sessions.is_connected(session_name(identity.username, packet.client_id)):
-            return True
-        has_room = await self._client.arrival.room()
+        takes_over = self._broker.sessions.is_connected(session_name(identity.username, packet.client_id))
+        has_room = takes_over or await self._client.arrival.room()
         if has_room and not identity.admitted:
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
         return has_room

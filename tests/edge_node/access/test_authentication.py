@@ -51,6 +51,12 @@ async def test_the_right_password_lets_in(accounts: Accounts, counters: Listener
     assert counters.authentications_waiting == counters.authentications_refused == 0
 
 
+async def test_a_certificate_that_was_revoked_since_the_handshake_does_not(accounts: Accounts) -> None:
+    with pytest.raises(AccessDenied, match="its certificate was revoked") as caught:
+        await accounts.identify(said(), "press-7", may_be_anonymous=True, is_revoked=lambda: True)
+    assert caught.value.denial is Denial.NOT_ALLOWED
+
+
 @pytest.mark.parametrize(
     ("username", "password"),
     [("press-7", b"secret"), ("press-8", b"secret-of-press-7"), ("press-7", None), ("press-7", b""), ("", b"secret")],

@@ -96,6 +96,7 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
         held: dict[str, Any] = {
             "unfinished": node.broker.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
             "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
+            "places": node.broker.places,
         }  # fmt: skip
         await until(lambda: not node.amqp._shared.clients)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
@@ -121,7 +122,7 @@ async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
         await until(lambda: not service._open)
         broker = service.broker
         held: dict[str, Any] = {
-            "unfinished": broker.unfinished, "connections": service.connections, "readers": service._readers._bound,
+            "unfinished": broker.unfinished, "places": broker.places, "readers": service._readers._bound,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
 
@@ -156,7 +157,7 @@ async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: C
         shares = broker.session_parts.shares
         held: dict[str, Any] = {
             "unfinished": broker.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
-            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget,
+            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget, "places": broker.places,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert broker.counters.subscriptions == 0

@@ -129,6 +129,35 @@ async def test_who_is_refused_is_told_if_the_client_wants_to_know(tmp_path: Path
         assert (await client.connection_error()).reply_code == ReplyCode.ACCESS_REFUSED
 
 
+async def test_a_mechanism_that_is_not_offered_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    async with serving(tmp_path) as node:
+        client = await started(node)
+        client.send(start_ok("SCRAM-SHA-256", "n,,n=ann,r=x", authentication_failure_close=True))
+        error = await client.connection_error()
+        assert error.reply_code == ReplyCode.ACCESS_REFUSED
+        assert "'SCRAM-SHA-256' is not offered; use one of PLAIN" in error.reply_text
+
+
+async def test_a_user_that_is_removed_before_connection_open_stays_outside(tmp_path: Path) -> None:
+    async with serving(tmp_path) as node:
+        client = await tuned(node)
+        node.door.removed.add("guest")
+        node.amqp.permissions_changed()
+        client.send(Connection.TuneOk(0, 0, 0), Connection.Open("/"))
+        assert (await client.connection_error()).reply_code == ReplyCode.ACCESS_REFUSED
+
+
+async def test_a_user_that_is_removed_is_expelled_once(tmp_path: Path) -> None:
+    """However often the users file is read while the client has not answered connection.close."""
+    async with serving(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        node.door.removed.add("guest")
+        for _ in range(3):
+            node.amqp.permissions_changed()
+        assert (await client.connection_error()).reply_code == ReplyCode.CONNECTION_FORCED
+        assert node.counters_of_node.clients_expelled == 1
+
+
 @pytest.mark.parametrize(
     ("tune_ok", "is_good"),
     [

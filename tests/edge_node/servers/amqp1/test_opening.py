@@ -53,6 +53,26 @@ async def test_wrong_passwords_are_refused(tmp_path: Path) -> None:
             await node.client(mechanisms="PLAIN", user="ada", password="wrong", allow_insecure_mechs=True)
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "response", "logged"),
+    [
+        ("SCRAM-SHA-256", b"n,,n=ada,r=x", "'SCRAM-SHA-256' was not offered; use one of PLAIN, ANONYMOUS"),
+        ("EXTERNAL", b"", "'EXTERNAL' was not offered"),
+        ("PLAIN", b"no zeros", "a response of PLAIN has a user name and a password"),
+        ("PLAIN", b"another\0ada\0secret", "no user may act for another"),
+    ],
+)
+async def test_what_is_no_login_has_an_outcome_and_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mechanism: str, response: bytes, logged: str
+) -> None:
+    async with amqp(tmp_path) as node:
+        raw = await Raw.open(node.port)
+        raw.writer.write(SASL + sasl_init(mechanism, response))
+        assert (await raw.all()).endswith(b"\0\x53\x44\xc0\x03\x01\x50\x01")  # outcome 1: not authenticated
+        assert logged in caplog.text
+        assert "secret" not in caplog.text
+
+
 async def test_a_client_without_sasl_that_is_refused_hears_why(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         node.node.door.refuse = AccessDenied(Denial.NOT_ALLOWED, "clients without a user name are refused")

@@ -443,6 +443,18 @@ async def test_a_client_identifier_that_connects_anew_takes_over(
         assert "session taken over" in caplog.text
 
 
+async def test_who_is_not_let_in_any_more_takes_nothing_over(tmp_path: Path) -> None:
+    """A user that is removed while its password is checked."""
+    async with running(tmp_path) as node:
+        old = await RawClient.connect(node.port, "c", username="ann")
+        node.door.removed.add("ann")
+        new = await RawClient.open(node.port)
+        new.send(Connect("c", username="ann"))
+        assert await new.receive() == ConnAck(False, 5)
+        old.send(PingReq())
+        assert await old.receive() == PingResp()
+
+
 async def test_paho_resumes_its_session(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         first = PahoClient("c", clean_session=False)
