@@ -157,7 +157,8 @@ async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: C
         shares = broker.session_parts.shares
         held: dict[str, Any] = {
             "unfinished": broker.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
-            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget, "places": broker.places,
+            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget,
+            "places": broker.places,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert broker.counters.subscriptions == 0
