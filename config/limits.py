@@ -17,10 +17,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected clients.")] = 16_384
     connections_per_user: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="Maximum number of connected clients of one user, whatever they speak. Unset: a quarter of "
-            "`connections`."
-        ),
+        Meta(description="Maximum number of clients of one user, of all protocols. Unset: a quarter of `connections`."),
     ] = None
     connections_per_address: Annotated[
         Annotated[int, Meta(ge=1)] | None,
