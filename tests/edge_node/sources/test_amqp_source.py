@@ -100,13 +100,13 @@ async def test_connections_that_are_cut_lose_nothing(tmp_path: Path, rabbit: Rab
         async with running(tmp_path, amqp_source(between.port, queue), EVERYTHING) as node:
             await until(lambda: node.source().connections)
             sending = asyncio.create_task(publish(rabbit.port, queue, messages))
-            for _ in range(4):
+            for cuts in range(4):
+                await until(lambda cuts=cuts: node.source().connections == cuts + 1)  # type: ignore[misc]
                 await node.takes(100, sending)
                 between.cut()
-                await asyncio.sleep(0.05)
             await sending
             assert_whole(await node.whole(len(messages), 60), messages)
-            await until(lambda: between.accepted == 5)
+            await until(lambda: node.source().connections == 5)
             await until(lambda: not node.source().unacknowledged)
     assert await left(rabbit.port, queue) == 0
 
