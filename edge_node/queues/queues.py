@@ -392,6 +392,8 @@ class Queues(Declarations):
             queue = self._registry.queues[remembered.definition.name]
             self._contents.restore(queue, remembered)
             self._unused.used(queue)
+            if queue.count:  # its messages may expire without any consumer
+                self._rounds.wait(queue.definition.owner, partial(self._deliveries.deliver, queue))
         end = self._log.next_seq(self.stream)
         self._log.release(self.stream, self._holders.unneeded(end))
         if state.read:

@@ -92,11 +92,13 @@ class Deliveries:
         self._loop = asyncio.get_running_loop()
         self._due: dict[Queue, None] = {}
         self._called = False
+        self._is_closed = False
         self._loading: set[asyncio.Task[None]] = set()
         self.delivered = self.redelivered = 0
 
     def close(self) -> None:
         """Stop reading and timing."""
+        self._is_closed = True
         for task in self._loading:
             task.cancel()
 
@@ -341,7 +343,7 @@ class Deliveries:
 
     def _read(self, queue: Queue) -> None:
         """Read the next messages from the log."""
-        if queue.loading is None and not queue.waits:
+        if queue.loading is None and not queue.waits and not self._is_closed:
             task = queue.loading = self._loop.create_task(self._read_page(queue))
             self._loading.add(task)
             task.add_done_callback(self._loading.discard)

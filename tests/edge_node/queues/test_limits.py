@@ -126,6 +126,28 @@ async def test_messages_expire_by_the_queue_and_by_themselves() -> None:
     assert await room.drain() == [], "also before the timer"
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_messages_expire_after_a_restart_although_nobody_reads_their_queue(in_order: bool) -> None:
+    room = Room()
+    dead_letters(room, x_message_ttl=60_000)
+    declare(room, "other", x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone")
+    room.publish(b"1")
+    await room.settle_down()
+    room.publish(b"2", key="other", headers=((EXPIRES, room.clock.wall() + 60_000 * MS),))
+    await room.settle_down()
+    if in_order:
+        await room.restart()
+    else:
+        room.power_cut()
+    await room.settle_down()
+    assert room.queue("dead").count == 0
+    room.clock.ahead += 61_000 * MS
+    room.power_cut()
+    await room.settle_down()
+    assert room.queue("dead").count == 2
+    assert sorted(await room.drain("dead")) == [b"1", b"2"]
+
+
 async def test_a_message_without_time_goes_to_a_consumer_that_waits() -> None:
     room = Room()
     declare(room, x_message_ttl=0)
