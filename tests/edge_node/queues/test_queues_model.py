@@ -254,5 +254,6 @@ class QueuesMachine(RuleBasedStateMachine):
 
 TestQueues = QueuesMachine.TestCase
 TestQueues.settings = settings(
-    max_examples=20, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+    max_examples=max(settings().max_examples // 5, 1), stateful_step_count=30, deadline=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
