@@ -1,0 +1,125 @@
+"""A flood of wrong passwords by AMQP 0-9-1, AMQP 1.0 or HTTP locks out no device, and holds up no acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.edge import GuardedEdge
+from tests.hostile.good_client import GoodClient
+from tests.hostile.test_wrong_passwords import seconds_to_connect
+from tests.hostile.waits import MEASURED_AGAIN, at_most
+from weft.protocols.amqp.frames import PROTOCOL_HEADER
+from weft.protocols.amqp.methods import commands, write_method
+from weft.protocols.amqp1.opening import SASL
+from weft.protocols.amqp1.types import Symbol, described, encode, fields
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, MEASURED_AGAIN]
+ATTACKERS = 200
+PATIENCE_S = 20.0
+FLOOD_S = 2.0
+TELL = {"capabilities": {"authentication_failure_close": True}}
+
+Attempt = Callable[[GuardedEdge, str, str, list[bytes]], Awaitable[None]]
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
+    node = GuardedEdge(tmp_path, amqp=True)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+async def answer_to(port: int, data: bytes, ends: bytes) -> bytes:
+    """Return what the node sends until something has come, or it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found = b""
+    try:
+        writer.write(data)
+        async with asyncio.timeout(PATIENCE_S):
+            while ends not in found and (more := await reader.read(1 << 16)):
+                found += more
+        return found
+    finally:
+        writer.transport.abort()
+
+
+async def amqp(edge: GuardedEdge, user: str, password: str, answers: list[bytes]) -> None:
+    login = commands.Connection.StartOk(TELL, "PLAIN", f"\0{user}\0{password}")
+    closes = b"\0\x0a\0\x32"  # connection.close
+    answer = await answer_to(edge.amqp_port, PROTOCOL_HEADER + write_method(login, 0), closes)
+    answers.extend(each for each in (b"ACCESS_REFUSED", b"RESOURCE_ERROR") if each in answer)
+
+
+async def amqp1(edge: GuardedEdge, user: str, password: str, answers: list[bytes]) -> None:
+    response = f"\0{user}\0{password}".encode()
+    body = described(0x41, fields([encode(Symbol("PLAIN")), encode(response)]))
+    login, ends = (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\0\0" + body, b"\0\x53\x44\xc0\x03\x01\x50"
+    outcome = (await answer_to(edge.amqp_port, SASL + login, ends)).partition(ends)[2]
+    answers.extend(name for code, name in ((1, b"not authenticated"), (4, b"later")) if outcome == bytes((code,)))
+
+
+async def http(edge: GuardedEdge, user: str, password: str, answers: list[bytes]) -> None:
+    """As many passwords on one connection as the node takes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", edge.posts_port)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            for number in range(10):
+                login = base64.b64encode(f"{user}:{password} {number}".encode())
+                writer.write(b"GET /v1/x HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Basic %b\r\n\r\n" % login)
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].split(b"\r", 1)[0])
+                await reader.readexactly(length)
+                answers.append(head[9:12])
+    except asyncio.IncompleteReadError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+REFUSALS = {b"ACCESS_REFUSED", b"RESOURCE_ERROR", b"not authenticated", b"later", b"401", b"503"}
+
+
+@asynccontextmanager
+async def flood(edge: GuardedEdge, attempt: Attempt) -> AsyncIterator[list[bytes]]:
+    """Wrong passwords of a user that exists and of some that do not, until the block ends. Yields the answers."""
+    answers: list[bytes] = []
+
+    async def attack(number: int) -> None:
+        attempts = 0
+        while True:
+            attempts += 1
+            user = ("alice", f"made-up-{number % 10}")[number % 2]
+            with suppress(OSError, TimeoutError):
+                await attempt(edge, user, f"wrong {number} {attempts}", answers)
+            await asyncio.sleep(0.1)
+
+    attackers = [asyncio.create_task(attack(number)) for number in range(ATTACKERS)]
+    await asyncio.sleep(1)
+    try:
+        yield answers
+    finally:
+        for each in attackers:
+            each.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+
+
+@pytest.mark.parametrize("attempt", [amqp, amqp1, http], ids=lambda each: each.__name__)
+async def test_a_flood_of_wrong_passwords_locks_no_device_out(edge: GuardedEdge, attempt: Attempt) -> None:
+    with GoodClient(edge.mqtt_port, "alice") as good:
+        async with flood(edge, attempt) as answers:
+            at_most(8, await seconds_to_connect(edge, "device"), "never seen before, and from the same address")
+            at_most(3, await seconds_to_connect(edge, "device"), "remembered")
+            at_most(3, await seconds_to_connect(edge, "alice"), "although it is her that is attacked")
+            await asyncio.sleep(FLOOD_S)  # what is measured
+        at_most(5, good.take().p99)
+    assert len(answers) >= 5  # after ten wrong passwords, those of a user have to wait
+    assert set(answers) <= REFUSALS
