@@ -84,7 +84,7 @@ def pause(hub: DemoHub, _: random.Random) -> None:
     ("hurt", "times"),
     [
         (kill, 4),
-        pytest.param(kill, 60, marks=pytest.mark.timeout(600)),
+        pytest.param(kill, 30, marks=pytest.mark.timeout(600)),
         pytest.param(pause, 4, marks=pytest.mark.timeout(600)),
     ],
 )

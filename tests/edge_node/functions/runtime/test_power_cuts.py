@@ -26,8 +26,8 @@ def test_power_cuts_change_no_output() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_thousand_power_cuts_change_no_output() -> None:
-    run_cuts(10_000, seed=1_000)
+def test_thousands_of_power_cuts_change_no_output() -> None:
+    run_cuts(4_000, seed=1_000)
 
 
 def has_violation(seed: int) -> bool:
