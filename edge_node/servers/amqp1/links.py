@@ -15,7 +15,7 @@ from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.incoming import Client, IncomingLink, Sending
 from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
-from weft.edge_node.servers.amqp1.parts import LINKS_MAX, Parts
+from weft.edge_node.servers.amqp1.parts import LINKS_MAX, SESSION_LINKS, Parts
 from weft.edge_node.servers.amqp1.receiving import Receiving
 
 NAME_BYTES_MAX = 1024
@@ -54,6 +54,8 @@ class Links:
         self._links: dict[int, IncomingLink | OutgoingLink] = {}
         self._sessions: dict[int, int] = {}
         """Number of a link -> number of its session."""
+        self._open: set[int] = set()
+        """Numbers of the sessions that the owner is charged with."""
         self._refused = 0
         self._is_over = False
         self._owner = held.owner
@@ -84,6 +86,9 @@ class Links:
         self._is_over = True
         for number in list(self._links):
             self._drop(number, closed=False)
+        if self._open:
+            self._parts.links.free(self._owner, SESSION_LINKS * len(self._open))
+            self._open.clear()
         self._sending.end()
         if self._parts.queues is not None:
             self._parts.queues.gone(self._receiving.queue_client)
@@ -111,6 +116,14 @@ class Links:
 
     def session_opened(self, session: Any) -> None:
         """Answer ``begin``."""
+        if self._is_over:
+            return
+        if not self._parts.links.take(self._owner, SESSION_LINKS):
+            self._parts.links.refuse(self._owner, SESSION_LINKS)
+            # Not the session alone: the engine would keep a refused one until the client ends it.
+            self._connection.end("amqp:resource-limit-exceeded", "the user has too many sessions and links; close some")
+            return
+        self._open.add(endpoints.key(session))
         session.incoming_capacity = SESSION_BYTES
         session.open()
 
@@ -120,6 +133,9 @@ class Links:
         for link, of in list(self._sessions.items()):
             if of == number:
                 self._drop(link, closed=False)
+        if number in self._open:
+            self._open.remove(number)
+            self._parts.links.free(self._owner, SESSION_LINKS)
         session.close()
         session.free()
 

@@ -23,6 +23,8 @@ IDLE_S = 60.0
 """Seconds of silence after which a client is taken for dead; it is asked to send something every 30 s."""
 SESSIONS_MAX = 64
 """Sessions of one connection."""
+SESSION_LINKS = 8
+"""Links that a session counts as: the engine takes 11 KB for one, also when it has none."""
 LINKS_MAX = 256
 """Links of one connection, on both sides; further ones are refused."""
 
@@ -89,9 +91,9 @@ class Parts:
         shares = broker.session_parts.shares
         self.links = Bound(
             shares.filters.total, shares.filters.share, broker.refusals,
-            "limits.subscriptions_total", "limits.subscriptions_per_user", "links of AMQP 1.0",
+            "limits.subscriptions_total", "limits.subscriptions_per_user", "links and sessions of AMQP 1.0",
         )  # fmt: skip
-        """Links of all clients."""
+        """Links and sessions of all clients."""
         self.subscriptions: dict[LinkName, TopicSubscription] = {}
         """Subscriptions to topics that outlive their connections."""
         self.holders: dict[LinkName, Holder] = {}

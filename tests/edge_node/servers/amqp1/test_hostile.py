@@ -11,6 +11,8 @@ import pytest
 
 from tests.edge_node.servers.amqp1.fuzz_frames import FRAMES, attach, transfer
 from tests.edge_node.servers.amqp1.harness import AMQP, SASL, Message, Raw, amqp, in_thread
+from tests.support.waiting import until
+from weft.edge_node.servers.amqp1.parts import SESSION_LINKS
 
 
 def fuzz(seed: int, count: int) -> None:
@@ -83,6 +85,23 @@ async def test_links_and_refused_links_are_bounded(tmp_path: Path, caplog: pytes
         await raw.all()
         assert "links were refused" in caplog.text
         assert node.parts.links.used == 0
+
+
+async def test_sessions_count_against_the_share_of_links(tmp_path: Path) -> None:
+    """One that is open and has no link takes memory as well."""
+    async with amqp(tmp_path) as node:
+        bound = node.parts.links
+        held = [await Raw.open(node.port) for _ in range(2)]
+        for raw in held:
+            raw.writer.write(AMQP + b"".join(FRAMES[:2]))
+        await until(lambda: bound.used == 2 * SESSION_LINKS)
+        bound.share = 2 * SESSION_LINKS
+        refused = await Raw.open(node.port)
+        refused.writer.write(AMQP + b"".join(FRAMES[:2]))
+        assert b"too many sessions" in await refused.all()
+        for raw in held:
+            raw.writer.close()
+        await until(lambda: not bound.used)
 
 
 async def test_a_client_that_floods_does_not_keep_others_waiting(tmp_path: Path) -> None:
