@@ -12,7 +12,7 @@ def incomplete_source(module: str | None) -> type[DataSource]:
     """Return a data source "weft" whose every use raises a sentence about the missing module."""
 
     class IncompleteSource(DataSource):
-        """A stand-in for ``spark_sinks.source.WeftSource``."""
+        """A stand-in for ``spark_sinks.source.data_source.WeftSource``."""
 
         @classmethod
         def name(cls) -> str:

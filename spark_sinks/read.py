@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
-from spark_sinks.positions import EXPECTED_TIME, Offsets, in_utc, offsets_text
-from spark_sinks.session import register
-from spark_sinks.stream_log import StreamLog, open_hub, open_stream_table, subset
-from spark_sinks.tables import TableFile, TableSnapshot
+from spark_sinks.runtime.session import register
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
+from spark_sinks.source.positions import EXPECTED_TIME, Offsets, in_utc, offsets_text
+from spark_sinks.source.stream_log import StreamLog, open_hub, open_stream_table, subset
+from spark_sinks.source.tables import TableFile, TableSnapshot
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 

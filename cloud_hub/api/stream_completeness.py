@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from weft.cloud_hub.api.stream_summary import StreamSummary, summarise
-from weft.cloud_hub.completeness import Completeness, Tally
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
+from weft.protocols.shard.completeness import Completeness, Tally
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 SLICE_LANES = 500

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Shares
-from weft.cloud_hub.completeness import moment_of
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.shard.completeness import moment_of
 from weft.protocols.shard.shard_state import StreamKey
 
 REFRESH_S = 5.0

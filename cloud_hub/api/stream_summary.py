@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from weft.cloud_hub.completeness import has_spoken, is_heard, moment_of
 from weft.protocols.payloads import PayloadKind, strictest
+from weft.protocols.shard.completeness import has_spoken, is_heard, moment_of
 from weft.protocols.shard.shard_state import ShardState
 
 SLICE_LANES = 2_000

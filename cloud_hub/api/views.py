@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from weft.cloud_hub.api.stream_summary import StreamSummary
-from weft.cloud_hub.completeness import Completeness, HeldBack
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.completeness import Completeness, HeldBack
 from weft.protocols.shard.shard_state import LaneState, ShardState
 
 _NS = 1_000_000_000

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from spark_sinks.java import find_java_home
-from spark_sinks.session import cache_directory
+from spark_sinks.runtime.java import find_java_home
+from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end import page_interpreter
 from tests.end_to_end.page_blocks import Block
 from weft.demo.fabric import free_port, get_json

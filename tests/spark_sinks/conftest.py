@@ -12,7 +12,7 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.log_writer import Delivery, LogWriter
-from spark_sinks.session import session
+from spark_sinks.runtime.session import session
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer

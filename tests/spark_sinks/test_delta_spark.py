@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.java import find_java_home
-from spark_sinks.session import cache_directory
+from spark_sinks.runtime.java import find_java_home
+from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end.page_blocks import blocks
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import Hub

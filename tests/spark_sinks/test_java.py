@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_sinks.java import NoJava, find_java_home, java_major, wrap
+from spark_sinks.runtime.java import NoJava, find_java_home, java_major, wrap
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER_NEEDS = ("bash", "sh", "dirname", "basename", "uname", "ps", "nice", "env", "cat", "ls", "rm", "mkdir")
@@ -93,7 +93,7 @@ def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import shutil
-        from spark_sinks.session import session
+        from spark_sinks.runtime.session import session
         assert shutil.which("java") is None
         spark = session("local[1]")
         print("rows", spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().count())

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_sinks.errors import ReadError
-from spark_sinks.options import NAMES, parse_options
-from spark_sinks.positions import limited, parse_position
-from spark_sinks.source import WeftSource
-from spark_sinks.store_options import GROUPS
+from spark_sinks.source.data_source import WeftSource
+from spark_sinks.source.options import NAMES, parse_options
+from spark_sinks.source.positions import limited, parse_position
+from spark_sinks.source.store_options import GROUPS
 from tests.spark_sinks.conftest import STREAM, Hub
 
 WHERE = {"store": "/data", "stream": "telemetry"}

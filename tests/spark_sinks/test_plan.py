@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from spark_sinks import plan as planning
 from spark_sinks.errors import ReadError
-from spark_sinks.options import parse_options
-from spark_sinks.partitions import ChunkPartition, TablePartition, read_partition
-from spark_sinks.positions import Offsets
-from spark_sinks.stream_log import StreamLog
-from spark_sinks.tables import TableFile, TableSnapshot
+from spark_sinks.source import plan as planning
+from spark_sinks.source.options import parse_options
+from spark_sinks.source.partitions import ChunkPartition, TablePartition, read_partition
+from spark_sinks.source.positions import Offsets
+from spark_sinks.source.stream_log import StreamLog
+from spark_sinks.source.tables import TableFile, TableSnapshot
 from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
 from weft.protocols.shard.placement import shard_of
 from weft.storage.table.rows import row_schema

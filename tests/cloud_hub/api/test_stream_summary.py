@@ -12,11 +12,11 @@ from weft.cloud_hub.api.pages import encoded, lanes_after, position
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_summary import SLICE_LANES, summarise
 from weft.cloud_hub.api.views import lane_view
-from weft.cloud_hub.completeness import HELD_BACK_MAX, completeness
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.completeness import HELD_BACK_MAX, completeness
 from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
 from weft.protocols.shard.shard_state import ShardState
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, Node, Session
 from weft.cloud_hub.api.views import completeness_view, stream_lanes
-from weft.cloud_hub.completeness import completeness
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.object_store.memory import MemoryStore
 

@@ -18,11 +18,11 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, read_chunks
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import moment
-from weft.cloud_hub.completeness import completeness
 from weft.protocols import batch
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState
 from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane
+from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store.memory import MemoryStore

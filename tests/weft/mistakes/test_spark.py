@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source import WeftSource
+from spark_sinks.source.data_source import WeftSource
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import open_store
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from spark_sinks.errors import ReadError
-from spark_sinks.positions import Position, parse_position
-from spark_sinks.store_options import with_environment
+from spark_sinks.source.positions import Position, parse_position
+from spark_sinks.source.store_options import with_environment
 from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = ("store", "tenant", "stream", "starting", "ending", "edges", "keys", "columns", "max_records_per_trigger")

@@ -11,9 +11,9 @@ from weakref import WeakSet
 
 from pyspark.sql import SparkSession
 
-from spark_sinks.java import find_java_home
-from spark_sinks.source import WeftSource
-from spark_sinks.workers import VARIABLE, use_this_python
+from spark_sinks.runtime.java import find_java_home
+from spark_sinks.runtime.workers import VARIABLE, use_this_python
+from spark_sinks.source.data_source import WeftSource
 
 PACKAGE = "pyspark_weft"
 """Package name of the data source: Spark looks for such names in the folders of the path and takes their
@@ -49,7 +49,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     """Return a Spark session (a new one, or the one this process has) that reads and writes Weft.
 
     It sets ``PYSPARK_PYTHON`` to this interpreter, because Spark otherwise starts the ``python3`` of the PATH, which
-    may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.java``).
+    may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.runtime.java``).
 
     On a cluster the executors import ``spark_sinks``, ``storage`` and ``protocols`` by name: install weft-fabric with
     its ``spark`` extra in their environment. (``addPyFile`` ships the pure Python part only; pyarrow, zstandard and

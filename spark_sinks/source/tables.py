@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_sinks.errors import ReadError
-from spark_sinks.positions import Offsets
+from spark_sinks.source.positions import Offsets
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
 from weft.storage.table.names import app_id, table_payload

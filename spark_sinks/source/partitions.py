@@ -15,8 +15,8 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.options import ReadOptions
-from spark_sinks.stream_log import ChunkSlice
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.stream_log import ChunkSlice
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.topics import InvalidTopic, compile_pattern

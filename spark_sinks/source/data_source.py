@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from spark_sinks.options import ReadOptions, parse_options
-from spark_sinks.partitions import read_partition
-from spark_sinks.plan import plan, resolve
-from spark_sinks.positions import Offsets, check_offsets, from_json, limited, to_json
-from spark_sinks.stream_log import StreamLog, subset
+from spark_sinks.source.options import ReadOptions, parse_options
+from spark_sinks.source.partitions import read_partition
+from spark_sinks.source.plan import plan, resolve
+from spark_sinks.source.positions import Offsets, check_offsets, from_json, limited, to_json
+from spark_sinks.source.stream_log import StreamLog, subset
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import row_schema
 
@@ -32,7 +32,7 @@ _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 
 
 class WeftSource(DataSource):
-    """The data source. Options: ``spark_sinks.options.ReadOptions``."""
+    """The data source. Options: ``spark_sinks.source.options.ReadOptions``."""
 
     @classmethod
     def name(cls) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from weft.cloud_hub.completeness import HELD_BACK_MAX, SILENT_NS, Reason, completeness, matches
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneUpdate, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.completeness import HELD_BACK_MAX, SILENT_NS, Reason, completeness, matches
 from weft.protocols.shard.lane_state import ConflictBody, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import RetireBody, ShardState
 

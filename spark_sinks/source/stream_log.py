@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from spark_sinks.errors import ReadError
-from spark_sinks.options import ReadOptions
-from spark_sinks.positions import Offsets
-from spark_sinks.tables import TableSnapshot, open_table
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.positions import Offsets
+from spark_sinks.source.tables import TableSnapshot, open_table
 from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin

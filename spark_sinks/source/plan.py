@@ -9,10 +9,10 @@ from itertools import pairwise
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_sinks.partitions import ChunkPartition, ReadContext, TablePartition
-from spark_sinks.positions import Offsets, Position, check_offsets, nanoseconds
-from spark_sinks.stream_log import ChunkSlice, StreamLog
-from spark_sinks.tables import TableFile, TableSnapshot
+from spark_sinks.source.partitions import ChunkPartition, ReadContext, TablePartition
+from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
+from spark_sinks.source.stream_log import ChunkSlice, StreamLog
+from spark_sinks.source.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
 

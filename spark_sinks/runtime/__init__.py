@@ -1,0 +1,1 @@
+"""Spark sessions that suit Weft: Java, the workers' Python, settings, and waiting for a query."""

@@ -1,0 +1,1 @@
+"""Sinks: Delta tables, streams, and databases of others, with what each promises."""
