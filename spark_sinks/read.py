@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import reduce
+from operator import or_
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -18,7 +21,8 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.runtime.session import register
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
-from spark_sinks.source.positions import EXPECTED_TIME, Offsets, in_utc, offsets_text
+from spark_sinks.source.positions import Offsets, check_offsets, offsets_text, parse_moment
+from spark_sinks.source.selection import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, open_stream_table, subset
 from spark_sinks.source.tables import TableFile, TableSnapshot
 
@@ -32,8 +36,12 @@ def read(
     store: str | os.PathLike[str],
     tenant: str = "default",
     since: datetime | str | None = None,
+    until: datetime | str | None = None,
     edges: Collection[str] | None = None,
+    keys: Collection[str] | None = None,
     columns: Sequence[str] | None = None,
+    starting: Mapping[int, int] | None = None,
+    ending: Mapping[int, int] | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return a stream from its first record to this moment, each record once.
@@ -49,32 +57,59 @@ def read(
     Args:
         store: root of the hub's store.
         since: only records received at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
+        until: only records received before this moment; a text likewise.
         edges: only records of these edge nodes; a text is a list of names as the option ``edges`` takes it.
+        keys: only records with these keys, or whose keys match as topic filters; a text likewise.
         columns: only these columns, in this order; a text likewise.
+        starting: shard -> offset of its first record to read; nothing of a shard is left out that is not named.
+        ending: shard -> offset behind its last record to read; nothing is read of a shard that is not named.
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
-        ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, or an argument is
-            not what it should be.
+        ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, the log does not
+            reach these offsets, or an argument is not what it should be.
     """
-    options = _options(stream, store, tenant, store_options or {})
-    moment = _moment(since)
-    edges, columns = _names("edges", edges), _names("columns", columns)
+    given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
+    options = replace(_options(stream, store, tenant, store_options or {}), **_selection(given))
     log, snapshot = run(_opened(options))
-    whole = log.schema
-    wanted = subset(whole, columns).names
-    # Spark prunes the columns of Parquet files, but not those of a Python source.
-    tail = subset(whole, [name for name in whole.names if name in {*wanted, "_time", "_edge"}])
+    wanted = subset(log.schema, options.columns)
+    start, end = _range(log, starting, ending)
     native = snapshot if snapshot is not None and not snapshot.is_remote else None
-    start = native.ends if native else dict.fromkeys(log.heads, 0)
+    tail = start
     parts = []
     if native:
-        files = [file for file in native.files if moment is None or file.may_reach(moment)]
-        parts.append(_conformed(_parquet(spark, native, files), native, whole))
-    if native is None or start != log.heads:
-        parts.append(_between(spark, options, start, log.heads, from_arrow_schema(tail)))
-    narrowed = [_narrowed(part, moment, edges).select(*wanted) for part in parts]
-    return reduce(DataFrame.unionByName, narrowed)
+        tail = {shard: max(first, min(native.ends[shard], end[shard])) for shard, first in start.items()}
+        history = _history(spark, native, options, start, tail)
+        selected = condition(options)
+        for part in history:
+            conformed = _conformed(part, native, log.schema)
+            parts.append((conformed if selected is None else conformed.where(selected)).select(*wanted.names))
+    if not parts or tail != end:
+        parts.append(_between(spark, options, tail, end, from_arrow_schema(wanted)))
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _selection(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``ReadOptions`` that select rows and columns."""
+    found: dict[str, Any] = {}
+    for option in ("since", "until"):
+        found[option] = None if given[option] is None else parse_moment(option, given[option])
+    for option in ("edges", "keys", "columns"):
+        found[option] = _names(option, given[option])
+    found["edges"] = None if found["edges"] is None else frozenset(found["edges"])
+    return found
+
+
+def _range(
+    log: StreamLog, starting: Mapping[int, int] | None, ending: Mapping[int, int] | None
+) -> tuple[Offsets, Offsets]:
+    """Return the offsets to read of every shard of the log."""
+    heads = log.heads
+    given = {"starting": starting or {}, "ending": heads if ending is None else ending}
+    for option, offsets in given.items():
+        check_offsets(option, dict.fromkeys(heads, 0) | {int(shard): at for shard, at in offsets.items()}, heads)
+    start, end = ({shard: given[option].get(shard, 0) for shard in heads} for option in given)
+    return start, {shard: max(start[shard], end[shard]) for shard in heads}
 
 
 async def _opened(options: ReadOptions) -> tuple[StreamLog, TableSnapshot | None]:
@@ -137,14 +172,25 @@ def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot
     return open_stream_table(options, store, cluster, version)
 
 
-def _moment(since: datetime | str | None) -> datetime | None:
-    if since is None:
-        return None
-    with contextlib.suppress(ValueError):
-        since = datetime.fromisoformat(since.strip()) if isinstance(since, str) else since
-    if not isinstance(since, datetime):
-        raise ReadError(f"since: expected {EXPECTED_TIME}; got {since!r}")
-    return in_utc(since)
+def _history(
+    spark: SparkSession, table: TableSnapshot, options: ReadOptions, start: Offsets, end: Offsets
+) -> Iterator[DataFrame]:
+    """Yield offsets ``[start, end)`` of the table, all of which it has. Only files that hold others as well are read
+    with a comparison of each row's offset."""
+    files = [file for file in table.files if file.may_match(options)]
+    if all(start[shard] == 0 and end[shard] == table.ends[shard] for shard in start):
+        yield _parquet(spark, table, files)
+        return
+    ranges = [(shard, start[shard], end[shard]) for shard in start if start[shard] < end[shard]]
+    inner = [file for file in files if file.is_within(start, end)]
+    known = set(inner)
+    outer = [file for file in files if file not in known and any(file.may_hold(*part) for part in ranges)]
+    if inner:
+        yield _parquet(spark, table, inner)
+    if outer:
+        offset = F.col("_offset")
+        inside = [(F.col("_shard") == shard) & (offset >= first) & (offset < last) for shard, first, last in ranges]
+        yield _parquet(spark, table, outer).where(reduce(or_, inside))
 
 
 def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
@@ -153,6 +199,10 @@ def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Off
     named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
     named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
     named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
+    for name, moment in (("since", options.since), ("until", options.until)):
+        named |= {} if moment is None else {name: moment.isoformat()}
+    for name, names in (("edges", options.edges), ("keys", options.keys)):
+        named |= {} if names is None else {name: msgspec.json.encode(sorted(names)).decode()}
     register(spark)
     return spark.read.format("weft").options(**named).schema(schema).load()
 
@@ -177,11 +227,3 @@ def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[Table
         return spark.createDataFrame([], schema)
     paths = [f"{snapshot.uri}/{file.path}" for file in files]
     return spark.read.option("basePath", snapshot.uri).schema(schema).parquet(*paths)
-
-
-def _narrowed(frame: DataFrame, moment: datetime | None, edges: Collection[str] | None) -> DataFrame:
-    if moment is not None:
-        frame = frame.where(F.col("_time") >= F.lit(moment))
-    if edges is not None:
-        frame = frame.where(F.col("_edge").isin(sorted(edges)))
-    return frame

@@ -6,15 +6,19 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import msgspec
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.positions import Position, parse_position
+from spark_sinks.source.positions import Position, parse_moment, parse_position
 from spark_sinks.source.store_options import with_environment
 from weft.protocols.lane import NAME_RULE, valid_name
 
-NAMES = ("store", "tenant", "stream", "starting", "ending", "edges", "keys", "columns", "max_records_per_trigger")
+NAMES = (
+    "store", "tenant", "stream", "starting", "ending", "since", "until", "edges", "keys", "columns",
+    "max_records_per_trigger",
+)  # fmt: skip
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
 
@@ -31,6 +35,10 @@ class ReadOptions:
     """Options for the object store; may hold credentials."""
     starting: Position = "earliest"
     ending: Position = "latest"
+    since: datetime | None = None
+    """Only records with a ``_time`` of this moment or later."""
+    until: datetime | None = None
+    """Only records with a ``_time`` before this moment."""
     edges: frozenset[str] | None = None
     """Names of the edge nodes whose records to read; None means all."""
     keys: tuple[str, ...] | None = None
@@ -62,6 +70,8 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         store_options=tuple(sorted(_store_options(given).items())),
         starting=parse_position("starting", given.get("starting", "earliest")),
         ending=parse_position("ending", given.get("ending", "latest")),
+        since=_moment("since", given),
+        until=_moment("until", given),
         edges=None if edges is None else frozenset(edges),
         keys=_optional_names("keys", given),
         columns=_optional_names("columns", given),
@@ -105,6 +115,11 @@ def parse_names(option: str, text: str) -> tuple[str, ...]:
     if not names or not all(names):
         raise ReadError(f"{option}: expected one name or more, separated by commas; got {text!r}")
     return tuple(names)
+
+
+def _moment(option: str, given: Mapping[str, str]) -> datetime | None:
+    text = given.get(option)
+    return None if text is None else parse_moment(option, text)
 
 
 def _count(option: str, given: Mapping[str, str]) -> int | None:

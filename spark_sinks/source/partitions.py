@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,10 +16,10 @@ from pyspark.sql.datasource import InputPartition
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.selection import expression, masks
 from spark_sinks.source.stream_log import ChunkSlice
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.topics import InvalidTopic, compile_pattern
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, open_store
@@ -80,24 +80,22 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         ReadError: a chunk or a table file was deleted since the plan was made.
     """
     if isinstance(partition, ChunkPartition):
-        batches = _chunk_rows(partition, _needed(partition.context.options, schema))
+        wanted, rows = masks(partition.context.options, timed=True), _chunk_rows
     elif isinstance(partition, TablePartition):
-        batches = _table_rows(partition, _needed(partition.context.options, schema))
+        wanted, rows = masks(partition.context.options, timed=False), _table_rows
     else:
         return
-    keep = key_filter(partition.context.options.keys)
+    columns = list(dict.fromkeys([*schema.names, *wanted]))
+    keep = [mask for found in wanted.values() for mask in found]
     try:
-        for batch in batches:
-            kept = batch.filter(keep(batch)) if keep else batch
+        for batch in rows(partition, columns):
+            kept = batch
+            for mask in keep:
+                kept = kept.filter(mask(kept))
             if kept.num_rows:
                 yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
     except (FileNotFoundError, NotFound) as error:
         raise ReadError(f"{error} was deleted after this DataFrame was loaded; load it again") from None
-
-
-def _needed(options: ReadOptions, schema: pa.Schema) -> list[str]:
-    """Return the columns to read: the requested ones, and the key when it selects rows."""
-    return list(dict.fromkeys([*schema.names, *(["_key"] if options.keys is not None else [])]))
 
 
 def _chunk_rows(partition: ChunkPartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -155,8 +153,9 @@ def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.Re
     files = ds.dataset(list(partition.files), schema, format="parquet", filesystem=_file_system(partition))
     offset = ds.field("_offset")
     wanted = (ds.field("_shard") == partition.shard) & (offset >= partition.first) & (offset < partition.end)
-    if partition.context.options.edges is not None:
-        wanted &= ds.field("_edge").isin(sorted(partition.context.options.edges))
+    selected = expression(partition.context.options)
+    if selected is not None:
+        wanted &= selected
     scanner = files.scanner(
         [spelled.get(name.casefold(), name) for name in columns],
         wanted,
@@ -173,25 +172,3 @@ def _file_system(partition: TablePartition) -> pyarrow.fs.FileSystem:
     if "://" not in partition.uri:
         return pyarrow.fs.SubTreeFileSystem(partition.uri, pyarrow.fs.LocalFileSystem())
     return pyarrow.fs.PyFileSystem(DeltaStorageHandler(partition.uri, partition.storage_options))
-
-
-def key_filter(keys: tuple[str, ...] | None) -> Callable[[pa.RecordBatch], pa.Array] | None:
-    """Return a function from a batch to a mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as
-    a topic filter. It looks up each distinct key of a batch once. None when every row is wanted."""
-    if keys is None:
-        return None
-    exact = frozenset(keys)
-    patterns = []
-    for key in keys:
-        try:
-            patterns.append(compile_pattern(key))
-        except InvalidTopic:
-            continue  # It is a key that no topic filter can be: an AMQP routing key, say. It matches itself only.
-
-    def mask(batch: pa.RecordBatch) -> pa.Array:
-        encoded = batch.column("_key").dictionary_encode()
-        names = encoded.dictionary.to_pylist()
-        wanted = [name in exact or any(pattern.match(name) is not None for pattern in patterns) for name in names]
-        return pa.array(wanted, pa.bool_()).take(encoded.indices)
-
-    return mask

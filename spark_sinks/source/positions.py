@@ -5,6 +5,7 @@ Offsets are the log's own (``_offset`` of ``_shard``), so they stay valid when c
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -37,6 +38,19 @@ def parse_position(option: str, text: str) -> Position:
         return in_utc(datetime.fromisoformat(text.strip()))
     except (ValueError, msgspec.MsgspecError):
         raise ReadError(f"{option}: expected {EXPECTED}; got {text!r}") from None
+
+
+def parse_moment(option: str, value: datetime | str) -> datetime:
+    """Return a moment with a zone. A text is ISO 8601; without a zone it is UTC.
+
+    Raises:
+        ReadError: it is none.
+    """
+    with contextlib.suppress(ValueError):
+        value = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+    if not isinstance(value, datetime):
+        raise ReadError(f"{option}: expected {EXPECTED_TIME}; got {value!r}")
+    return in_utc(value)
 
 
 def in_utc(moment: datetime) -> datetime:

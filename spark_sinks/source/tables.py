@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from spark_sinks.errors import ReadError
+from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
@@ -36,6 +37,8 @@ class TableFile(NamedTuple):
     offset_max: int | None
     time_min: datetime | None
     time_max: datetime | None
+    edge_min: str | None = None
+    edge_max: str | None = None
 
     def may_hold(self, shard: int, first: int, end: int) -> bool:
         """Return whether rows of ``shard`` with offsets in ``[first, end)`` can be in this file."""
@@ -44,6 +47,31 @@ class TableFile(NamedTuple):
         if self.offset_min is None or self.offset_max is None:
             return True
         return self.offset_min < end and first <= self.offset_max
+
+    def is_within(self, start: Offsets, end: Offsets) -> bool:
+        """Return whether all its rows have offsets in ``[start, end)`` of one shard."""
+        shard = self.shard_min
+        if shard is None or shard != self.shard_max or self.offset_min is None or self.offset_max is None:
+            return False
+        return start.get(shard, 0) <= self.offset_min and self.offset_max < end.get(shard, 0)
+
+    def may_hold_edge(self, edges: Collection[str]) -> bool:
+        """Return whether the file can have a row of one of these edge nodes."""
+        if self.edge_min is None or self.edge_max is None:
+            return True
+        return any(self.edge_min <= edge <= self.edge_max for edge in edges)
+
+    def may_start(self, moment: datetime) -> bool:
+        """Return whether the file can have a row with a ``_time`` before ``moment``."""
+        return self.time_min is None or self.time_min < moment
+
+    def may_match(self, options: ReadOptions) -> bool:
+        """Return whether a row of the file can be one that the options select."""
+        return (
+            (options.since is None or self.may_reach(options.since))
+            and (options.until is None or self.may_start(options.until))
+            and (options.edges is None or self.may_hold_edge(options.edges))
+        )
 
     def may_reach(self, moment: datetime) -> bool:
         """Return whether the file can have a row with a ``_time`` of ``moment`` or later."""
@@ -131,6 +159,8 @@ def _files(table: DeltaTable) -> Iterator[TableFile]:
             "max._offset",
             "min._time",
             "max._time",
+            "min._edge",
+            "max._edge",
         )
     ]
     for path, *rest in zip(*columns, strict=True):

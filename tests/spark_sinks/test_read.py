@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -143,3 +144,33 @@ async def test_it_works_where_an_event_loop_runs(spark: SparkSession, hub: Hub) 
 
     await asyncio.to_thread(hub.write)
     assert read(spark, STREAM, store=hub.root).count() == 10 * len(EDGES)
+
+
+@pytest.mark.parametrize("tiered", [0, 3, 6], ids=["tail only", "both", "table only"])
+def test_offsets_bound_a_read_whatever_was_tiered(spark: SparkSession, hub: Hub, tiered: int) -> None:
+    hub.write(2)
+    start = {int(shard): offset for shard, offset in hub.heads().items()}
+    hub.write(1)
+    hub.tier() if tiered else None
+    hub.write(1)
+    end = {int(shard): offset for shard, offset in hub.heads().items()}
+    hub.write(2)
+    hub.tier() if tiered == 6 else None
+    assert records(read(spark, STREAM, store=hub.root, ending=end)) == hub.expected(range(4))
+    assert records(read(spark, STREAM, store=hub.root, starting=start, ending=end)) == hub.expected(range(2, 4))
+    shard = next(shard for shard, offset in end.items() if offset)
+    of_one = read(spark, STREAM, store=hub.root, ending={shard: 5})
+    assert of_one.select("_shard", "_offset").orderBy("_offset").collect() == [(shard, at) for at in range(5)]
+
+
+def test_rows_are_selected_alike_from_chunks_and_from_table_files(spark: SparkSession, hub: Hub) -> None:
+    """By each way that a row can come: Spark's Parquet reader, our own of table files, and chunks."""
+    since, until = (datetime.fromtimestamp(START / 10**9 + at, UTC) for at in (0.5, 1.3))
+    options: dict[str, Any] = {"since": since, "until": until, "edges": ["press-2"], "keys": ["plant/+/m1/#"]}
+    texts = {"since": since.isoformat(), "until": until.isoformat(), "edges": "press-2", "keys": "plant/+/m1/#"}
+    hub.write(3)
+    wanted = [row for row in hub.expected() if row[0] == "press-2" and 5 <= row[1] < 13 and row[1] % 2]
+    for _ in range(2):
+        assert records(read(spark, STREAM, store=hub.root, **options)) == wanted
+        assert records(hub.load(spark, **texts)) == wanted
+        hub.tier()
