@@ -8,7 +8,8 @@ get the filtered query's reader again and lose rows (docs/reference/spark.md). T
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +24,14 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
-from spark_sinks.source.positions import Offsets, check_offsets, from_json, limited, to_json
-from spark_sinks.source.stream_log import StreamLog, subset
+from spark_sinks.source.positions import Offsets, from_json, limited, of_checkpoint, to_json
+from spark_sinks.source.stream_log import Missing, StreamLog, subset
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import row_schema
 
+PLANS_MAX = 2
+"""Maximum number of times that a plan is made when records are not where they were seen."""
+_START_AGAIN = "start the query again: it goes on from the table"
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 
 
@@ -91,7 +95,7 @@ class WeftReader(DataSourceReader):
         Raises:
             ReadError: the store has no such stream, or not these offsets or columns.
         """
-        return run(self._plan())
+        return run(_planned(self._plan))
 
     async def _plan(self) -> list[InputPartition]:
         # The table first: the log's end is then never below the table's position.
@@ -139,12 +143,16 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Return the offsets at which the next micro-batch ends: at most ``limit`` records on, and not past the target
         of availableNow."""
-        log, first = self._opened(), from_json(start)
+        log = self._opened()
         run(log.extend())
-        check_offsets("checkpoint", first, log.heads)
-        end = log.heads if self._target is None else self._target
+        first = of_checkpoint(from_json(start), log.heads)
+        end = log.heads if self._target is None else of_checkpoint(self._target, log.heads)
         end = {shard: max(first[shard], offset) for shard, offset in end.items()}
-        return to_json(limited(first, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end)
+        if not isinstance(limit, ReadMaxRows):
+            return to_json(end)
+        # Shards without a selected edge node cost nothing and take no part of the limit from the others.
+        shards = log.shards_of(self._options.edges)
+        return to_json(end | limited({shard: first[shard] for shard in sorted(shards)}, end, limit.max_rows))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of ``max_records_per_trigger``."""
@@ -165,19 +173,20 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of one micro-batch. The same offsets give the same rows, whether or not they were tiered in
         between.
 
+        A range that the collector has passed is read from the table.
+
         Raises:
-            ReadError: the checkpoint belongs to another store.
+            ReadError: the checkpoint belongs to another store, or records are neither in the log nor in the table.
         """
-        return run(self._plan(from_json(start), from_json(end)))
+        return run(_planned(lambda: self._plan(from_json(start), from_json(end))))
 
     async def _plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         log = self._opened()
-        if any(end.get(shard, 0) > head for shard, head in log.heads.items()):
+        if any(offset > log.heads.get(shard, 0) for shard, offset in end.items()):
             await log.extend()
-        for offsets in (start, end):
-            check_offsets("checkpoint", offsets, log.heads)
+        start, end = (of_checkpoint(offsets, log.heads) for offsets in (start, end))
         recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
-        return await plan(log, None if recent else log.table(), start, end)
+        return await plan(log, None if recent else log.table(), start, end, _START_AGAIN)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -191,6 +200,19 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, without the driver's view of the log."""
         return {**self.__dict__, "_log": None}
+
+
+async def _planned(plan: Callable[[], Coroutine[Any, Any, list[InputPartition]]]) -> list[InputPartition]:
+    """Return a plan, made again when the hub moved chunks into the table and deleted them meanwhile: a table that is
+    opened afterwards has what the log lacks.
+
+    Raises:
+        Missing: neither has it.
+    """
+    for _ in range(PLANS_MAX - 1):
+        with suppress(Missing):
+            return await plan()
+    return await plan()
 
 
 async def _open(options: ReadOptions, schema: pa.Schema) -> StreamLog:

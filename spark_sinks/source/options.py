@@ -17,7 +17,7 @@ from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = (
     "store", "tenant", "stream", "starting", "ending", "since", "until", "edges", "keys", "columns",
-    "max_records_per_trigger",
+    "max_records_per_trigger", "fail_on_data_loss",
 )  # fmt: skip
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
@@ -46,6 +46,8 @@ class ReadOptions:
     columns: tuple[str, ...] | None = None
     """Names of the columns to read; None means all."""
     max_records_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    """False goes on without records that are neither in the log nor in the table any more."""
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -76,6 +78,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         keys=_optional_names("keys", given),
         columns=_optional_names("columns", given),
         max_records_per_trigger=_count("max_records_per_trigger", given),
+        fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
     )
 
 
@@ -133,3 +136,10 @@ def _count(option: str, given: Mapping[str, str]) -> int | None:
     if count < 1:
         raise ReadError(f"{option}: expected a number of at least 1; got {text!r}")
     return count
+
+
+def _truth(option: str, given: Mapping[str, str], *, default: bool) -> bool:
+    text = given.get(option, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise ReadError(f"{option}: expected true or false; got {given[option]!r}")
+    return text == "true"

@@ -34,6 +34,16 @@ STORES_MAX = 8
 
 
 @dataclass(frozen=True)
+class TableAccess:
+    """The files of one version of a table, as tasks open them."""
+
+    uri: str
+    storage_options: dict[str, str] = field(repr=False)
+    columns: dict[str, str]
+    """The table's columns by their names in lower case."""
+
+
+@dataclass(frozen=True)
 class ReadContext:
     """The part of a read that all tasks share."""
 
@@ -43,13 +53,16 @@ class ReadContext:
     topics: dict[Lane, list[str]]
     """Topic patterns of the lanes of a task's chunks. Table files need none."""
     payload: PayloadKind = PayloadKind.BYTES
+    table: TableAccess | None = None
+    """None where no part of the task is from table files."""
+    again: str = "load this DataFrame again"
+    """Advice to a person when objects were deleted since the plan was made."""
 
 
 @dataclass(frozen=True)
-class ChunkPartition(InputPartition):
-    """A task: offsets ``[first, end)`` of a shard from chunks."""
+class ChunkPart:
+    """Offsets ``[first, end)`` of a shard from chunks."""
 
-    context: ReadContext
     shard: int
     first: int
     end: int
@@ -57,18 +70,21 @@ class ChunkPartition(InputPartition):
 
 
 @dataclass(frozen=True)
-class TablePartition(InputPartition):
-    """A task: offsets ``[first, end)`` of a shard from table files."""
+class TablePart:
+    """Offsets ``[first, end)`` of a shard from table files."""
 
-    context: ReadContext
     shard: int
     first: int
     end: int
-    uri: str
-    storage_options: dict[str, str] = field(repr=False)
     files: tuple[str, ...]
-    columns: dict[str, str]
-    """The table's columns by their names in lower case."""
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """A task of an executor: one part of a shard, or several small ones, also of several shards."""
+
+    context: ReadContext
+    parts: tuple[ChunkPart | TablePart, ...]
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -79,39 +95,42 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         Corrupt: a chunk does not hold what its index says.
         ReadError: a chunk or a table file was deleted since the plan was made.
     """
-    if isinstance(partition, ChunkPartition):
-        wanted, rows = masks(partition.context.options, timed=True), _chunk_rows
-    elif isinstance(partition, TablePartition):
-        wanted, rows = masks(partition.context.options, timed=False), _table_rows
-    else:
+    if not isinstance(partition, Task):
         return
+    try:
+        for part in partition.parts:
+            yield from _part_rows(partition.context, part, schema)
+    except (FileNotFoundError, NotFound) as error:
+        again = partition.context.again
+        raise ReadError(f"{error} was deleted after this read was planned; {again}") from None
+
+
+def _part_rows(context: ReadContext, part: ChunkPart | TablePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    wanted = masks(context.options, timed=isinstance(part, ChunkPart))
     columns = list(dict.fromkeys([*schema.names, *wanted]))
     keep = [mask for found in wanted.values() for mask in found]
-    try:
-        for batch in rows(partition, columns):
-            kept = batch
-            for mask in keep:
-                kept = kept.filter(mask(kept))
-            if kept.num_rows:
-                yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
-    except (FileNotFoundError, NotFound) as error:
-        raise ReadError(f"{error} was deleted after this DataFrame was loaded; load it again") from None
+    rows = _chunk_rows(context, part, columns) if isinstance(part, ChunkPart) else _table_rows(context, part, columns)
+    for batch in rows:
+        kept = batch
+        for mask in keep:
+            kept = kept.filter(mask(kept))
+        if kept.num_rows:
+            yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
 
 
-def _chunk_rows(partition: ChunkPartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    context = partition.context
-    log = ShardLog(_store(context.options.store, context.options.store_options), context.cluster, partition.shard)
-    for group in _groups(partition.slices):
+def _chunk_rows(context: ReadContext, part: ChunkPart, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    log = ShardLog(_store(context.options.store, context.options.store_options), context.cluster, part.shard)
+    for group in _groups(part.slices):
         for piece, data in zip(group, run(_fetch(log, group)), strict=True):
             yield from section_rows(
                 piece.section,
                 data,
                 piece.lanes,
-                partition.shard,
+                part.shard,
                 context.fields,
                 lambda lane: context.topics.get(lane, ()),
-                partition.first,
-                partition.end,
+                part.first,
+                part.end,
                 columns=columns,
                 edges=context.options.edges,
                 payload=context.payload,
@@ -141,24 +160,23 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
     return open_store(uri, dict(options))
 
 
-def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _table_rows(context: ReadContext, part: TablePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    assert context.table is not None
     # Files written before a topic level was named lack its column; the schema given here fills it with nulls.
-    spelled = partition.columns
+    spelled = context.table.columns
     schema = pa.schema(
         [
             field.with_nullable(True).with_name(spelled.get(field.name.casefold(), field.name))
-            for field in row_schema(partition.context.fields, partition.context.payload)
+            for field in row_schema(context.fields, context.payload)
         ]
     )
-    files = ds.dataset(list(partition.files), schema, format="parquet", filesystem=_file_system(partition))
+    files = ds.dataset(list(part.files), schema, format="parquet", filesystem=_file_system(context.table))
     offset = ds.field("_offset")
-    wanted = (ds.field("_shard") == partition.shard) & (offset >= partition.first) & (offset < partition.end)
-    selected = expression(partition.context.options)
-    if selected is not None:
-        wanted &= selected
+    wanted = (ds.field("_shard") == part.shard) & (offset >= part.first) & (offset < part.end)
+    selected = expression(context.options)
     scanner = files.scanner(
         [spelled.get(name.casefold(), name) for name in columns],
-        wanted,
+        wanted if selected is None else wanted & selected,
         batch_size=ROWS_MAX,
         batch_readahead=2,
         fragment_readahead=1,
@@ -168,7 +186,7 @@ def _table_rows(partition: TablePartition, columns: list[str]) -> Iterator[pa.Re
         yield batch.rename_columns(columns)
 
 
-def _file_system(partition: TablePartition) -> pyarrow.fs.FileSystem:
-    if "://" not in partition.uri:
-        return pyarrow.fs.SubTreeFileSystem(partition.uri, pyarrow.fs.LocalFileSystem())
-    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(partition.uri, partition.storage_options))
+def _file_system(table: TableAccess) -> pyarrow.fs.FileSystem:
+    if "://" not in table.uri:
+        return pyarrow.fs.SubTreeFileSystem(table.uri, pyarrow.fs.LocalFileSystem())
+    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(table.uri, table.storage_options))

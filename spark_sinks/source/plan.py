@@ -6,18 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
+from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_sinks.source.partitions import ChunkPartition, ReadContext, TablePartition
+from spark_sinks.source.partitions import ChunkPart, ReadContext, TableAccess, TablePart, Task
 from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
-from spark_sinks.source.stream_log import ChunkSlice, StreamLog
+from spark_sinks.source.stream_log import ChunkSlice, Missing, StreamLog
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
 
 PARTITION_BYTES = 8 << 20
 """Stored bytes per task: about a second of work, so that a short tail still keeps a few cores busy."""
+TABLE_PARTITION_BYTES = 32 << 20
+"""Bytes of table files per task. Ranges of offsets cut through row groups, which both neighbours then read."""
 PARTITIONS_MAX = 1024
 """Maximum number of tasks of one read; a longer read gets larger tasks."""
 
@@ -35,7 +38,8 @@ async def resolve(option: str, position: Position, log: StreamLog, table: TableS
     if position == "latest":
         return heads
     if position == "earliest":
-        return dict.fromkeys(heads, 0)
+        # Rows that the table's owner has deleted are no loss to a read that begins with what there is.
+        return {shard: min(heads[shard], log.first_offset(shard, table)) for shard in heads}
     if isinstance(position, datetime):
         return {shard: await _offset_at(option, position, shard, log, table) for shard in heads}
     assert isinstance(position, dict)
@@ -52,7 +56,7 @@ async def _offset_at(option: str, moment: datetime, shard: int, log: StreamLog, 
         early = [piece.end for piece in tail if piece.section.first_time < at]
         early += [_end(file, tiered) for file in files if file.time_min is None or file.time_min < moment]
         return max(early, default=0)
-    late = [piece.section.base_offset for piece in tail if piece.section.last_time >= at]
+    late = [piece.section.base_offset for piece in tail if piece.last_time >= at]
     late += [file.offset_min or 0 for file in files if file.may_reach(moment)]
     return min(late, default=log.heads[shard])
 
@@ -61,62 +65,121 @@ def _end(file: TableFile, tiered: int) -> int:
     return tiered if file.offset_max is None else min(tiered, file.offset_max + 1)
 
 
-async def plan(log: StreamLog, table: TableSnapshot | None, start: Offsets, end: Offsets) -> list[InputPartition]:
-    """Return tasks that together read every offset of ``[start, end)`` of every shard exactly once.
+class _Sized(NamedTuple):
+    """A part of a read, and what it weighs."""
+
+    part: ChunkPart | TablePart
+    bytes: int
+
+
+async def plan(
+    log: StreamLog, table: TableSnapshot | None, start: Offsets, end: Offsets, again: str = ReadContext.again
+) -> list[InputPartition]:
+    """Return tasks that together read every selected record of ``[start, end)`` of every shard exactly once.
+
+    Shards, table files and chunks that cannot hold a selected record have no task. Large parts are split, and small
+    ones, of all shards and of both tiers, share tasks of about ``PARTITION_BYTES``.
+
+    Args:
+        again: what a person does when objects are deleted before a task reads them.
 
     Raises:
-        ReadError: chunks of the range were deleted and the table does not have them.
+        Missing: records of the range are neither in the log nor in the table.
     """
-    context = ReadContext(log.options, log.cluster, tuple(log.fields), {}, log.payload)
-    topics = log.topics
-    partitions: list[InputPartition] = []
-    for shard in sorted(start):
-        first, last = start[shard], end[shard]
+    shards = log.shards_of(log.options.edges)
+    ranges = {shard: (start[shard], end[shard]) for shard in sorted(start) if shard in shards}
+    files: list[tuple[int, int, int, list[TableFile]]] = []
+    chunks: list[tuple[int, int, int, list[ChunkSlice]]] = []
+    for shard, (first, last) in ranges.items():
         tiered = max(first, min(last, table.ends[shard] if table else 0))
         if table and first < tiered:
-            partitions += _from_table(context, table, shard, first, tiered)
-        partitions += _from_chunks(context, topics, shard, tiered, last, await log.slices(shard, tiered, last))
-    return partitions
+            check_in_table(log, table, shard, first, tiered)
+            files.append((shard, first, tiered, _selected(table, log, shard, first, tiered)))
+        found = [piece for piece in await log.slices(shard, tiered, last) if piece.may_match(log.options)]
+        chunks.append((shard, tiered, last, found))
+    total = sum(file.size_bytes for *_, some in files for file in some)
+    total += sum(piece.cost for *_, some in chunks for piece in some)
+    size = max(PARTITION_BYTES, total // PARTITIONS_MAX)
+    sized = [part for known in files for part in _from_table(*known, size)]
+    sized += [part for known in chunks for part in _from_chunks(*known, size)]
+    shared = ReadContext(log.options, log.cluster, tuple(log.fields), {}, log.payload, again=again)
+    access = TableAccess(table.uri, table.storage_options, table.columns) if table else None
+    topics = log.topics if chunks else {}
+    return [Task(_context(shared, access, topics, parts), tuple(parts)) for parts in _packed(sized, size)]
 
 
-def _from_table(
-    context: ReadContext, table: TableSnapshot, shard: int, first: int, end: int
-) -> Iterator[InputPartition]:
-    """Yield tasks of equal parts of the range, each with the files that overlap it: right for any layout after an
-    OPTIMIZE."""
-    columns = table.columns
-    files = [file for file in table.files if file.may_hold(shard, first, end)]
-    parts = min(PARTITIONS_MAX, end - first, max(1, sum(file.size_bytes for file in files) // PARTITION_BYTES))
+def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int, end: int) -> None:
+    """Check that the table still has the rows from ``first`` on: its owner may have deleted the oldest ones.
+
+    Raises:
+        Missing: they are gone, and the read is not one that goes on without them.
+    """
+    low = min(end, table.first_offset(shard))
+    if first < low and log.options.fail_on_data_loss and log.not_skipped(shard, first, low):
+        raise Missing(
+            f"offsets {first} to {low} of shard {shard} were removed from the table, and from the log before. To go on "
+            f'without them, set .option("fail_on_data_loss", "false"), or start from offset {low} with a new checkpoint'
+        )
+
+
+def _selected(table: TableSnapshot, log: StreamLog, shard: int, first: int, end: int) -> list[TableFile]:
+    return [file for file in table.files if file.may_hold(shard, first, end) and file.may_match(log.options)]
+
+
+def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: int) -> Iterator[_Sized]:
+    """Yield equal parts of a range, each with the files that overlap it: right for any layout after an OPTIMIZE."""
+    if not files:
+        return
+    first = max(first, min(file.offset_min or 0 for file in files))
+    end = max(_end(file, end) for file in files)
+    total = sum(file.size_bytes for file in files)
+    parts = min(PARTITIONS_MAX, end - first, max(1, -(-total // max(size, TABLE_PARTITION_BYTES))))
     cuts = [first + (end - first) * part // parts for part in range(parts + 1)]
     for low, high in pairwise(cuts):
         paths = tuple(file.path for file in files if file.may_hold(shard, low, high))
         if paths:
-            yield TablePartition(context, shard, low, high, table.uri, table.storage_options, paths, columns)
+            yield _Sized(TablePart(shard, low, high, paths), total // parts)
 
 
-def _from_chunks(  # noqa: PLR0917
-    context: ReadContext,
-    topics: Mapping[Lane, list[str]],
-    shard: int,
-    first: int,
-    end: int,
-    slices: list[ChunkSlice],
-) -> Iterator[InputPartition]:
-    size = max(PARTITION_BYTES, sum(piece.section.length for piece in slices) // PARTITIONS_MAX)
+def _from_chunks(shard: int, first: int, end: int, slices: list[ChunkSlice], size: int) -> Iterator[_Sized]:
+    """Yield runs of chunks. A chunk is never split: its section is one request, one checksum and bounded."""
     group: list[ChunkSlice] = []
     filled = 0
     for piece in slices:
-        if group and filled + piece.section.length > size:
-            yield ChunkPartition(_with_topics(context, topics, group), shard, first, end, tuple(group))
+        if group and filled + piece.cost > size:
+            yield _Sized(ChunkPart(shard, first, end, tuple(group)), filled)
             group, filled = [], 0
         group.append(piece)
-        filled += piece.section.length
+        filled += piece.cost
     if group:
-        yield ChunkPartition(_with_topics(context, topics, group), shard, first, end, tuple(group))
+        yield _Sized(ChunkPart(shard, first, end, tuple(group)), filled)
 
 
-def _with_topics(context: ReadContext, topics: Mapping[Lane, list[str]], group: Iterable[ChunkSlice]) -> ReadContext:
-    """Return the context with the topic patterns of the lanes of some chunks: a task gets no others. Of a fleet they
-    would be megabytes in each task."""
-    lanes = {lane_of(update) for piece in group for update in piece.lanes}
-    return replace(context, topics={lane: topics[lane] for lane in lanes if lane in topics})
+def _packed(sized: Iterable[_Sized], size: int) -> Iterator[list[ChunkPart | TablePart]]:
+    """Yield the parts of each task. The largest come first, so that no long task starts when the others are done."""
+    tasks: list[list[ChunkPart | TablePart]] = []
+    filled = 0
+    for part, weight in sorted(sized, key=lambda item: -item.bytes):
+        if not tasks or filled + weight > size:
+            tasks.append([])
+            filled = 0
+        tasks[-1].append(part)
+        filled += weight
+    yield from tasks
+
+
+def _context(
+    shared: ReadContext,
+    table: TableAccess | None,
+    topics: Mapping[Lane, list[str]],
+    parts: Iterable[ChunkPart | TablePart],
+) -> ReadContext:
+    """Return the context with what the parts need: the topic patterns of a fleet would be megabytes in each task."""
+    slices = [piece for part in parts if isinstance(part, ChunkPart) for piece in part.slices]
+    lanes = {lane_of(update) for piece in slices for update in piece.lanes}
+    needs_table = any(isinstance(part, TablePart) for part in parts)
+    return replace(
+        shared,
+        topics={lane: topics[lane] for lane in lanes if lane in topics},
+        table=table if needs_table else None,
+    )

@@ -100,6 +100,24 @@ def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
             )
 
 
+def of_checkpoint(offsets: Offsets, heads: Offsets) -> Offsets:
+    """Return the offsets of a checkpoint for every shard of the log. A shard that was made later begins at 0.
+
+    Raises:
+        ReadError: they name a shard that the log lacks, or an offset beyond its end.
+    """
+    unknown = offsets.keys() - heads.keys()
+    if unknown:
+        raise ReadError(
+            f"checkpoint: it names shard {_names(dict.fromkeys(unknown, 0))}, and the store has the shards "
+            f"{_names(heads)}. The checkpoint belongs to another store: name the store that it was made with, or start "
+            "with a new checkpoint"
+        )
+    whole = dict.fromkeys(heads, 0) | offsets
+    check_offsets("checkpoint", whole, heads)
+    return whole
+
+
 def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
     """Return the end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -12,21 +13,26 @@ import pyarrow as pa
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.positions import Offsets
+from spark_sinks.source.positions import Offsets, nanoseconds
 from spark_sinks.source.tables import TableSnapshot, open_table
 from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
+from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
+from weft.storage.table.record_time import behind
 from weft.storage.table.rows import row_schema, usable_fields
 
 RECENT_CHUNKS_MAX = 4096
 """Maximum number of indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index
 twice."""
+
+REQUEST_BYTES = 32 << 10
+"""Bytes that one request of a section counts for, so that a task of many tiny chunks is not a long one."""
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
 
@@ -45,6 +51,30 @@ class ChunkSlice(NamedTuple):
     def end(self) -> int:
         """Return the offset after the last record."""
         return self.section.base_offset + self.section.count
+
+    @property
+    def cost(self) -> int:
+        """Return the bytes to read, and the request for them as so many bytes."""
+        return self.section.length + REQUEST_BYTES
+
+    @property
+    def last_time(self) -> int:
+        """Return the latest time that a record can have, ns. Stepped records come behind their lane's floor, which
+        the section's own range does not know."""
+        floors = [behind(lane.floor) for lane in self.lanes if lane.floor is not None]
+        return max(self.section.last_time, *floors) if floors else self.section.last_time
+
+    def may_match(self, options: ReadOptions) -> bool:
+        """Return whether a record of the chunk can be one that the options select."""
+        return (
+            (options.since is None or self.last_time >= nanoseconds(options.since))
+            and (options.until is None or self.section.first_time < nanoseconds(options.until))
+            and (options.edges is None or any(lane.edge in options.edges for lane in self.lanes))
+        )
+
+
+class Missing(ReadError):
+    """Offsets of a read that are neither in the log nor in the table, as far as the plan has seen of both."""
 
 
 class StreamLog:
@@ -161,28 +191,53 @@ class StreamLog:
             found = await self._find(shard, first, end)
         at = first
         for piece in found:
-            if piece.section.base_offset > at:
+            if piece.section.base_offset > at and self.not_skipped(shard, at, piece.section.base_offset):
                 break
             at = piece.end
-        if at < end:
-            raise ReadError(
-                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table. The chunks were "
-                "deleted after tiering; start the query again"
+        if at < end and self.options.fail_on_data_loss and self.not_skipped(shard, at, end):
+            raise Missing(
+                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table. The hub "
+                "deleted their chunks, and the table was moved away or restored. Put it back. To go on without them, "
+                'set .option("fail_on_data_loss", "false")'
             )
         return found
 
     async def _find(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
         log = self._logs[shard]
-        n = await log.locate(self.options.tenant, self.options.stream, first)
         found: list[ChunkSlice] = []
-        try:
-            async for chunk in log.indexes(n):
+        n = await log.locate(self.options.tenant, self.options.stream, first)
+        # The collector may pass a chunk while its index is read. What it leaves is read from there.
+        with suppress(CollectedPast):
+            async for chunk in log.indexes(max(n, log.watermark)):
                 found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
                 if found and found[-1].end >= end:
                     break
-        except CollectedPast as error:
-            raise ReadError(f"{error}, which this query read before they were; start the query again") from error
-        return found
+        return [piece for piece in found if piece.section.base_offset < end]
+
+    def not_skipped(self, shard: int, first: int, end: int) -> bool:
+        """Return whether ``[first, end)`` has an offset that no operator took out of the log (``weft hub skip``)."""
+        for skip in self._states[shard].skips.get((self.options.tenant, self.options.stream), ()):
+            if skip.first <= first:
+                first = max(first, skip.end)
+        return first < end
+
+    def shards_of(self, edges: Collection[str] | None) -> Collection[int]:
+        """Return the shards that can hold records of these edge nodes.
+
+        By the rule of placement, and by the lanes: those would tell of an edge that came from another shard.
+        """
+        if edges is None:
+            return range(self.cluster.shards)
+        placed = {shard_of(self.options.tenant, edge, self.cluster.shards) for edge in edges}
+        return placed | {
+            shard
+            for shard, state in enumerate(self._states)
+            if any(lane.edge in edges for lane in state.stream_lanes(self.options.tenant, self.options.stream))
+        }
+
+    def first_offset(self, shard: int, table: TableSnapshot | None) -> int:
+        """Return the first offset of a shard that the table still has; 0 when the table does not say."""
+        return table.first_offset(shard) if table is not None and table.ends[shard] else 0
 
     def _slices_of(self, chunks: Iterable[Chunk]) -> list[ChunkSlice]:
         found = []

@@ -89,6 +89,11 @@ class TableSnapshot(NamedTuple):
     files: tuple[TableFile, ...]
     table: DeltaTable
 
+    def first_offset(self, shard: int) -> int:
+        """Return the lowest offset of a shard of which a file can have the row; its position where no file can."""
+        lows = [file.offset_min or 0 for file in self.files if file.may_hold(shard, 0, self.ends[shard])]
+        return min(lows, default=self.ends[shard])
+
     @property
     def columns(self) -> dict[str, str]:
         """Return the table's columns by their names in lower case: the spelling of a topic level may come from another

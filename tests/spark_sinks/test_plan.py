@@ -12,7 +12,7 @@ import pytest
 from spark_sinks.errors import ReadError
 from spark_sinks.source import plan as planning
 from spark_sinks.source.options import parse_options
-from spark_sinks.source.partitions import ChunkPartition, TablePartition, read_partition
+from spark_sinks.source.partitions import TablePart, Task, read_partition
 from spark_sinks.source.positions import Offsets
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableFile, TableSnapshot
@@ -23,14 +23,14 @@ from weft.storage.table.rows import row_schema
 SCHEMA = row_schema(["line", "machine"])
 
 
-async def planned(hub: Hub, start: Offsets | None = None) -> tuple[StreamLog, TableSnapshot | None, list[object]]:
+async def planned(hub: Hub, start: Offsets | None = None) -> tuple[StreamLog, TableSnapshot | None, list[Task]]:
     log = await StreamLog.open(parse_options({"store": hub.root, "stream": STREAM}))
     table = log.table()
     start = dict.fromkeys(range(SHARDS), 0) if start is None else start
     return log, table, await planning.plan(log, table, start, log.heads)
 
 
-def read_all(partitions: list[object]) -> list[tuple[int, int]]:
+def read_all(partitions: list[Task]) -> list[tuple[int, int]]:
     """(shard, offset) of every row, as executors would read them."""
     found: list[tuple[int, int]] = []
     for partition in partitions:
@@ -47,7 +47,8 @@ def every_offset(heads: Offsets) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("part_bytes", [1, 1500, 1 << 30])
 def test_any_size_of_task_reads_every_offset_once(hub: Hub, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
-    monkeypatch.setattr(planning, "PARTITION_BYTES", part_bytes)
+    for name in ("PARTITION_BYTES", "TABLE_PARTITION_BYTES"):
+        monkeypatch.setattr(planning, name, part_bytes)
     hub.write(6)
     hub.tier()
     hub.write(5)
@@ -56,6 +57,8 @@ def test_any_size_of_task_reads_every_offset_once(hub: Hub, monkeypatch: pytest.
     assert read_all(partitions) == every_offset(log.heads)
     if part_bytes == 1:
         assert len(partitions) > 2 * SHARDS
+    if part_bytes == 1 << 30:
+        assert len(partitions) == 1, "parts of all shards and of both tiers share a task"
 
 
 def test_a_table_file_that_was_deleted_since_is_named(hub: Hub) -> None:
@@ -65,7 +68,7 @@ def test_a_table_file_that_was_deleted_since_is_named(hub: Hub) -> None:
     assert table is not None
     for file in table.files:
         os.remove(f"{table.uri}/{file.path}")
-    with pytest.raises(ReadError, match=r"\.parquet was deleted after this DataFrame was loaded; load it again"):
+    with pytest.raises(ReadError, match=r"\.parquet was deleted after .*; load this DataFrame again"):
         read_all(partitions)
 
 
@@ -95,21 +98,21 @@ def test_history_comes_from_the_table_and_only_the_tail_from_chunks(hub: Hub) ->
     hub.write(2)
     _, table, partitions = asyncio.run(planned(hub))
     assert table is not None
-    for partition in partitions:
-        if isinstance(partition, TablePartition):
-            assert partition.end <= table.ends[partition.shard]
+    for part in (part for partition in partitions for part in partition.parts):
+        if isinstance(part, TablePart):
+            assert part.end <= table.ends[part.shard]
         else:
-            assert isinstance(partition, ChunkPartition)
-            assert partition.first >= table.ends[partition.shard]
+            assert part.first >= table.ends[part.shard]
 
 
 def test_a_file_without_statistics_is_read_wherever_it_may_matter(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other engines may rewrite files and leave the statistics out."""
-    monkeypatch.setattr(planning, "PARTITION_BYTES", 1)
+    for name in ("PARTITION_BYTES", "TABLE_PARTITION_BYTES"):
+        monkeypatch.setattr(planning, name, 1)
     hub.write(2)
     hub.tier()
 
-    async def without_statistics() -> tuple[Offsets, list[object]]:
+    async def without_statistics() -> tuple[Offsets, list[Task]]:
         log, table, _ = await planned(hub)
         assert table is not None
         bare = tuple(

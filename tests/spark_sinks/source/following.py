@@ -1,0 +1,78 @@
+"""A stream as Spark's driver and its executors read it, without Spark, and a collector that deletes chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from spark_sinks.source.data_source import WeftStreamReader
+from spark_sinks.source.partitions import read_partition
+from tests.spark_sinks.conftest import STREAM, Hub
+from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
+from weft.storage.chunk_log import ShardLog, open_cluster
+from weft.storage.manifest import changed
+from weft.storage.object_store import open_store
+from weft.storage.table.rows import row_schema
+
+SCHEMA = row_schema(["line", "machine"])
+Record = tuple[str, int, bytes]
+
+
+class Follower:
+    """One driver process of a streaming query."""
+
+    def __init__(self, hub: Hub, **options: object) -> None:
+        given = {"store": hub.root, "stream": STREAM} | {name: str(value) for name, value in options.items()}
+        self.reader = WeftStreamReader(given, from_arrow_schema(SCHEMA))
+
+    def batch(self, start: dict[str, int], limit: ReadLimit | None = None) -> tuple[dict[str, int], list[Record]]:
+        """Return the end of the next micro-batch, and (edge, seq, payload) of its records, sorted."""
+        end = self.reader.latestOffset(start, limit or ReadAllAvailable())
+        return end, self.rows(start, end)
+
+    def rows(self, start: dict[str, int], end: dict[str, int]) -> list[Record]:
+        """Return (edge, seq, payload) of the records of a range, as executors read them."""
+        found: list[Record] = []
+        for task in pickle.loads(pickle.dumps(self.reader.partitions(start, end))):
+            for rows in read_partition(task, SCHEMA):
+                columns = [rows.column(name).to_pylist() for name in ("_edge", "_seq", "payload")]
+                found += zip(*columns, strict=True)
+        return sorted(found)
+
+    def sleep(self) -> None:
+        """Be suspended for so long that nothing is believed any more that was seen before."""
+        for log in self.reader._opened()._logs:
+            log._looked_at = None
+
+
+def collect(hub: Hub) -> int:
+    """Delete every chunk but the last of each shard, as a hub does long after they are in the table."""
+    return asyncio.run(_collect(hub))
+
+
+async def _collect(hub: Hub) -> int:
+    store = open_store(hub.root)
+    cluster = await open_cluster(store, None)
+    deleted = 0
+    for shard in range(cluster.shards):
+        log = ShardLog(store, cluster, shard)
+        state = await log.load()
+        if state.n < 0:
+            continue
+        manifest, etag = await log.manifest()
+        key = await log.put_snapshot(state.n, state.n, state.encode())
+        assert await log.swap_manifest(changed(manifest, snapshot=key, snapshot_n=state.n), etag)
+        now = 0
+
+        async def tabled(_: int, n: int = state.n) -> int:
+            return n + 1
+
+        collector = ShardCollector(log, tabled, 0.0, wall_clock=lambda: 1 << 62, boot_clock=lambda: now)
+        await collector.look()
+        now = int(2 * GRACE_S * 1e9)
+        await collector.look()
+        deleted += collector.deleted
+    return deleted
