@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from weft.storage.table.errors import TableError
 
-class TableError(Exception):
-    """A table that could not be read or changed, or does not fit the log. Nothing is lost: the log keeps the
-    records."""
+__all__ = ["StreamStopped", "TableConflict", "TableDiverged", "TableError"]
 
 
 class TableDiverged(TableError):

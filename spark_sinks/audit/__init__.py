@@ -1,1 +1,5 @@
-"""The audit as a Spark job: lanes, log and table compared by many tasks."""
+"""Audits of a stream, counted by executors."""
+
+from spark_sinks.audit.job import audit
+
+__all__ = ["audit"]

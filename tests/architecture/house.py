@@ -61,6 +61,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("object_store", "segment_log"),
         ("cluster", "manifest", "nodes", "offset_index"),
         ("chunk_log",),
+        ("audit",),
     ),
     "storage.segment_log": (
         ("errors", "settings", "names"),
@@ -75,7 +76,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "replication": ((OTHERS,), ("runner",)),
     "cloud_hub": (
         ("check", "membership", "settings", "tables"),
-        ("audit", "shard"),
+        ("shard",),
         ("api",),
         ("links", "preflight"),
         ("hub",),

@@ -21,8 +21,8 @@ from tests.durability.checks import check_all_there, check_rest_is_noticed, of_s
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, Node
 from tests.support.waiting import wait_until
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub
+from weft.storage.audit.audit import audit
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
 

@@ -13,9 +13,9 @@ import pytest
 from tests.durability.devices import Device
 from tests.durability.nodes import PATIENCE_S, STREAM, Node
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
-from weft.cloud_hub.audit.audit import audit
-from weft.cloud_hub.audit.report import AuditReport
 from weft.demo.fabric import DemoHub
+from weft.storage.audit.audit import audit
+from weft.storage.audit.report import AuditReport
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

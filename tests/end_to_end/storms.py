@@ -22,8 +22,8 @@ from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_eve
 from tests.support.s3_servers import S3Server, listens
 from tests.support.store_path import StorePath
 from tests.support.waiting import wait_until
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, FabricError, free_port
+from weft.storage.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store
 
 DEVICES, RATE = 2, 100

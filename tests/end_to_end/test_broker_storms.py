@@ -18,8 +18,8 @@ import pytest
 
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub
+from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 

@@ -21,8 +21,8 @@ import pytest
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support.waiting import wait_until
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, get_json
+from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import open_store
 

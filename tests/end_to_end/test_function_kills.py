@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, Service
+from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 

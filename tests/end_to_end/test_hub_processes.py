@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, FabricError
 from weft.protocols.shard.placement import shard_of
+from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

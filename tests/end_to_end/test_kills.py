@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge, Service
+from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
-from weft.cloud_hub.audit.audit import audit
 from weft.demo.fabric import DemoHub, Edge
+from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

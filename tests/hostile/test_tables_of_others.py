@@ -21,9 +21,9 @@ from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, spa
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
-from weft.cloud_hub.audit.audit import audit
 from weft.protocols import batch
 from weft.protocols.link import Ack, Data, LaneOpened
+from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
 
 pytestmark = [pytest.mark.processes, MEASURED_AGAIN]

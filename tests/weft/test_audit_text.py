@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from tests.weft.test_output import on_a_terminal
-from weft.cloud_hub.audit.report import AuditReport, LaneAudit
 from weft.commands.audit import _show
+from weft.storage.audit.report import AuditReport, LaneAudit
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
 LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"

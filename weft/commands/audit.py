@@ -13,7 +13,7 @@ from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.audit.report import AuditReport, LaneAudit
+    from weft.storage.audit.report import AuditReport, LaneAudit
 
 
 @click.command("audit")
@@ -28,7 +28,7 @@ def command(stream: str, uri: str, tenant: str, payloads: bool, as_json: bool) -
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream and the
     columns of the table that name records. It changes nothing, and the hub may run meanwhile.
     """
-    from weft.cloud_hub.audit.audit import audit
+    from weft.storage.audit.audit import audit
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
 

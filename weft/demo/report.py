@@ -15,7 +15,7 @@ from weft.demo.fabric import DEADBAND
 from weft.demo.thinned import Thinned
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.audit.report import AuditReport
+    from weft.storage.audit.report import AuditReport
 
 Check = tuple[str, str, str, bool | None]
 """(what, count, note, whether it is as it must be)."""

@@ -15,7 +15,6 @@ from tests.cloud_hub.live import running_hub
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.support.waiting import until
-from weft.cloud_hub.audit.audit import audit
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.maintenance import Maintenance
@@ -26,6 +25,7 @@ from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
 from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.origin import Origin, OriginKind
+from weft.storage.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.table.rows import row_schema

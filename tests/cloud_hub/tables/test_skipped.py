@@ -11,13 +11,13 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, contents
 from tests.support.processes import weft
-from weft.cloud_hub.audit.audit import audit
-from weft.cloud_hub.audit.report import AuditReport
 from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.cloud_hub.tables.service import TableService
 from weft.protocols import batch
 from weft.protocols.shard.shard_state import ShardState
+from weft.storage.audit.audit import audit
+from weft.storage.audit.report import AuditReport
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
 

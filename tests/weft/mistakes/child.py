@@ -36,7 +36,7 @@ def import_everything() -> None:
     for name in (
         "weft.cloud_hub.hub",
         "weft.cloud_hub.preflight",
-        "weft.cloud_hub.audit.audit",
+        "weft.storage.audit.audit",
         "weft.cloud_hub.tables.service",
     ):
         importlib.import_module(name)

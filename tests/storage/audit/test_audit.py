@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.audit.audit import audit
-from weft.cloud_hub.audit.counts import SeqCounts
-from weft.cloud_hub.audit.report import AuditReport
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
+from weft.storage.audit.audit import audit
+from weft.storage.audit.counts import SeqCounts
+from weft.storage.audit.report import AuditReport
 from weft.storage.chunk_log import ClusterUnusable
 from weft.storage.object_store import ObjectStore, open_store
 

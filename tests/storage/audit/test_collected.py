@@ -10,9 +10,9 @@ from deltalake import write_deltalake
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.audit.audit import audit
 from weft.protocols.chunk import GapRange
 from weft.protocols.segment import GapReason
+from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.manifest import changed

@@ -32,6 +32,14 @@ class SeqCounts(Generic[K]):
         self.doubled[key] += end - first - fresh
         held.add(first, end)
 
+    def merge(self, other: SeqCounts[K]) -> None:
+        """Count what another one has counted. The order of merges does not matter."""
+        for key, ranges in other.held.items():
+            for first, end in ranges:
+                self.add(key, first, end)
+        for key, count in other.doubled.items():
+            self.doubled[key] += count
+
     def add_rows(self, keys: Sequence[K], codes: Array, numbers: Array) -> None:
         """Count many numbers at once; the cost in Python is per run, not per number.
 
@@ -40,7 +48,7 @@ class SeqCounts(Generic[K]):
             codes: an index into ``keys`` per row.
             numbers: u64 per row.
         """
-        for code, first, end in _runs(codes, numbers):
+        for code, first, end in runs(codes, numbers):
             self.add(keys[code], first, end)
 
 
@@ -49,6 +57,11 @@ class OriginCounts(Generic[K]):
 
     def __init__(self) -> None:
         self.counts: dict[K, Counter[str]] = defaultdict(Counter)
+
+    def merge(self, other: OriginCounts[K]) -> None:
+        """Count what another one has counted."""
+        for key, counts in other.counts.items():
+            self.counts[key].update(counts)
 
     def add_rows(self, keys: Sequence[K], codes: Array, column: pa.Array) -> None:
         """Count the rows of a column of origins.
@@ -66,7 +79,7 @@ class OriginCounts(Generic[K]):
             self.counts[keys[key]][texts[origin]] += count
 
 
-def _runs(codes: Array, numbers: Array) -> Iterator[tuple[int, int, int]]:
+def runs(codes: Array, numbers: Array) -> Iterator[tuple[int, int, int]]:
     """Yield (code, first, end) of maximal runs; a number that occurs twice is in two runs."""
     if not len(codes):
         return

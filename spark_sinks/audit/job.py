@@ -1,0 +1,113 @@
+"""The audit as a Spark job: executors count chunks and table files, the driver sums up the counts.
+
+Executors read the store by Weft's own code, so any store will do that the hub can use. What comes back is runs of
+numbers, a task at a time: the driver's memory grows with gaps and lanes, not with records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle  # Between this driver and its executors, as Spark itself does.
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
+from spark_sinks.runtime.session import register
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
+from spark_sinks.source.stream_log import open_hub
+from weft.storage.audit.audit import Runner, Task
+from weft.storage.audit.audit import audit as run_audit
+from weft.storage.audit.part import Part
+from weft.storage.audit.report import AuditReport
+from weft.storage.audit.scope import Scope
+from weft.storage.object_store import StoreError, open_store
+from weft.storage.table.errors import TableError
+
+WAVE_TASKS_MAX = 512
+"""Maximum number of tasks of one Spark job: bounds the counts that are in the driver before they are summed up."""
+_PARTS = "part binary, error string"
+
+
+def audit(
+    spark: SparkSession,
+    stream: str,
+    *,
+    store: str | os.PathLike[str],
+    tenant: str = "default",
+    payloads: bool = False,
+    store_options: Mapping[str, str] | None = None,
+) -> AuditReport:
+    """Compare lanes, log and table of a stream, record by record; ``report.agrees`` is the answer.
+
+    The report is that of ``weft audit`` without Spark. The job reads the whole log of the stream and the columns of
+    the table that name records. It changes nothing, and the hub may run meanwhile.
+
+    Args:
+        store: root of the hub's store.
+        payloads: compare the payloads, too, by checksum. Reads the whole table.
+        store_options: for the object store: ``{"AWS_REGION": ...}``.
+
+    Raises:
+        ReadError: an argument is not what it should be, the store holds no hub, does not answer, or its table cannot be
+            opened.
+    """
+    register(spark)
+    options = parse_options(
+        {
+            "store": os.fspath(store),
+            "tenant": tenant,
+            "stream": stream,
+            **{f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()},
+        }
+    )
+    return run(_audit(spark, options, payloads=payloads))
+
+
+async def _audit(spark: SparkSession, options: ReadOptions, *, payloads: bool) -> AuditReport:
+    store, _ = await open_hub(options)
+    runner = on_executors(spark, options)
+    try:
+        return await run_audit(store, options.tenant, options.stream, payloads=payloads, runner=runner)
+    except StoreError as error:
+        raise ReadError(f"store {options.store!r} does not answer: {error}") from error
+    except TableError as error:
+        raise ReadError(f"the table of {options.stream} cannot be opened: {error}") from error
+
+
+def on_executors(spark: SparkSession, options: ReadOptions) -> Runner:
+    """Return a runner of audit tasks on Spark's executors."""
+
+    async def on_spark(tasks: Sequence[Task], scope: Scope) -> AsyncIterator[Part]:
+        for start in range(0, len(tasks), WAVE_TASKS_MAX):
+            wave = tasks[start : start + WAVE_TASKS_MAX]
+            frame = spark.range(0, len(wave), 1, len(wave)).mapInArrow(_counting(wave, scope, options), _PARTS)
+            for row in await asyncio.to_thread(frame.collect):
+                if row.error is not None:
+                    raise StoreError(row.error)
+                yield pickle.loads(row.part)  # noqa: S301
+
+    return on_spark
+
+
+def _counting(
+    tasks: Sequence[Task], scope: Scope, options: ReadOptions
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what an executor does: run the tasks with the given numbers."""
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(options.store, dict(options.store_options))
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                part, error = None, None
+                try:
+                    part = pickle.dumps(asyncio.run(tasks[number].run(store, scope)))
+                except StoreError as failure:
+                    error = str(failure)
+                columns = [pa.array([part], pa.binary()), pa.array([error], pa.string())]
+                yield pa.RecordBatch.from_arrays(columns, names=["part", "error"])
+
+    return count

@@ -1,0 +1,31 @@
+"""The part of an audit that all its tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.ranges import RangeSet
+from weft.storage.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One stream, and the state of its table when the audit began. Goes to executors with each task."""
+
+    cluster: Cluster
+    tenant: str
+    stream: str
+    positions: Mapping[int, int] = field(default_factory=dict)
+    """Shard -> position of the table; 0 for all without a table."""
+    skips: Mapping[int, RangeSet] = field(default_factory=dict)
+    """Shard -> offsets that an operator took out of the table."""
+    payload: PayloadKind = PayloadKind.BYTES
+    """Payload kind of the table."""
+    payload_columns: tuple[str, ...] = ()
+    """Columns of the table with the payloads; none when they are not compared."""
+
+    def is_ours(self, tenant: str, stream: str) -> bool:
+        """Return whether names are those of the stream."""
+        return (tenant, stream) == (self.tenant, self.stream)
