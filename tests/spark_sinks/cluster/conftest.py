@@ -1,0 +1,64 @@
+"""A cluster for the tests of a module, and stores that its workers reach: a folder, and a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.s3_servers import VERSITYGW, S3Server, built
+from tests.support.spark_cluster import SparkCluster
+
+JOB_S_MAX = 240
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place for stores and tables."""
+
+    root: str
+    """A folder or ``s3://bucket``; stores and tables get a name under it."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Variables that open it."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["directory", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("place")
+    if request.param == "directory":
+        yield Place(str(folder))
+        return
+    try:
+        binary = built(VERSITYGW)
+    except LookupError as error:
+        pytest.skip(str(error))
+    with S3Server(VERSITYGW, binary, folder / "server") as server:
+        yield Place(server.uri, server.options())
+
+
+def job(cluster: SparkCluster, name: str, place: Place, **arguments: object) -> Any:
+    """Run ``jobs/NAME.py`` on the cluster in a process of its own and return what it says: one JSON value.
+
+    The job runs in the cluster's folder, so that nothing is found because the repository is the working directory.
+    """
+    told = {"conf": cluster.conf, "master": cluster.master, **arguments}
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.spark_sinks.cluster.jobs.{name}", json.dumps(told)],
+        env={**os.environ, **place.options, "PYTHONPATH": str(Path(__file__).parents[3])},
+        cwd=cluster.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,204 @@
+"""A standalone Spark cluster on this machine: a master and workers as processes of their own, which can be killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pyspark
+
+from spark_sinks.runtime.java import find_java_home
+from spark_sinks.runtime.session import cache_directory
+from weft.demo.fabric import free_port
+
+START_S_MAX = 60.0
+END_S_MAX = 30.0
+DAEMON_MEMORY, EXECUTOR_MEMORY = "256m", "512m"
+_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+_STARTED = re.compile(r"Starting Spark (?:master|worker) ")
+_REGISTERED = re.compile(r"Registering worker ")
+
+
+class SparkCluster:
+    """A master and its workers on loopback. Their files and logs are in ``folder``.
+
+    Args:
+        workers: their number; each has one core.
+        environment: for the workers, and so for executors and their Python, beside what a login shell has. The
+            variables of this process are not passed on: a cluster's machines do not have them.
+    """
+
+    def __init__(self, folder: Path, workers: int = 2, environment: Mapping[str, str] | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = free_port()
+        self.master = f"spark://127.0.0.1:{self.port}"
+        self._count = workers
+        self._environment = {**_bare(), **(environment or {})}
+        self._processes: dict[str, psutil.Popen] = {}
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """Return confs of a driver that fit this machine: small executors, everything on loopback."""
+        return {
+            "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.driver.memory": "512m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "2",
+            # Lost executors are expected here: a job must not end because of them.
+            "spark.task.maxFailures": "20",
+            "spark.deploy.maxExecutorRetries": "-1",
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self._start("master", [_MASTER, "--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0"])
+            for number in range(self._count):
+                self.start_worker(number)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start_worker(self, number: int) -> None:
+        """Start a worker and wait until the master knows it."""
+        before = len(_REGISTERED.findall(self._log("master")))
+        work = self.folder / f"work-{number}"
+        work.mkdir(exist_ok=True)
+        self._start(
+            f"worker-{number}",
+            [
+                _WORKER, "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir",
+                str(work), self.master,
+            ],
+        )  # fmt: skip
+        self._await(lambda: len(_REGISTERED.findall(self._log("master"))) > before, f"worker {number} to register")
+
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker and its executors, as when a machine goes."""
+        process = self._processes.pop(f"worker-{number}")
+        _kill([*_tree(process), process])
+
+    def executors(self) -> list[psutil.Process]:
+        """Return the Java processes of the executors that run now."""
+        found = []
+        for name, worker in self._processes.items():
+            if name != "master":
+                found += [each for each in _tree(worker) if _EXECUTOR in _command(each)]
+        return found
+
+    def kill_executor(self, choose: Callable[[list[psutil.Process]], psutil.Process]) -> bool:
+        """Kill one executor with its Python workers. Return whether there was one."""
+        running = self.executors()
+        if not running:
+            return False
+        chosen = choose(running)
+        _kill([*_tree(chosen), chosen])
+        return True
+
+    def log(self) -> str:
+        """Return what the daemons and the executors have written."""
+        paths = [*self.folder.glob("*.log"), *self.folder.glob("work-*/*/*/std*")]
+        return "\n".join(f"== {path}\n{path.read_text(errors='replace')}" for path in sorted(paths))
+
+    def close(self) -> None:
+        """End every process."""
+        for process in self._processes.values():
+            _kill([*_tree(process), process])
+        self._processes.clear()
+
+    def _start(self, name: str, command: list[str]) -> None:
+        home = Path(pyspark.__file__).parent
+        path = self.folder / f"{name}.log"
+        before = len(_STARTED.findall(self._log(name)))
+        with path.open("ab") as log:
+            self._processes[name] = psutil.Popen(
+                [str(home / "bin" / "spark-class"), *command],
+                env=self._environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        process = self._processes[name]
+
+        def started() -> bool:
+            assert process.is_running() and process.poll() is None, f"{name} ended: {self._log(name)[-2000:]}"
+            return len(_STARTED.findall(self._log(name))) > before
+
+        self._await(started, f"{name} to start")
+
+    def _log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @staticmethod
+    def _await(holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + START_S_MAX
+        while not holds():
+            assert time.monotonic() < deadline, f"waited {START_S_MAX:.0f} s for {what}"
+            time.sleep(0.1)
+
+
+def _bare() -> dict[str, str]:
+    """Return the environment of a cluster's machine: none of the test run's variables, none of the code's paths."""
+    home = Path(pyspark.__file__).parent
+    java = find_java_home(os.environ, cache_directory())
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        "LANG": "C.UTF-8",
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+        # Monitors read performance data from a folder of the temporary directory, which would stay.
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        **({"JAVA_HOME": java} if java else {}),
+    }
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for each in processes:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, END_S_MAX)
+
+
+@contextmanager
+def driver(script: Path, *arguments: str, log: Path) -> Iterator[psutil.Popen]:
+    """Run a driver as a process of its own, with a pipe from its standard output; its tree ends with the block."""
+    with log.open("ab") as errors:
+        process = psutil.Popen(
+            [sys.executable, str(script), *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        _kill([*_tree(process), process])
