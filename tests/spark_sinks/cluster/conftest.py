@@ -1,4 +1,4 @@
-"""A cluster for the tests of a module, and stores that its workers reach: a folder, and a bucket of a real S3 server."""
+"""A cluster for the tests of a module, and stores that its workers reach: a folder, and a bucket of an S3 server."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -52,4 +51,4 @@ def streamed(spark: SparkSession, store: str, stream: str, checkpoint: str) -> d
 
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    run(main)
