@@ -29,6 +29,8 @@ class Delivery(NamedTuple):
     payload: PayloadKind = PayloadKind.BYTES
     origins: Sequence[Origin] = ()
     """Origins that the batches name."""
+    mark: Mark | None = None
+    """Statement of the edge about the lane; None says that everything up to now is here."""
 
 
 class LogWriter:
@@ -99,7 +101,7 @@ class LogWriter:
     def _lane(self, delivery: Delivery, received: int) -> LaneUpdate:
         headers = [batch.decode_header(data) for data in delivery.batches]
         ranges = [(header.base_seq, header.end_seq) for header in headers]
-        mark = Mark(received, headers[-1].end_seq if headers else 0)
+        mark = delivery.mark or Mark(received, headers[-1].end_seq if headers else 0)
         topics = list(delivery.topics) or None
         told = mark, topics, delivery.payload
         return LaneUpdate(

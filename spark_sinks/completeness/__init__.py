@@ -1,1 +1,1 @@
-"""Completeness in Spark: lanes as a DataFrame, and windows that are emitted because they are complete."""
+"""Completeness in Spark: lanes, the moment up to which a stream is complete, windows that know they are complete."""

@@ -136,6 +136,11 @@ class StreamLog:
             self._recent[shard].extend(self._slices_of(chunks))
 
     @property
+    def states(self) -> tuple[ShardState, ...]:
+        """Return the state of every shard, up to the same chunks as ``heads``."""
+        return tuple(self._states)
+
+    @property
     def heads(self) -> Offsets:
         """Return the end of the log, per shard."""
         key = (self.options.tenant, self.options.stream)

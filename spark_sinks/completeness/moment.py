@@ -1,0 +1,217 @@
+"""The moment up to which a stream is complete, for Spark code that has to know when a window is closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from spark_sinks.blocking import run
+from spark_sinks.completeness.states import LanesAt, checked_offsets, open_at, open_at_head
+from spark_sinks.errors import ReadError
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
+from weft.config.units import parse_duration_ns
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.shard import completeness as rule
+from weft.protocols.shard.lane_state import LaneState
+
+ALL = "all"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Rule of when a window counts as complete, and of when it is given out without being so."""
+
+    edges: str | Collection[str] = ALL
+    """Edges to wait for: ``all`` that the hub knows, or names and patterns (``press-*``). Named edges are expected:
+    without a word from each of them nothing is complete, and other edges hold nothing back."""
+    grace: str | timedelta = "10m"
+    """Time after a window's end, by the hub's clock, after which the window is given out incomplete."""
+    retired_after: str | timedelta | None = None
+    """Time without a word after which an edge is not waited for, until it is back. None leaves it to the hub's rule."""
+    peers: bool = False
+    """True when another cluster may have what this one lacks, as in the hub's configuration."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ReadError: one is not what it should be.
+        """
+        self.expected  # noqa: B018
+        self.grace_ns  # noqa: B018
+        self.retired_after_ns  # noqa: B018
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """Return the names and patterns of expected edges; none for all."""
+        if self.edges == ALL:
+            return ()
+        return parse_names("edges", self.edges) if isinstance(self.edges, str) else _checked_names(self.edges)
+
+    @property
+    def grace_ns(self) -> int:
+        """Return the grace in nanoseconds."""
+        return duration_ns("grace", self.grace)
+
+    @property
+    def retired_after_ns(self) -> int | None:
+        """Return the time without a word after which an edge is not waited for, in nanoseconds."""
+        return None if self.retired_after is None else duration_ns("retired_after", self.retired_after)
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteUntil:
+    """Answer of ``complete_until``."""
+
+    moment: datetime | None
+    """UTC: no row with an earlier ``_time`` comes any more, but what heals a named gap. None: nothing is known."""
+    clock: datetime
+    """The fabric's clock at the position: when the hub made the newest chunk below it."""
+    offsets: dict[int, int]
+    """Offset per shard up to which the answer speaks."""
+    held_back_by: list[rule.HeldBack] = field(default_factory=list)
+    """Lanes and expected edges that hold the moment back, those that do so the most first."""
+    more: int = 0
+    """Number of further reasons that are left out."""
+    moment_ns: int | None = None
+    """``moment`` in nanoseconds since 1970."""
+
+    def __str__(self) -> str:
+        """Return the moment and the reasons as text."""
+        moment = self.moment.isoformat() if self.moment else "no moment that is known"
+        lines = [f"complete until {moment}, at {self.clock.isoformat()} by the hub's clock"]
+        for each in self.held_back_by:
+            log = "" if each.log_id is None else f" log {format_log_id(each.log_id)}"
+            lines.append(f"  {each.edge}{log}: {each.why}; {each.advice}")
+        return "\n".join([*lines, *([f"  and {self.more} more"] if self.more else [])])
+
+
+def complete_until(
+    spark: SparkSession,  # noqa: ARG001  (its place for what needs a session later; read() begins likewise)
+    stream: str,
+    *,
+    store: str | os.PathLike[str],
+    tenant: str = "default",
+    edges: str | Collection[str] = ALL,
+    retired_after: str | timedelta | None = None,
+    peers: bool = False,
+    at: Mapping[int, int] | Mapping[str, int] | str | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> CompleteUntil:
+    """Return the moment up to which a stream is complete, and what holds it back.
+
+    Args:
+        edges: whom to wait for, as ``Complete.edges``.
+        retired_after: as ``Complete.retired_after``.
+        peers: as ``Complete.peers``.
+        at: offsets below which to ask, a mapping by shard or the JSON text that Spark's progress has as ``endOffset``.
+            The answer then speaks only of records below them: the right one for a batch that ends there. None asks at
+            the end of the log. Chunks of old offsets may be deleted; the moment is None then, which claims nothing.
+
+    Raises:
+        ReadError: the store holds no hub, the hub has no such stream, or an argument is not what it should be.
+    """
+    options = stream_options(stream, store, tenant, store_options)
+    complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
+    return evaluate(run(open_at_head(options) if at is None else open_at(options, parse_at(at))), complete)
+
+
+def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
+    """Return the completeness of lanes at a position. What is silent is so by the fabric's clock."""
+    counted, expected = waited_for(at, complete)
+    found = rule.completeness(counted, expected, at.clock, peers=complete.peers)
+    moment, held_back = found.complete_up_to, found.held_back_by
+    if at.unknown_shards:
+        shards = ", ".join(map(str, at.unknown_shards))
+        moment = None
+        held_back = [
+            rule.HeldBack(
+                "*", None, rule.Reason.NO_MARK, None, None,
+                f"the log of shard {shards} at these offsets is in the table only, without what was known of its lanes",
+                "ask at later offsets",
+            ),
+            *held_back,
+        ]  # fmt: skip
+    at_moment = None if moment is None else in_datetime(moment)
+    return CompleteUntil(at_moment, in_datetime(at.clock), at.offsets, held_back, found.more, moment)
+
+
+def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], list[str]]:
+    """Return the lanes that count, and the names and patterns without whose word nothing is complete.
+
+    An edge that was silent for ``retired_after`` is in neither, as if an operator had retired it.
+    """
+    expected, silent = complete.expected, complete.retired_after_ns
+    counted, left = {}, set()
+    for lane, held in at.lanes.items():
+        if expected and not any(rule.matches(pattern, lane.edge) for pattern in expected):
+            continue
+        if silent is not None and at.clock - held.last_seen >= silent:
+            if rule.has_spoken(held):
+                left.add(lane.edge)
+        else:
+            counted[lane] = held
+    heard = {lane.edge for lane in counted}
+    return counted, [each for each in expected if rule.is_heard(each, heard) or not rule.is_heard(each, left)]
+
+
+def parse_at(at: Mapping[int, int] | Mapping[str, int] | str) -> dict[int, int]:
+    """Return offsets by shard from a mapping or its JSON text.
+
+    Raises:
+        ReadError: it is something else.
+    """
+    if isinstance(at, str):
+        try:
+            return checked_offsets(msgspec.json.decode(at, type=dict[str, int]))
+        except msgspec.MsgspecError:
+            raise ReadError(f'at: expected offsets by shard such as {{"0": 1200, "1": 0}}; got {at!r}') from None
+    return checked_offsets(at)
+
+
+def stream_options(
+    stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str] | None
+) -> ReadOptions:
+    """Return checked options of a read.
+
+    Raises:
+        ReadError: one is not what it should be.
+    """
+    named = {f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()}
+    return parse_options({"stream": stream, "store": os.fspath(store or ""), "tenant": tenant} | named)
+
+
+def duration_ns(name: str, given: str | timedelta) -> int:
+    """Return a duration in nanoseconds.
+
+    Raises:
+        ReadError: it is none, or negative.
+    """
+    try:
+        if isinstance(given, timedelta):
+            nanoseconds = given // timedelta(microseconds=1) * 1000
+            if nanoseconds < 0:
+                raise ValueError(f"expected a duration of 0 or more, got {given}")
+            return nanoseconds
+        return parse_duration_ns(given)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ReadError(f"{name}: {error}") from None
+
+
+def in_datetime(nanoseconds: int) -> datetime:
+    """Return nanoseconds since 1970 as a time in UTC, rounded down to microseconds."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+
+def _checked_names(edges: Collection[str]) -> tuple[str, ...]:
+    names = tuple(edges)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ReadError(f"edges: expected all, or names and patterns of edges; got {edges!r}")
+    return names

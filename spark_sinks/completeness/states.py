@@ -1,0 +1,140 @@
+"""Knowledge about a stream's lanes at a position: shard states folded up to certain record offsets.
+
+A mark in a later chunk may speak of records that a batch does not have. So completeness of a batch is a question to
+the state below the batch's end offsets, never to the state at the head of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from spark_sinks.errors import ReadError
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.positions import Offsets, check_offsets
+from spark_sinks.source.stream_log import StreamLog, open_hub
+from weft.protocols.errors import CodecError
+from weft.protocols.lane import Lane
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.object_store import NotFound
+
+
+class LanesAt(NamedTuple):
+    """A stream's lanes as known below certain offsets."""
+
+    offsets: Offsets
+    lanes: dict[Lane, LaneState]
+    shards: dict[Lane, int]
+    clock: int
+    """The fabric's clock there, nanoseconds since 1970: when the hub made the newest chunk that was folded. A shard
+    that was not folded to its end holds the clock back, since what follows in it is older than that. 0 before the first
+    chunk."""
+    unknown_shards: tuple[int, ...] = ()
+    """Shards whose state at the offset is not kept any more: chunks of that time were deleted after tiering."""
+
+
+def at_head(log: StreamLog) -> LanesAt:
+    """Return the lanes at the end of the log as last seen. Offsets and states belong together."""
+    clock = max((state.created for state in log.states), default=0)
+    return _merged(log.options, log.heads, dict(enumerate(log.states)), clock)
+
+
+async def open_at_head(options: ReadOptions) -> LanesAt:
+    """Return the lanes at the end of the log.
+
+    Raises:
+        ReadError: as ``StreamLog.open``.
+    """
+    log = await StreamLog.open(options)
+    await log.extend()
+    return at_head(log)
+
+
+async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
+    """Return the lanes as known below ``offsets``: of each shard, the longest run of chunks without a record behind
+    its offset. The fold begins at the nearest kept snapshot.
+
+    Raises:
+        ReadError: as ``StreamLog.open``; the offsets name other shards than the log's, or are past its end.
+    """
+    log = await StreamLog.open(options)
+    await log.extend()
+    wanted = dict(offsets)
+    check_offsets("at", wanted, log.heads)
+    if wanted == log.heads:
+        return at_head(log)
+    store, cluster = await open_hub(options)
+    found = await asyncio.gather(
+        *(
+            _below(ShardLog(store, cluster, shard), log.states[shard], options, offset)
+            for shard, offset in sorted(wanted.items())
+        )
+    )
+    states = {shard: state for shard, state in zip(sorted(wanted), found, strict=True) if state is not None}
+    behind = [state.created for shard, state in states.items() if state.n < log.states[shard].n]
+    clock = min(behind, default=max((state.created for state in states.values()), default=0))
+    return _merged(options, wanted, states, clock, tuple(sorted(wanted.keys() - states.keys())))
+
+
+async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: int) -> ShardState | None:
+    """Return the shard's state below an offset, or None when the chunks of that time are gone."""
+    key = (options.tenant, options.stream)
+    if head.next_offset.get(key, 0) <= offset:
+        return head
+    try:
+        state = await _snapshot_before(log, options, offset)
+        if state is None:
+            return None
+        async for chunk in log.indexes(state.n + 1):
+            sections = (each for each in chunk.footer.streams if (each.tenant, each.stream) == key)
+            if any(section.base_offset + section.count > offset for section in sections):
+                break
+            state.apply(chunk)
+    except CollectedPast:
+        return None
+    return state
+
+
+async def _snapshot_before(log: ShardLog, options: ReadOptions, offset: int) -> ShardState | None:
+    """Return a state from which chunks lead to the offset."""
+    n = await log.locate(options.tenant, options.stream, offset)
+    for at, key in reversed(await log.snapshots()):
+        if at >= n:
+            continue
+        try:
+            state = await log.snapshot(key)
+        except (NotFound, CodecError):
+            continue  # An older one only makes the fold longer.
+        if state.n == at and state.next_offset.get((options.tenant, options.stream), 0) <= offset:
+            return state
+    # From the start of the log, if that is still there.
+    return ShardState(log.cluster.cluster_id, log.shard, log.rules) if log.watermark == 0 else None
+
+
+def _merged(
+    options: ReadOptions, offsets: Offsets, states: Mapping[int, ShardState], clock: int, unknown: Iterable[int] = ()
+) -> LanesAt:
+    lanes: dict[Lane, LaneState] = {}
+    shards: dict[Lane, int] = {}
+    for shard, state in states.items():
+        for lane, held in state.stream_lanes(options.tenant, options.stream).items():
+            lanes[lane], shards[lane] = held, shard
+    return LanesAt(dict(offsets), lanes, shards, clock, tuple(unknown))
+
+
+def checked_offsets(at: Mapping[Any, Any]) -> Offsets:
+    """Return offsets by shard from a mapping, as ``{"0": 1200}`` of a checkpoint or with whole numbers as keys.
+
+    Raises:
+        ReadError: it is something else.
+    """
+    try:
+        found = {int(shard): offset for shard, offset in at.items()}
+        if all(type(offset) is int and offset >= 0 for offset in found.values()):
+            return found
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise ReadError(f'at: expected an offset for each shard, such as {{"0": 1200, "1": 0}}; got {at!r}')
