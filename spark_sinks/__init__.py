@@ -1,8 +1,23 @@
-"""PySpark over Weft's streams: ``read``, ``table``, sessions, and the source behind ``format("weft")``."""
+"""PySpark over Weft's streams: reads, tables, sessions, completeness, and the source behind ``format("weft")``."""
 
+from spark_sinks.completeness.lanes import lanes
+from spark_sinks.completeness.moment import Complete, CompleteUntil, complete_until
+from spark_sinks.completeness.windows import complete_windows
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read, table
 from spark_sinks.runtime.session import register, session
 from spark_sinks.runtime.waiting import await_termination
 
-__all__ = ["ReadError", "await_termination", "read", "register", "session", "table"]
+__all__ = [
+    "Complete",
+    "CompleteUntil",
+    "ReadError",
+    "await_termination",
+    "complete_until",
+    "complete_windows",
+    "lanes",
+    "read",
+    "register",
+    "session",
+    "table",
+]

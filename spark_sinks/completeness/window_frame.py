@@ -1,0 +1,118 @@
+"""The DataFrame of windows: from the rows of a stream to one row per window and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.errors import ReadError
+from spark_sinks.lineage.columns import FROM_COLUMN, merged, of_record
+from weft.protocols.ranges import RangeSet
+
+START_COLUMN, END_COLUMN, COMPLETE_COLUMN = "window_start", "window_end", "_complete"
+LOG_END_COLUMN = "_log_end"
+"""Column that orders versions of a row: the number of records that the stream's log had when it was computed."""
+Step = Callable[[DataFrame], DataFrame]
+Aggregate = Mapping[str, str | Column] | Step | str
+"""One row per window and key: expressions by the name of their column, ``{"mean": "avg(temperature)"}``; SQL over the
+view ``{rows}``; or a function of DataFrames. The latter two keep ``window_start`` and ``window_end``."""
+_LINEAGE = ("_edge", "_log", "_seq")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFrame:
+    """Computation of windows."""
+
+    every_us: int
+    by: tuple[str, ...]
+    aggregate: Aggregate
+    prepare: Step | None = None
+    """Function that parses, filters or renames rows before they are aggregated. It keeps ``window_start`` and
+    ``window_end``."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the columns that name a row of the result."""
+        return (START_COLUMN, *self.by)
+
+    def rows(self, frame: DataFrame) -> DataFrame:
+        """Return the stream's rows with the window of each, prepared.
+
+        Raises:
+            ReadError: ``prepare`` loses the window.
+        """
+        start = window_number(self.every_us) * F.lit(self.every_us)
+        found = frame.withColumn(START_COLUMN, F.timestamp_micros(start))
+        found = found.withColumn(END_COLUMN, F.timestamp_micros(start + F.lit(self.every_us)))
+        if self.prepare is not None:
+            found = _checked("prepare", self.prepare(found), (START_COLUMN, END_COLUMN))
+        return found
+
+    def windows(self, frame: DataFrame, complete_end: int | None, log_end: int) -> DataFrame:
+        """Return one row per window and key of a stream's rows.
+
+        Args:
+            complete_end: number below which windows are complete; None when no window is.
+            log_end: number of records that the log has.
+
+        Raises:
+            ReadError: the aggregate is none, or its result lacks a key.
+        """
+        rows = self.rows(frame)
+        made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
+        end = F.lit(False) if complete_end is None else self._ends_by(complete_end)
+        return made.withColumn(COMPLETE_COLUMN, end).withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
+
+    def _ends_by(self, complete_end: int) -> Column:
+        return F.unix_micros(F.col(END_COLUMN)) <= F.lit(complete_end * self.every_us)
+
+    def _aggregated(self, rows: DataFrame) -> DataFrame:
+        if isinstance(self.aggregate, str):
+            return rows.sparkSession.sql(self.aggregate, rows=rows)
+        if callable(self.aggregate):
+            return self.aggregate(rows)
+        _checked("by", rows, self.by)
+        made = {
+            name: F.expr(value) if isinstance(value, str) else value
+            for name, value in _lineage(rows, self.aggregate).items()
+        }
+        columns = [column.alias(name) for name, column in made.items()]
+        return rows.groupBy(START_COLUMN, END_COLUMN, *self.by).agg(*columns)
+
+
+def _lineage(rows: DataFrame, aggregate: Mapping[str, str | Column]) -> Mapping[str, str | Column]:
+    """Return the expressions and the lineage column, where rows can say which records they are."""
+    if FROM_COLUMN in aggregate:
+        return aggregate
+    if FROM_COLUMN in rows.columns:
+        return {**aggregate, FROM_COLUMN: merged(FROM_COLUMN)}
+    return {**aggregate, FROM_COLUMN: merged(of_record())} if set(_LINEAGE) <= set(rows.columns) else aggregate
+
+
+def window_number(every_us: int) -> Column:
+    """Return the number of the window of ``_time``; row times at a border belong to the later."""
+    micros = F.unix_micros(F.col("_time"))
+    # pmod is never negative: moments before 1970 belong to the window below them. What is divided is a multiple, and
+    # a quotient of two whole numbers that is whole is exact in doubles up to the year 2255.
+    return ((micros - F.pmod(micros, F.lit(every_us))) / F.lit(every_us)).cast("bigint")
+
+
+def numbers_of(frame: DataFrame, every_us: int) -> RangeSet:
+    """Return the windows that have rows of a frame with ``_time``. The executors reduce them to distinct numbers."""
+    numbers = frame.select(window_number(every_us).alias("number")).distinct().coalesce(1)
+    found = RangeSet()
+    for row in numbers.orderBy("number").toLocalIterator():
+        found.add(row[0], row[0] + 1)
+    return found
+
+
+def _checked(what: str, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    if not isinstance(frame, DataFrame) and not hasattr(frame, "columns"):
+        raise ReadError(f"{what}: expected a function that returns a DataFrame; it returned {type(frame).__name__}")
+    lost = [name for name in columns if name not in frame.columns]
+    if lost:
+        raise ReadError(f"{what}: the result has no column {', '.join(lost)}; it has {', '.join(frame.columns)}")
+    return frame

@@ -1,0 +1,207 @@
+"""Windows by number, the ones that are due, and the state of a window query between two steps.
+
+Window k holds the moments ``[k * every, (k + 1) * every)``, counted from 1970 in UTC as Spark's ``window`` does.
+Nothing here knows Spark or the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from spark_sinks.errors import ReadError
+from weft.protocols.ranges import Range, RangeSet
+
+RANGES_MAX = 1000
+"""Maximum number of ranges of windows that a state keeps. Beyond it, the nearest ranges are joined: windows between
+them are computed without need, and none is forgotten."""
+FORMAT = 1
+_LOWEST = -(1 << 62)
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """State of a window query as it is stored."""
+
+    format: int
+    source: str
+    every_us: int
+    offsets: dict[str, int]
+    pending: list[tuple[int, int]]
+    fresh: list[tuple[int, int]]
+    complete_end: int
+    given_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Ends of windows that may be given out at a position."""
+
+    complete_end: int
+    """Number below which every window has ended before the stream's moment."""
+    given_end: int
+    """Number below which every window has ended longer ago than the grace, by the fabric's clock."""
+
+    @classmethod
+    def at(cls, moment_us: int | None, clock_us: int, every_us: int, grace_us: int) -> Limits:
+        """Return the limits at a moment and the fabric's clock; no moment means that no window is complete."""
+        complete = _LOWEST if moment_us is None else moment_us // every_us
+        return cls(complete, (clock_us - grace_us) // every_us)
+
+
+@dataclass(slots=True)
+class WindowState:
+    """Memory of a window query: all else is in the log."""
+
+    source: str
+    """Cluster, tenant and stream: a state belongs to one."""
+    every_us: int
+    offsets: dict[int, int] = field(default_factory=dict)
+    """Offsets per shard up to which rows were seen; empty before the first step."""
+    pending: RangeSet = field(default_factory=RangeSet)
+    """Windows with rows that were not given out as complete since their last row."""
+    fresh: RangeSet = field(default_factory=RangeSet)
+    """Those of them that have rows which were never given out."""
+    complete_end: int = _LOWEST
+    """Number below which windows were given out as complete, but for pending ones."""
+    given_end: int = _LOWEST
+    """Number below which windows were given out once, complete or not."""
+
+    def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
+        """Note that rows up to ``offsets`` lie in ``windows``."""
+        self.offsets = dict(offsets)
+        self.fresh.update(windows)
+        self.fresh = bounded(self.fresh)
+        self.pending.update(self.fresh)
+        self.pending = bounded(self.pending)
+
+    def due(self, limits: Limits, *, healing: bool) -> RangeSet:
+        """Return the windows to give out now.
+
+        Args:
+            healing: whether to give out again what was given out already and has changed. A backlog that trickles in
+                changes the same windows with each chunk, so a query does this less often than it looks.
+        """
+        complete = _below(self.pending, limits.complete_end)
+        late = _within(self.fresh, limits.complete_end, limits.given_end)
+        if not healing:
+            complete = _from(complete, self.complete_end)
+            late = _from(late, self.given_end)
+        complete.update(late)
+        return complete
+
+    def give(self, windows: RangeSet, limits: Limits) -> None:
+        """Note that windows were given out with all their rows; those below ``limits.complete_end`` as complete."""
+        for first, end in windows:
+            self.fresh.remove(first, end)
+            self.pending.remove(first, min(end, limits.complete_end))
+            # Between two windows that were due may lie one that was complete before the moment went back.
+            self.pending.add(max(first, limits.complete_end), end)
+
+    def close(self, limits: Limits) -> None:
+        """Note that all that was due at ``limits`` has been given out. The ends never go back."""
+        self.complete_end = max(self.complete_end, limits.complete_end)
+        self.given_end = max(self.given_end, limits.given_end)
+
+    def copy(self) -> WindowState:
+        """Return an independent state."""
+        return replace(self, offsets=dict(self.offsets), pending=self.pending.copy(), fresh=self.fresh.copy())
+
+    def encode(self) -> str:
+        """Return the state as JSON, at most about 50 kB."""
+        return msgspec.json.encode(
+            _Kept(
+                FORMAT, self.source, self.every_us, {str(k): self.offsets[k] for k in sorted(self.offsets)},
+                list(self.pending), list(self.fresh), self.complete_end, self.given_end,
+            )
+        ).decode()  # fmt: skip
+
+    @classmethod
+    def decode(cls, text: str | bytes, source: str, every_us: int) -> WindowState:
+        """Return a stored state.
+
+        Raises:
+            ReadError: it is damaged, a later release's, or another stream's or window length's.
+        """
+        try:
+            kept = msgspec.json.decode(text, type=_Kept)
+        except msgspec.MsgspecError as error:
+            raise ReadError(f"the state of the windows is damaged: {error}; delete it to compute all again") from None
+        if kept.format != FORMAT:
+            raise ReadError(
+                f"the state of the windows has format {kept.format}, this release knows {FORMAT}: use the newer release"
+            )
+        if kept.source != source:
+            raise ReadError(
+                f"the sink has windows of {kept.source}, and this query reads {source}: give this query a sink of its "
+                "own"
+            )
+        if kept.every_us != every_us:
+            raise ReadError(
+                f"every: the sink has windows of {kept.every_us / 1e6:g} s, and this query makes windows of "
+                f"{every_us / 1e6:g} s: give this query a sink of its own"
+            )
+        offsets = {int(shard): offset for shard, offset in kept.offsets.items()}
+        ends = kept.complete_end, kept.given_end
+        return cls(source, every_us, offsets, RangeSet(kept.pending), RangeSet(kept.fresh), *ends)
+
+
+def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:
+    """Return the windows, and those between their nearest ranges if there are more than ``ranges_max``."""
+    excess = len(windows) - ranges_max
+    if excess <= 0:
+        return windows
+    ranges = list(windows)
+    gaps = sorted(range(len(ranges) - 1), key=lambda i: ranges[i + 1][0] - ranges[i][1])
+    joined = windows.copy()
+    for i in gaps[:excess]:
+        joined.add(ranges[i][1], ranges[i + 1][0])
+    return joined
+
+
+def portions(windows: RangeSet, windows_max: int, ranges_max: int) -> list[list[Range]]:
+    """Return ranges that cover the windows, in portions for one query each, ascending.
+
+    Ranges that lie near each other become one: to read a window too many costs less than to read twice.
+
+    Args:
+        windows_max: maximum number of windows of a portion.
+        ranges_max: maximum number of ranges of a portion.
+    """
+    found: list[list[Range]] = []
+    room = 0
+    for first, end in _near(windows):
+        at = first
+        while at < end:
+            if not found or room == 0 or len(found[-1]) == ranges_max:
+                found.append([])
+                room = windows_max
+            taken = min(end - at, room)
+            found[-1].append((at, at + taken))
+            at, room = at + taken, room - taken
+    return found
+
+
+def _near(windows: RangeSet) -> list[Range]:
+    joined: list[Range] = []
+    wanted = 0
+    for first, end in windows:
+        if joined and end - joined[-1][0] <= 2 * (wanted + end - first):
+            wanted += end - first
+            joined[-1] = (joined[-1][0], end)
+        else:
+            wanted = end - first
+            joined.append((first, end))
+    return joined
+
+
+def _below(windows: RangeSet, end: int) -> RangeSet:
+    return RangeSet((a, min(b, end)) for a, b in windows if a < end)
+
+
+def _from(windows: RangeSet, first: int) -> RangeSet:
+    return RangeSet((max(a, first), b) for a, b in windows if b > first)
+
+
+def _within(windows: RangeSet, first: int, end: int) -> RangeSet:
+    return _from(_below(windows, end), first)

@@ -1,0 +1,110 @@
+"""Windows of a stream that know whether they are complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+from pyspark.sql import SparkSession
+
+from spark_sinks.completeness.moment import Complete, duration_ns, stream_options
+from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
+from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
+from spark_sinks.completeness.window_store import KeepsState, Sink, open_window_store
+from spark_sinks.errors import ReadError
+from spark_sinks.source.options import parse_names
+
+EVERY_NS_MIN = 1_000_000_000
+
+
+def complete_windows(
+    spark: SparkSession,
+    stream: str,
+    *,
+    store: str | os.PathLike[str],
+    every: str | timedelta,
+    aggregate: Aggregate,
+    sink: Sink | KeepsState,
+    by: Collection[str] = (),
+    prepare: Step | None = None,
+    complete: Complete | Mapping[str, object] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    trigger: str | timedelta | None = "10s",
+    heal_every: str | timedelta = "1m",
+    tenant: str = "default",
+    edges: Collection[str] | None = None,
+    keys: Collection[str] | None = None,
+    name: str | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> WindowQuery:
+    """Start a query that keeps windows of a stream up to date, each row with ``_complete``.
+
+    A window ``[start, end)`` of ``_time`` is given out with ``_complete`` true when the stream is complete up to its
+    end, by the state of the log below the offsets that were read. When it is not complete after the grace it is given
+    out with ``_complete`` false; and again, as an upsert by ``window_start`` and ``by``, when it has changed or become
+    complete. Each time it is computed from all records of the window that the log has, so the result is that of a
+    batch query over the whole stream, whatever the order in which records came.
+
+    Each row is right after a kill at any instant and after the loss of the checkpoint: the state is written after the
+    rows, or with them, and rows are upserted. A window without rows is not given out. Windows that lie in the future of
+    the fabric's clock wait for it. An aggregate that leaves groups out by their values (HAVING) may leave behind the
+    row of a group that was there before; filter rows in ``prepare`` instead.
+
+    Args:
+        every: length of the windows, 1s or more, aligned to 1970 in UTC.
+        aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
+            ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
+            ALL``; or a function from rows to windows.
+        sink: gets the rows. One that ``KeepsState`` has the state in the same commit.
+        by: columns that name a row within its window.
+        prepare: function that parses, filters or renames rows before they are aggregated.
+        complete: when a window counts as complete: ``Complete``, or its fields.
+        checkpoint: folder or ``s3://`` URI for the state of a sink that keeps none. Without it every start computes all
+            windows again, to the same result.
+        trigger: time between two looks at the log; None looks once, gives out all that is due and ends.
+        heal_every: least time between two rounds that give out again windows that changed since they were given out.
+        edges: only records of these edges; ``complete`` then waits for them alone, unless it names others.
+        keys: only records with these keys or topic filters.
+        name: name of the query, in errors and progress.
+
+    Raises:
+        ReadError: an argument is not what it should be.
+    """
+    every_ns = duration_ns("every", every)
+    if every_ns < EVERY_NS_MIN or every_ns % 1000:
+        raise ReadError(f"every: expected a duration of 1s or more, in whole microseconds; got {every!r}")
+    options = replace(
+        stream_options(stream, store, tenant, store_options),
+        edges=None if edges is None else frozenset(_names("edges", edges)),
+        keys=None if keys is None else _names("keys", keys),
+    )
+    rule = _rule(complete)
+    if options.edges is not None and rule.edges == "all":
+        rule = replace(rule, edges=sorted(options.edges))
+    frame = WindowFrame(every_ns // 1000, _names("by", by) if by else (), aggregate, prepare)
+    window_store = open_window_store(sink, None if checkpoint is None else os.fspath(checkpoint))
+    heal_s = duration_ns("heal_every", heal_every) / 1e9
+    steps = WindowSteps(spark, options, frame, rule, window_store, heal_s=heal_s)
+    interval_s = None if trigger is None else duration_ns("trigger", trigger) / 1e9
+    return WindowQuery(spark, steps, name=name or stream, interval_s=interval_s)
+
+
+def _rule(complete: Complete | Mapping[str, object] | None) -> Complete:
+    if isinstance(complete, Complete):
+        return complete
+    given = dict(complete or {})
+    known = Complete.__dataclass_fields__
+    if unknown := [name for name in given if name not in known]:
+        raise ReadError(f"complete: no such setting {', '.join(unknown)}; the settings are {', '.join(known)}")
+    return Complete(**given)  # type: ignore[arg-type]
+
+
+def _names(option: str, given: Collection[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return parse_names(option, given)
+    names = tuple(given)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ReadError(f"{option}: expected one name or more; got {given!r}")
+    return names

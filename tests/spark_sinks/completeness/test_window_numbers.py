@@ -1,0 +1,127 @@
+"""Which windows are due, and that a query forgets none, whatever order rows, marks, rounds and kills come in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_sinks.completeness.window_numbers import Limits, WindowState, bounded, portions
+from spark_sinks.errors import ReadError
+from weft.protocols.ranges import RangeSet
+
+HOUR_US = 3_600_000_000
+
+
+def limits(complete: int, given_out: int) -> Limits:
+    return Limits(complete, given_out)
+
+
+STEP = st.tuples(
+    st.lists(st.integers(-3, 12), max_size=4),  # windows that get a row
+    st.one_of(st.none(), st.integers(-2, 14)),  # the moment, which may go back when an edge returns
+    st.integers(0, 2),  # hours by which the clock goes on
+    st.booleans(),  # a round of healing
+    st.booleans(),  # the query is killed and started again
+)
+
+
+@given(st.lists(STEP, max_size=25))
+def test_in_the_end_every_window_was_given_with_all_its_rows(
+    steps: list[tuple[list[int], int | None, int, bool, bool]],
+) -> None:
+    rows: dict[int, int] = {}
+    table: dict[int, tuple[int, bool]] = {}
+    state = kept = WindowState("s", HOUR_US)
+    position = clock = 0
+    log: list[list[int]] = []
+
+    def step(moment: int | None, clock: int, *, healing: bool) -> None:
+        nonlocal state, kept, position
+        new = {window for entry in log[state.offsets.get(0, 0) :] for window in entry}
+        state.see({0: len(log)}, RangeSet((k, k + 1) for k in sorted(new)))
+        at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOUR_US, 2 * HOUR_US)
+        for portion in portions(state.due(at, healing=healing), 3, 2):
+            for first, end in portion:
+                for k in range(first, end):
+                    assert k < max(at.complete_end, at.given_end), "too early"
+                    if k in rows:
+                        table[k] = (rows[k], k < at.complete_end)
+            state.give(RangeSet(portion), at)
+            kept = WindowState.decode(state.encode(), "s", HOUR_US)
+        state.close(at)
+
+    for windows, moment, later, healing, killed in steps:
+        clock += later
+        log.append(windows)
+        for k in windows:
+            rows[k] = rows.get(k, 0) + 1
+        if killed:
+            state = kept.copy()
+        step(moment, clock, healing=healing)
+        if moment is not None:
+            assert all(table[k][1] for k in rows if state.complete_end <= k < moment), (
+                "complete at once, never throttled"
+            )
+    step(100, clock, healing=True)
+    assert table == {k: (count, True) for k, count in rows.items()}
+
+
+def test_windows_wait_for_completeness_or_the_grace() -> None:
+    state = WindowState("s", HOUR_US)
+    state.see({0: 10}, RangeSet([(0, 6)]))
+    at = Limits.at(2 * HOUR_US + 1, 5 * HOUR_US, HOUR_US, HOUR_US // 6)
+    assert list(state.due(at, healing=False)) == [(0, 4)]
+    state.give(RangeSet([(0, 4)]), at)
+    state.close(at)
+    assert list(state.pending) == [(2, 6)]
+    assert list(state.fresh) == [(4, 6)]
+
+
+def test_a_backlog_that_trickles_in_is_given_again_in_rounds_only() -> None:
+    state = WindowState("s", HOUR_US)
+    at = Limits(2, 50)
+    state.see({0: 10}, RangeSet([(0, 50)]))
+    state.give(state.due(at, healing=False), at)
+    state.close(at)
+    state.see({0: 11}, RangeSet([(7, 9), (1, 2)]))
+    assert not state.due(at, healing=False)
+    assert list(state.due(at, healing=True)) == [(1, 2), (7, 9)]
+    # What the backlog has made complete is given at once.
+    assert list(state.due(Limits(9, 50), healing=False)) == [(2, 9)]
+
+
+def test_stamps_of_any_year_cost_a_bounded_state() -> None:
+    state = WindowState("s", 1_000_000)
+    wild = RangeSet((k * 86_400, k * 86_400 + 1) for k in range(-700_000, 2_900_000, 700))
+    state.see({0: 10}, wild)
+    assert len(state.pending) <= 1000
+    assert all(state.pending.covers(*each) for each in wild)
+    assert len(state.encode()) < 60_000
+    assert state.due(Limits(-(1 << 62), -(1 << 62)), healing=True) == RangeSet()
+
+
+def test_near_ranges_are_read_together_and_far_ones_apart() -> None:
+    windows = RangeSet([(0, 1), (470_000, 470_010), (470_011, 470_020)])
+    assert portions(windows, 1000, 8) == [[(0, 1), (470_000, 470_020)]]
+    assert portions(windows, 15, 8) == [[(0, 1), (470_000, 470_014)], [(470_014, 470_020)]]
+    assert portions(windows, 1000, 1) == [[(0, 1)], [(470_000, 470_020)]]
+
+
+def test_a_bound_joins_the_nearest() -> None:
+    assert list(bounded(RangeSet([(0, 1), (9, 10), (11, 12)]), 2)) == [(0, 1), (9, 12)]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "damaged"),
+        ('{"format": 9, "source": "s", "every_us": 1, "offsets": {}, "pending": [], "fresh": [], "complete_end": 0, '
+         '"given_end": 0}', "newer release"),
+        (WindowState("other", HOUR_US).encode(), "windows of other"),
+        (WindowState("s", HOUR_US // 2).encode(), "windows of 1800 s"),
+    ],
+)  # fmt: skip
+def test_a_state_that_is_not_the_querys_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ReadError, match=problem):
+        WindowState.decode(text, "s", HOUR_US)
