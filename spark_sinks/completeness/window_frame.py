@@ -51,11 +51,11 @@ class WindowFrame:
             found = _checked("prepare", self.prepare(found), (START_COLUMN, END_COLUMN))
         return found
 
-    def windows(self, frame: DataFrame, complete_end: int | None, log_end: int) -> DataFrame:
+    def windows(self, frame: DataFrame, complete_end: int, log_end: int) -> DataFrame:
         """Return one row per window and key of a stream's rows.
 
         Args:
-            complete_end: number below which windows are complete; None when no window is.
+            complete_end: number below which windows are complete.
             log_end: number of records that the log has.
 
         Raises:
@@ -63,11 +63,10 @@ class WindowFrame:
         """
         rows = self.rows(frame)
         made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
-        end = F.lit(False) if complete_end is None else self._ends_by(complete_end)
-        return made.withColumn(COMPLETE_COLUMN, end).withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
-
-    def _ends_by(self, complete_end: int) -> Column:
-        return F.unix_micros(F.col(END_COLUMN)) <= F.lit(complete_end * self.every_us)
+        # Far below all times of Spark where no window is complete.
+        end = max(complete_end * self.every_us, -(1 << 62))
+        made = made.withColumn(COMPLETE_COLUMN, F.unix_micros(F.col(END_COLUMN)) <= F.lit(end))
+        return made.withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
 
     def _aggregated(self, rows: DataFrame) -> DataFrame:
         if isinstance(self.aggregate, str):
