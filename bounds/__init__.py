@@ -7,7 +7,7 @@
 - A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
 
 `browsers` tells requests that pages of strangers send through a browser of this machine from its own,
-and `http_server` bounds the connections of a server that ask nothing.
+`http_server` bounds the connections of a server that ask nothing, and `cbor` what a payload may take to decode.
 """
 
 from weft.bounds.bound import Bound

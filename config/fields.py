@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from weft.config import units
+from weft.config.payload_schema import paths, types
 
 
 class Shape(NamedTuple):
@@ -163,6 +164,14 @@ def _expression(text: str, _folder: str) -> str:
     return text
 
 
+def _field_type(text: str, _folder: str) -> str:
+    return str(types.field_type(text))
+
+
+def _field_path(text: str, _folder: str) -> str:
+    return paths.format_path(paths.parse_path(text))
+
+
 _MEASURED = ("string", "integer")
 UNITS = {
     "duration": Unit(
@@ -192,6 +201,8 @@ UNITS = {
         str,
         written=("string", "number", "boolean"),
     ),
+    "field_type": Unit(types.WORDS, _field_type, str, types.TYPE_PATTERN),
+    "field_path": Unit(paths.WORDS, _field_path, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
     "broker_urls": Unit("a URL such as mqtts://broker.example.com", _broker_url, str),
 }

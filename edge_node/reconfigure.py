@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from weft.config.changes import changed_settings
 from weft.config.errors import format_path
 from weft.config.models import EdgeConfig
+from weft.config.reading.changes import changed_settings
 from weft.edge_node.check import check, intake_patterns, is_derived
 from weft.edge_node.control.client import ReplayReply, ReplayRequest
 from weft.edge_node.from_config import stream_policies, suppressed_streams

@@ -25,8 +25,8 @@ from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.shard.shards import Shards
-from weft.config.exposition import CONTENT_TYPE
 from weft.config.log_lines.repeats import Repeats, left_out
+from weft.config.metrics.exposition import CONTENT_TYPE
 from weft.protocols.errors import CodecError
 from weft.protocols.health import health_answer
 from weft.protocols.lane import Lane

@@ -10,9 +10,8 @@ from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.config import exposition
-from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
-from weft.config.metrics import HUB_METRICS
+from weft.config.metrics import HUB_METRICS, exposition
+from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.storage.histogram import Histogram
 
 if TYPE_CHECKING:

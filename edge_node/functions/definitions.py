@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weft.config.changes import without_defaults, without_folders
 from weft.config.models import EdgeConfig
+from weft.config.reading.changes import without_defaults, without_folders
 from weft.edge_node.check.derived import inputs, is_derived
 from weft.edge_node.check.flow import Flow, level_names, read_by_first
 from weft.edge_node.functions.chain import Chain, Writing

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from weft.config import exposition
-from weft.config.exposition import AnySample, HistogramSample, Sample, build_info
-from weft.config.metrics import EDGE_METRICS
+from weft.config.metrics import EDGE_METRICS, exposition
+from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
 from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.status.facts import NodeStatus, owner_name, write_amplification
 from weft.edge_node.status.functions import FunctionFacts

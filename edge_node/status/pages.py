@@ -17,8 +17,8 @@ from weft.bounds.browsers import MISDIRECTED_REQUEST, is_misdirected, misdirecte
 from weft.bounds.http_server import HttpServer
 from weft.bounds.refusals import Refusals
 from weft.config.errors import SettingError
-from weft.config.exposition import CONTENT_TYPE
 from weft.config.machine import why_not_listening
+from weft.config.metrics.exposition import CONTENT_TYPE
 from weft.config.units import approximate_duration, approximate_size, parse_bind
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left

@@ -83,7 +83,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "spark_sinks": (
         ("errors",),
-        ("blocking",),
+        ("blocking", "payloads"),
         ("source",),
         ("runtime",),
         ("read",),

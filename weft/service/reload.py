@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from weft.config.changes import changed_settings
+from weft.config.reading.changes import changed_settings
 from weft.output import Refused
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,6 @@ MEMORY_PER_BYTE = 80
 DEPTH_MAX = 32
 """Deepest lists and mappings in each other. Decoders have limits of their own that depend on the stack that is left;
 with this one the same payload is refused wherever it is looked at."""
-INTEGER_BYTES_MAX = 1_785
-"""Longest integer of formats that have integers of any length: 4,300 digits, which is what Python writes as text, and
-what is read from JSON."""
-
 QUICK_BYTES_MAX = 4 << 10
 """Longest payload, or piece of one, in which lists may be keys of mappings while it is decoded, to be refused then.
 Their hashes are no secret: 14,000 of them that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a

@@ -8,8 +8,8 @@ import pytest
 
 from tests.edge_node.queues.room import Room
 from weft.bounds import Owner, OwnerKind
-from weft.config.exposition import Sample
 from weft.config.load import load
+from weft.config.metrics.exposition import Sample
 from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.models import EdgeConfig
 from weft.edge_node.from_config import queue_limits

@@ -1,0 +1,225 @@
+"""Typed columns from a column of payloads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_sinks.payloads.formats import found, parts_of, plain
+from spark_sinks.payloads.misfits import MISSING, PAYLOAD, Misfit, RowMisfits, Unreadable, shown
+from spark_sinks.payloads.quick import Quick, Values
+from spark_sinks.payloads.tree import Node, tree
+from spark_sinks.payloads.values import array_of, arrow_type, fit, in_json
+from weft.config.payload_schema.model import PayloadSchema
+from weft.config.payload_schema.paths import format_path
+from weft.config.payload_schema.text import parse_schema
+
+MISFIT_COLUMN = "_misfit"
+"""Column that names the fields of a row that do not fit; null where all do."""
+MISFITS = pa.map_(pa.string(), pa.string())
+SLICE_ROWS = 8_192
+SLICE_BYTES = 4 << 20
+"""Payloads that are decoded at once: they take up to 80 times as much while they are objects of Python."""
+DECODERS_MAX = 16
+"""Most schemas whose decoders a worker keeps."""
+
+
+def typed_fields(schema: PayloadSchema) -> list[pa.Field]:
+    """Return the typed columns of a schema in its order, and ``_misfit`` behind them."""
+    fields = [_field(name, schema) for name in schema.fields]
+    return [*fields, pa.field(MISFIT_COLUMN, MISFITS)]
+
+
+def _field(name: str, schema: PayloadSchema) -> pa.Field:
+    return pa.field(name, arrow_type(schema.fields[name].type))
+
+
+@lru_cache(maxsize=DECODERS_MAX)
+def decoder_of(schema: str, columns: tuple[str, ...]) -> PayloadDecoder:
+    """Return the decoder of a schema in its text form; a worker makes each once."""
+    return PayloadDecoder(parse_schema(schema), columns)
+
+
+class PayloadDecoder:
+    """A decoder of payloads into some of the columns of a schema.
+
+    A row's columns are the same whichever others are asked for, and whatever rows stand beside it.
+    """
+
+    def __init__(self, schema: PayloadSchema, columns: Collection[str]) -> None:
+        """Make a decoder of the named columns, of those that ``typed_fields`` has."""
+        self._tells = MISFIT_COLUMN in columns
+        # All fields are looked at where the misfits are asked for.
+        self._names = [name for name in schema.fields if self._tells or name in columns]
+        self._columns = [name for name in (*schema.fields, MISFIT_COLUMN) if name in columns]
+        declared = [schema.fields[name] for name in self._names]
+        self._kinds = [each.type if schema.format != "json" else in_json(each.type) for each in declared]
+        self._required = [number for number, each in enumerate(declared) if each.required]
+        self._root = tree([each.path(name) for name, each in zip(self._names, declared, strict=True)])
+        self._parts = parts_of(schema.format)
+        self._quick: Quick | None = None
+        if schema.format != "cbor":
+            with contextlib.suppress(LookupError):  # The exact way is right for all schemas.
+                self._quick = Quick(self._root, self._kinds, schema.format)
+
+    def columns(self, payloads: pa.Array) -> dict[str, pa.Array]:
+        """Return the columns of a binary array of payloads, without nulls, in its order."""
+        parts = [self._sliced(payloads.slice(first, count)) for first, count in _slices(payloads)]
+        if len(parts) == 1:
+            return parts[0]
+        types = [*(arrow_type(kind) for kind in self._kinds), MISFITS]
+        empty = dict(zip([*self._names, MISFIT_COLUMN], types, strict=True))
+        return {
+            name: pa.concat_arrays([part[name] for part in parts]) if parts else pa.array([], empty[name])
+            for name in self._columns
+        }
+
+    def _sliced(self, payloads: pa.Array) -> dict[str, pa.Array]:
+        misfits: dict[int, RowMisfits] = {}
+        values = self._quick.all(payloads) if self._quick else None
+        if values is None:
+            values, others = self._each(payloads)
+            values = self._read(payloads, others, values, misfits)
+        made = {}
+        for number, (name, kind) in enumerate(zip(self._names, self._kinds, strict=True)):
+            try:
+                made[name] = array_of(kind, values[number])
+            except Misfit:
+                break
+        else:
+            return self._told(made, misfits, len(payloads))
+        # What fits the quick way alone is read again: the reasons are those of the exact way.
+        others = [row for row in self._unfit(values) if row not in misfits]
+        values = self._read(payloads, others, values, misfits)
+        made = {
+            name: array_of(kind, column) for name, kind, column in zip(self._names, self._kinds, values, strict=True)
+        }
+        return self._told(made, misfits, len(payloads))
+
+    def _told(self, made: dict[str, pa.Array], misfits: dict[int, RowMisfits], rows: int) -> dict[str, pa.Array]:
+        """Return the columns that are asked for."""
+        self._check_required(made, misfits)
+        if self._tells:
+            made[MISFIT_COLUMN] = _misfit_array(misfits, rows)
+        return {name: made[name] for name in self._columns}
+
+    def _each(self, payloads: pa.Array) -> tuple[Values, list[int]]:
+        """Return what the quick way makes of each payload, and the rows that it does not take."""
+        if self._quick:
+            return self._quick.each(payloads.to_pylist())
+        return [[None] * len(payloads) for _ in self._names], list(range(len(payloads)))
+
+    def _unfit(self, values: Values) -> list[int]:
+        """Return the rows in which a value does not fit."""
+        rows = set()
+        for kind, column in zip(self._kinds, values, strict=True):
+            for row, value in enumerate(column):
+                try:
+                    if value is not None:
+                        fit(kind, value)
+                except Misfit:
+                    rows.add(row)
+        return sorted(rows)
+
+    def _read(self, payloads: pa.Array, rows: list[int], values: Values, misfits: dict[int, RowMisfits]) -> Values:
+        """Return the values with some rows read the exact way."""
+        # A field's list may be that of another one, and of the rows themselves.
+        values = [list(column) for column in values] if rows else values
+        for row in rows:
+            told = RowMisfits()
+            for number, value in enumerate(self._exact(payloads[row].as_py(), told)):
+                values[number][row] = value
+            if told.reasons:
+                misfits[row] = told
+        return values
+
+    def _check_required(self, made: dict[str, pa.Array], misfits: dict[int, RowMisfits]) -> None:
+        for number in self._required:
+            name = self._names[number]
+            if not made[name].null_count:
+                continue
+            for row in np.flatnonzero(made[name].is_null().to_numpy(zero_copy_only=False)).tolist():
+                known = misfits.setdefault(row, RowMisfits())
+                if name not in known.reasons and PAYLOAD not in known.reasons:
+                    known.add(name, MISSING)
+
+    # --- the exact way
+
+    def _exact(self, payload: bytes, misfits: RowMisfits) -> list[Any]:
+        values: list[Any] = [None] * len(self._names)
+        try:
+            self._walk(self._root, self._parts.root(payload), values, misfits)
+        except Unreadable as error:
+            misfits.add(PAYLOAD, str(error))
+        return values
+
+    def _walk(self, node: Node, part: Any, values: list[Any], misfits: RowMisfits) -> None:
+        if node.fields:
+            try:
+                value = plain(self._parts, part)
+            except Unreadable as error:
+                for number in node.fields:
+                    misfits.add(self._names[number], str(error))
+                value = None
+            for number in node.fields if value is not None else ():
+                try:
+                    values[number] = fit(self._kinds[number], value)
+                except Misfit as misfit:
+                    misfits.add(self._names[number], str(misfit))
+        if node.names or node.places:
+            self._enter(node, part, values, misfits)
+
+    def _enter(self, node: Node, part: Any, values: list[Any], misfits: RowMisfits) -> None:
+        """Walk on into an object or array."""
+        try:
+            value = self._parts.opened(part)
+        except Unreadable as error:
+            self._refuse([*node.inside()], node, str(error), misfits)
+            return
+        if value is None:
+            return
+        if isinstance(value, dict):
+            for name, inside in found(value, node.names).items():
+                self._walk(node.names[name], inside, values, misfits)
+            lost, wanted = [*node.places.values()], "an array"
+        elif isinstance(value, list):
+            for place, child in node.places.items():
+                if place < len(value):
+                    self._walk(child, value[place], values, misfits)
+            lost, wanted = [*node.names.values()], "an object"
+        else:
+            lost, wanted = [*node.inside()], "an object" if node.names else "an array"
+        reason = f"expected {wanted} at {format_path(node.path)}, got {shown(value)}"
+        self._refuse(lost, node, reason, misfits)
+
+    def _refuse(self, lost: list[Node], node: Node, reason: str, misfits: RowMisfits) -> None:
+        """Note why the fields below a node are not there."""
+        if lost and not node.path:
+            misfits.add(PAYLOAD, reason)
+            return
+        for number in (number for each in lost for number in each.below()):
+            misfits.add(self._names[number], reason)
+
+
+def _slices(payloads: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the number of rows of parts of bounded size."""
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    first = 0
+    while first < len(payloads):
+        sizes = np.cumsum(lengths[first : first + SLICE_ROWS])
+        count = max(1, int(np.searchsorted(sizes, SLICE_BYTES, "right")))
+        yield first, count
+        first += count
+
+
+def _misfit_array(misfits: dict[int, RowMisfits], rows: int) -> pa.Array:
+    if not misfits:
+        return pa.nulls(rows, MISFITS)
+    entries = [misfits[row].items() if row in misfits else None for row in range(rows)]
+    return pa.array(entries, MISFITS)
