@@ -23,7 +23,8 @@ _COMMANDS = {
     "log": "weft.commands.log",
     "token": "weft.commands.token",
     "user": "weft.commands.user",
-    "audit": "weft.commands.audit",
+    "audit": "weft.commands.proofs.audit",
+    "trace": "weft.commands.proofs.trace",
     "demo": "weft.commands.demo",
 }
 """Module of each command; the command in it is called ``command``."""

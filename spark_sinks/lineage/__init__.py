@@ -1,1 +1,6 @@
-"""Lineage: the records that a row was made of, as ranges of lanes, and the way back from a row to them."""
+"""Lineage: which records of devices went into a row."""
+
+from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE, joined, merged, of_record
+from spark_sinks.lineage.tracing import trace
+
+__all__ = ["FROM_COLUMN", "FROM_TYPE", "joined", "merged", "of_record", "trace"]

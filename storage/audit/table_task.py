@@ -199,7 +199,7 @@ class TableTask:
                 self._count_collected(part, batch, scope)
 
     def _rows(self, file: File) -> Iterator[pa.RecordBatch]:
-        fragment = pads.ParquetFileFormat().make_fragment(file.path, _file_system(self.uri, self.options))
+        fragment = pads.ParquetFileFormat().make_fragment(file.path, file_system(self.uri, self.options))
         if self.slices > 1:
             wanted = range(self.slice, fragment.num_row_groups, self.slices)
             if not wanted:
@@ -236,7 +236,8 @@ def table_columns(table: AuditedTable, *, payloads: bool, collected: bool) -> li
     return [*COLUMNS, *([ORIGIN_COLUMN] if collected and table.has_origins else [])]
 
 
-def _file_system(uri: str, options: dict[str, str]) -> pyarrow.fs.FileSystem:
+def file_system(uri: str, options: dict[str, str]) -> pyarrow.fs.FileSystem:
+    """Return the file system whose root is a table."""
     if "://" not in uri:
         return pyarrow.fs.SubTreeFileSystem(uri, pyarrow.fs.LocalFileSystem())
     return pyarrow.fs.PyFileSystem(DeltaStorageHandler(uri, options))

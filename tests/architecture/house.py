@@ -62,6 +62,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("cluster", "manifest", "nodes", "offset_index"),
         ("chunk_log",),
         ("audit",),
+        ("trace",),
     ),
     "storage.segment_log": (
         ("errors", "settings", "names"),

@@ -14,7 +14,7 @@ from tests.architecture.house import ALLOWED, ROOT, nodes, place, sources
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
-    "deltalake": ("cloud_hub/tables/", "storage/audit/", "spark_sinks/", "weft/demo/"),
+    "deltalake": ("cloud_hub/tables/", "storage/audit/", "storage/trace/", "spark_sinks/", "weft/demo/"),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
     "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),
     "websockets": ("edge_node/servers/listeners/", "edge_node/servers/http/out/websocket.py"),

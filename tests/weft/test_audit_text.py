@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.weft.test_output import on_a_terminal
-from weft.commands.audit import _show
+from weft.commands.proofs.audit import _show
 from weft.storage.audit.report import AuditReport, LaneAudit
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")

@@ -21,29 +21,58 @@ if TYPE_CHECKING:
 @click.option("--store", "uri", required=True, metavar="URI", help="The hub's store: a folder, or s3://bucket/prefix.")
 @click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
 @click.option("--payloads", is_flag=True, help="Compare the payloads, too, by checksum. Reads the whole table.")
+@click.option(
+    "--master",
+    metavar="URL",
+    help="Count on the executors of this Spark master, such as local[*] or spark://host:7077. Unset: in this process.",
+)
 @json_option
-def command(stream: str, uri: str, tenant: str, payloads: bool, as_json: bool) -> int:
+def command(stream: str, uri: str, tenant: str, payloads: bool, master: str | None, as_json: bool) -> int:  # noqa: PLR0917
     """Compare lanes, log and table of STREAM, record by record.
 
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream and the
-    columns of the table that name records. It changes nothing, and the hub may run meanwhile.
+    columns of the table that name records. It changes nothing, and the hub may run meanwhile. With --master, Spark's
+    executors read the store; the report is the same.
     """
-    from weft.storage.audit.audit import audit
-    from weft.storage.cluster import ClusterUnusable
-    from weft.storage.object_store import StoreError
-
-    store = open_hub_store(uri)
-    try:
-        report = asyncio.run(audit(store, tenant, stream, payloads=payloads))
-    except ClusterUnusable as error:
-        raise Failed(f"--store {uri}: {error}") from None
-    except StoreError as error:
-        raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
+    open_hub_store(uri)
+    report = (
+        _in_this_process(uri, tenant, stream, payloads)
+        if master is None
+        else _on_spark(master, uri, tenant, stream, payloads)
+    )
     if as_json:
         print_json(report)
     else:
         _show(report)
     return 0 if report.agrees and report.lanes else FAILURE_EXIT_CODE
+
+
+def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
+    from weft.storage.audit.audit import audit
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.object_store import StoreError
+    from weft.storage.table.errors import TableError
+
+    try:
+        return asyncio.run(audit(open_hub_store(uri), tenant, stream, payloads=payloads))
+    except (ClusterUnusable, TableError) as error:
+        raise Failed(f"--store {uri}: {error}") from None
+    except StoreError as error:
+        raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
+
+
+def _on_spark(master: str, uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
+    from spark_sinks.audit import audit
+    from spark_sinks.errors import ReadError
+    from spark_sinks.runtime.session import session
+
+    spark = session(master)
+    try:
+        return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)
+    except ReadError as error:
+        raise Failed(str(error)) from None
+    finally:
+        spark.stop()
 
 
 _COUNTS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")

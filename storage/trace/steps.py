@@ -1,0 +1,184 @@
+"""Steps of a trace: from a row to the records that went into it, and on from records that a pipeline made."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from weft.protocols.lane import Lane
+from weft.protocols.shard.placement import shard_of
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster
+from weft.storage.object_store import ObjectStore
+from weft.storage.table.columns import ORIGIN_COLUMN
+from weft.storage.table.payload_columns import BYTES_COLUMN
+from weft.storage.trace.errors import TraceError
+from weft.storage.trace.finding import Finder, Looked, Row, Wanted
+from weft.storage.trace.narrowing import NOTHING, Narrowing
+from weft.storage.trace.used import LINEAGE_HEADER, Used, parse_used
+
+STEPS_MAX = 8
+"""Maximum number of streams behind each other: more are a circle."""
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """A record of a stream."""
+
+    edge: str
+    log: str
+    seq: int
+    time: datetime
+    key: str
+    payload: str | None
+    """None when it is not text: see ``payload_base64``."""
+    payload_base64: str | None = None
+    headers: dict[str, str | None] | None = None
+    origin: str | None = None
+    """Function that made the record at its edge: ``name@version#hash``. None for what devices sent."""
+    made_of: list[Step] = []
+    """Records that went into this one, where a pipeline made it."""
+
+
+class Step(msgspec.Struct):
+    """One range of a row's lineage, and its records."""
+
+    stream: str
+    used: Used
+    records: list[Record]
+    numbers: int
+    """Sequence numbers of the range."""
+    narrowed_by: list[str]
+    """Columns of the row by which records of the range were left out; empty when none had to be."""
+    is_exact: bool
+    """True when the records are exactly those that the row was made of."""
+    more: bool
+    """True when the range has more records than were asked for."""
+
+
+class Trace(msgspec.Struct):
+    """A row and what it was made of."""
+
+    row: dict[str, Any]
+    made_of: list[Step]
+
+
+class Tracer:
+    """Traces rows of one tenant. Serves one event loop.
+
+    Args:
+        streams: names of the streams to look in; none means every stream that has the lane.
+        records_max: maximum number of records of all traces together.
+    """
+
+    def __init__(
+        self, store: ObjectStore, cluster: Cluster, tenant: str, streams: Sequence[str], records_max: int
+    ) -> None:
+        self._tenant, self._streams = tenant, streams
+        self._finder = Finder(store, cluster)
+        self._left = records_max
+        self._states: dict[int, ShardState] = {}
+
+    @property
+    def looked(self) -> Looked:
+        """Return how much was read so far."""
+        return self._finder.looked
+
+    async def trace(self, row: Mapping[str, Any], used: Sequence[Used]) -> Trace:
+        """Return what a row was made of.
+
+        Raises:
+            TraceError: no stream has the lane, or several have it.
+            TableError, CodecError, StoreError: table, log or store cannot be read.
+        """
+        return Trace(dict(row), [await self._step(each, row, ()) for each in used])
+
+    async def _step(self, used: Used, row: Mapping[str, Any], behind: tuple[str, ...]) -> Step:
+        """Return the records of a range.
+
+        Args:
+            row: the row made of them, whose columns narrow the range.
+            behind: streams of the steps before.
+        """
+        state = await self._state(used.edge)
+        lane = await self._lane(state, used, behind)
+        # Other records of the lane may stand between those that were used.
+        narrowing = Narrowing.of(row) if used.count < used.numbers else NOTHING
+        found = await self._finder.find(state, Wanted(lane, used, narrowing, self._left))
+        if not found.rows and found.narrowed_by:
+            # The row's columns only share the names.
+            found = await self._finder.find(state, Wanted(lane, used, NOTHING, self._left))
+        more = len(found.rows) > self._left
+        rows = found.rows[: self._left]
+        self._left -= len(rows)
+        is_exact = not more and len(rows) == min(used.count, used.numbers)
+        step = Step(lane.stream, used, [], used.numbers, found.narrowed_by, is_exact, more)
+        for each in rows:
+            step.records.append(await self._record(each, (*behind, lane.stream)))
+        return step
+
+    async def _record(self, row: Row, behind: tuple[str, ...]) -> Record:
+        record = _record(row)
+        lineage = (record.headers or {}).get(LINEAGE_HEADER)
+        if lineage is not None and len(behind) < STEPS_MAX:
+            # The record's own key and number are of this stream; what it was made of has others.
+            levels = {name: value for name, value in row.items() if not name.startswith("_") and value is not None}
+            columns = {**levels, **_payload_fields(record.payload)}
+            record.made_of = [await self._step(used, columns, behind) for used in parse_used(lineage)]
+        return record
+
+    async def _state(self, edge: str) -> ShardState:
+        shard = shard_of(self._tenant, edge, self._finder.cluster.shards)
+        if shard not in self._states:
+            self._states[shard] = await ShardLog(self._finder.store, self._finder.cluster, shard).load()
+        return self._states[shard]
+
+    async def _lane(self, state: ShardState, used: Used, behind: tuple[str, ...]) -> Lane:
+        log_id = int(used.log, 16)
+        lanes = [
+            *state.lanes,
+            *await ShardLog(self._finder.store, self._finder.cluster, state.shard).ended_lanes(self._tenant, used.edge),
+        ]
+        there = {lane.stream for lane in lanes if lane[:3] == (self._tenant, used.edge, log_id)}
+        name = f"{used.edge}/{used.log}"
+        if not there:
+            raise TraceError(f"the hub knows no lane {name} of tenant {self._tenant}")
+        found = there & set(self._streams) if self._streams else there
+        if not found:
+            raise TraceError(f"lane {name} is not in {', '.join(self._streams)} but in {', '.join(sorted(there))}")
+        # A record of a derived stream was made of another stream's.
+        found = found - set(behind) or found
+        if len(found) > 1:
+            raise TraceError(
+                f"lane {name} is in the streams {', '.join(sorted(found))}; name the one that the row was made of"
+            )
+        return Lane(self._tenant, used.edge, log_id, found.pop())
+
+
+def _payload_fields(payload: str | None) -> dict[str, Any]:
+    """Return the fields of a payload in JSON: what a pipeline wrote of a row; nothing of any other payload."""
+    try:
+        found = msgspec.json.decode(payload or "")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _record(row: Row) -> Record:
+    payload = row.get("payload")
+    if payload is None:
+        payload = row.get(BYTES_COLUMN)
+    text, coded = payload, None
+    if isinstance(payload, bytes):
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            text, coded = None, base64.b64encode(payload).decode()
+    headers = dict(row["_headers"]) if row.get("_headers") else None
+    return Record(
+        row["_edge"], row["_log"], row["_seq"], row["_time"], row["_key"], text, coded, headers, row.get(ORIGIN_COLUMN)
+    )

@@ -1,0 +1,92 @@
+"""``weft trace``: what a person and a program see of a row's records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from tests.support.processes import weft
+from weft.storage.object_store import open_store
+
+LOG = "0000000000000007"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    async def write() -> None:
+        log = await LogWriter.open(open_store(str(tmp_path / "store")))
+        await log.append(0, Run(LANE, 0, 10, payloads=[b"\x1b[2J", b"\xff\x00", *(b"%d" % n for n in range(8))]))
+
+    asyncio.run(write())
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def silver(tmp_path: Path) -> str:
+    lineage = [{"edge": LANE.edge, "log": LOG, "first": 2, "last": 4, "count": 3}]
+    rows = pa.table({"machine": ["m1", "m2"], "mean": [1.0, 2.0], "_from": [lineage, lineage]})
+    write_deltalake(str(tmp_path / "silver"), rows)
+    return str(tmp_path / "silver")
+
+
+def test_a_row_of_a_table(store: str, silver: str) -> None:
+    done = weft("trace", "--store", store, "--table", silver, "--where", "machine = 'm1' -- the first")
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == [
+        "row machine=m1, mean=1.0",
+        f"  telemetry, lane press-1/{LOG}, seq 2 to 4: 3 records",
+        "    2023-11-14T22:13:22.000000Z 2 plant/a/m1/telemetry 0",
+        "    2023-11-14T22:13:23.000000Z 3 plant/a/m1/telemetry 1",
+        "    2023-11-14T22:13:24.000000Z 4 plant/a/m1/telemetry 2",
+        "read 0 of 0 table files, and the records of 1 of 1 chunk above the tables",
+    ]
+
+
+def test_programs_get_everything(store: str, silver: str) -> None:
+    done = weft("trace", "--store", store, "--table", silver, "--where", "true", "--rows", 1, "--json")
+    found = json.loads(done.output)
+    assert (found["more_rows"], found["looked_at"]["sections"]) == (True, 1)
+    (row,) = found["rows"]
+    assert row["row"]["machine"] == "m1"
+    (step,) = row["made_of"]
+    assert (step["stream"], step["is_exact"]) == ("telemetry", True)
+    assert [record["payload"] for record in step["records"]] == ["0", "1", "2"]
+    raw = json.loads(weft("trace", "--store", store, "--record", "press-1/7/1", "--json").output)
+    assert raw["rows"][0]["made_of"][0]["records"][0]["payload_base64"] == "/wA="
+
+
+def test_bytes_of_devices_do_not_reach_the_terminal(store: str) -> None:
+    lines = weft("trace", "--store", store, "--record", "press-1/7/0-1").output.splitlines()
+    assert [line.split()[-1] for line in lines[1:3]] == ["hex:1b5b324a", "hex:ff00"]
+
+
+def test_the_exit_status_says_whether_anything_was_found(store: str, silver: str) -> None:
+    assert weft("trace", "--store", store, "--table", silver, "--where", "machine = 'm3'").return_value == 1
+    none = weft("trace", "--store", store, "--record", "press-1/7/77")
+    assert (none.return_value, "0 records; 1 were used" in none.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name what to trace: either --table with --where, or --from, or --record"),
+        (("--record", "a/1/1", "--from", "[]"), "name what to trace"),
+        (("--table", "<silver>"), "--table and --where belong together"),
+        (("--record", "a/1/1", "--where", "true"), "--table and --where belong together"),
+        (("--record", "press-1"), "expected EDGE/LOG/SEQ such as"),
+        (("--from", "{"), "expected the value of a column _from"),
+        (("--table", "<silver>", "--where", "foo = 1"), "No field named foo"),
+        (("--table", "<store>", "--where", "true"), "is no Delta table"),
+    ],
+)
+def test_mistakes(store: str, silver: str, arguments: tuple[str, ...], said: str) -> None:
+    given = [text.replace("<silver>", silver).replace("<store>", store) for text in arguments]
+    done = weft("trace", "--store", store, *given)
+    assert done.exception is not None
+    assert said in str(done.exception)

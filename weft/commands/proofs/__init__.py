@@ -1,0 +1,1 @@
+"""Commands that prove what a hub has: ``weft audit`` and ``weft trace``."""
