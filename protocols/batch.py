@@ -38,8 +38,10 @@ from weft.protocols.columns import (
     HEADER_PAIR_BYTES,
     HEADER_PAIRS_MAX,
     KEY_BYTES_MAX,
+    PLAIN_CHECKS,
     ROW_BYTES,
     Buffer,
+    Checks,
     Columns,
     HeaderPairs,
     check_expanded,
@@ -212,18 +214,21 @@ def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
 _CONTENT_SIZE_UNKNOWN = -1
 
 
-def decode_columns(data: Buffer, header: BatchHeader | None = None, offset: int = 0) -> Columns:
+def decode_columns(
+    data: Buffer, header: BatchHeader | None = None, offset: int = 0, checks: Checks = PLAIN_CHECKS
+) -> Columns:
     """Decode the columns of a batch. Large columns are views of the (decompressed) body, not copies.
 
     Args:
         header: header of a batch that was verified before; without it the batch is verified here.
+        checks: how to compare numbers.
 
     Raises:
         Truncated, UnsupportedVersion, Corrupt: as ``verify``, and when a column does not fit the header.
     """
     if header is None:
         header = verify(data, offset)
-    return _columns_in(body_of(data, header, offset), header)
+    return _columns_in(body_of(data, header, offset), header, checks)
 
 
 def check(data: Buffer, header: BatchHeader) -> None:
@@ -241,12 +246,13 @@ def check(data: Buffer, header: BatchHeader) -> None:
         _columns_in(body, header)
 
 
-def _columns_in(body: Buffer, header: BatchHeader) -> Columns:
+def _columns_in(body: Buffer, header: BatchHeader, checks: Checks = PLAIN_CHECKS) -> Columns:
     columns = decode_body(
         body,
         header.count,
         headers=bool(header.columns & Column.HEADERS),
         flags=bool(header.columns & Column.FLAGS),
+        checks=checks,
     )
     if ends_of(columns.times, header.count) != (header.first_time, header.last_time):
         raise Corrupt("a batch header's times are not those of its first and last record")

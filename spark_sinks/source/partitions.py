@@ -15,6 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
+from spark_sinks.source.collection import settle
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.selection import expression, masks
 from spark_sinks.source.stream_log import ChunkSlice
@@ -26,6 +27,9 @@ from weft.storage.object_store import NotFound, ObjectStore, open_store
 from weft.storage.table.columns import ROWS_MAX
 from weft.storage.table.rows import row_schema, section_rows
 
+BATCH_ROWS_MAX = 8 << 10
+"""Rows of a record batch that goes to Java. A megabyte or two stays in a processor's cache on its way through the
+socket, and batches of an edge that are nearly as large pass without being copied together."""
 FETCH_BYTES = 16 << 20
 """Bytes of sections fetched at once: hides a store's round trips behind each other and bounds a task's memory."""
 FETCH_SECTIONS_MAX = 16
@@ -97,6 +101,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
     """
     if not isinstance(partition, Task):
         return
+    settle()
     try:
         for part in partition.parts:
             yield from _part_rows(partition.context, part, schema)
@@ -135,6 +140,7 @@ def _chunk_rows(context: ReadContext, part: ChunkPart, columns: list[str]) -> It
                 edges=context.options.edges,
                 payload=context.payload,
                 clocks=piece.clocks,
+                rows_max=BATCH_ROWS_MAX,
             )
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from spark_sinks.errors import ReadError
+from spark_sinks.source.collection import settle
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets, nanoseconds
 from spark_sinks.source.tables import TableSnapshot, open_table
@@ -100,6 +101,7 @@ class StreamLog:
         Raises:
             ReadError: the store is none that executors can reach, holds no hub, or the hub has no such stream.
         """
+        settle()
         store, cluster = await open_hub(options)
         log = cls(options, store, cluster)
         log._states = list(await asyncio.gather(*(shard.load() for shard in log._logs)))

@@ -22,6 +22,7 @@ from weft.storage.table.columns import (
     ORIGIN_COLUMN,
     ROWS_MAX,
     TIMESTAMP,
+    VECTOR_CHECKS,
     Levels,
     Piece,
     RowBuilder,
@@ -102,6 +103,7 @@ def section_rows(  # noqa: PLR0917
     payload: PayloadKind = PayloadKind.BYTES,
     clocks: Iterable[ClockUpdate] = (),
     joined: bool = True,
+    rows_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of a section as rows, offsets ascending.
 
@@ -115,20 +117,23 @@ def section_rows(  # noqa: PLR0917
         edges: only records of these edge nodes; batches of others are passed over without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
         clocks: the footer's clock notices of the same chunk.
+        rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut;
+            None takes ``ROWS_MAX``.
         joined: false gives each batch rows of its own, which tells the one that fails.
 
     Raises:
         Corrupt: the section does not hold what its index says.
     """
+    rows_max = ROWS_MAX if rows_max is None else rows_max
     schema = row_schema(fields, payload)
     if columns is not None:
         schema = pa.schema([field for field in schema if field.name in columns])
     end = section.base_offset + section.count
     wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
-    builder = RowBuilder(schema, lanes, shard, levels, payload)
+    builder = RowBuilder(schema, lanes, shard, levels, payload, rows_max)
     costs = RowCosts(schema, len(fields) if levels else 0)
-    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks), costs), wanted, edges):
+    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks), costs, rows_max), wanted, edges):
         if not builder.takes(piece):
             yield builder.flush()
         builder.add(piece)
@@ -144,6 +149,7 @@ class _Footer(NamedTuple):
     lanes: Sequence[LaneUpdate]
     clocks: dict[BootKey, int]
     costs: RowCosts
+    rows_max: int
 
 
 def _pieces(
@@ -161,11 +167,11 @@ def _pieces(
 def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer) -> Iterator[Piece]:
     """Yield records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
     header = decode_header(entry.batch)
-    columns = decode_columns(entry.batch, header)
+    columns = decode_columns(entry.batch, header, checks=VECTOR_CHECKS)
     times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
     # The chunk with a batch says what its origin's number means: a number may have meant something else before.
     origin = origin_text(header.origin, by_number(footer.lanes[entry.lane].origins)) if header.origin else None
-    costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, ROWS_MAX, BYTES_MAX, origin)
+    costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, footer.rows_max, BYTES_MAX, origin)
     for at, rows, cost in costs:
         yield Piece(
             entry.lane, offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns, cost,
