@@ -38,6 +38,7 @@ from weft.protocols.link import (
     Welcome,
     split_batches,
 )
+from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication import settings as bounds
 from weft.replication.accounting import Acks, SentBatches, checked_ranges, window_cost
@@ -56,7 +57,6 @@ from weft.replication.events import (
 )
 from weft.replication.greeting import check_hello, check_opening
 from weft.replication.liveness import Liveness, PeerClock
-from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.settings import ReceiverSettings
 
 _DONE = object()

@@ -27,6 +27,7 @@ from weft.protocols.link import (
     RefuseCode,
     Welcome,
 )
+from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.accounting import checked_ranges
 from weft.replication.events import (
@@ -43,7 +44,6 @@ from weft.replication.events import (
 )
 from weft.replication.liveness import SECOND, Liveness, PeerClock
 from weft.replication.mark_schedule import MarkSchedule
-from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.outbox import BatchTooLong, Outbox
 from weft.replication.patience import AckPatience
 from weft.replication.refusals import of_another_cluster, rolled_back

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from bench.hub.script import RECORDS, Fleet, Message, greeting, idle_message
 from weft.protocols.link import Ack, LaneClosed, LaneOpened, Marks, Ping, Pong, Refuse, Welcome
-from weft.replication.message_stream import FrameDecoder
+from weft.protocols.link.stream import FrameDecoder
 
 OUTSTANDING_BATCHES = 60
 """Batches that a link has on the way at most."""

@@ -19,7 +19,7 @@ from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError
 from weft.protocols.link import Data, FrameType
-from weft.replication.message_stream import PENDING_BYTES_MAX, FrameDecoder, FrameEncoder
+from weft.protocols.link.stream import PENDING_BYTES_MAX, FrameDecoder, FrameEncoder
 
 VECTORS = Path(notation.__file__).parent
 _CRC = struct.Struct("<I")

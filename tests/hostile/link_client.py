@@ -20,7 +20,7 @@ from tests.hostile.waits import Waits, summary
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Columns, HeaderPairs
 from weft.protocols.link import Ack, Data, Frame, Hello, LaneClosed, LaneOpen, LaneOpened, Marks, Refuse, Welcome
-from weft.replication.message_stream import FrameDecoder, FrameEncoder
+from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.replication.runner import LINK_PATH
 
 PATIENCE_S = 30.0

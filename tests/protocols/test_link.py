@@ -16,8 +16,8 @@ from tests.protocols.strategies import DATA_FRAMES, FRAMES, make_batch
 from weft.protocols import batch, link
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.link import FrameType
+from weft.protocols.link import stream as link_stream
 from weft.protocols.ranges import SEQ_END
-from weft.replication import message_stream
 
 
 def raw_frame(number: int, body: bytes) -> bytes:
@@ -30,7 +30,7 @@ def packed(number: int, *items: object, **fields: object) -> bytes:
 
 def message(*parts: bytes) -> bytes:
     """Uncompressed bytes as one message of a peer that does not care for our limits."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=message_stream.STREAM_WINDOW_LOG_MAX)
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=link_stream.STREAM_WINDOW_LOG_MAX)
     context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     return b"".join(map(context.compress, parts)) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
@@ -120,7 +120,7 @@ def test_garbage_raises_codec_errors_only(data: bytes) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.lists(FRAMES, max_size=3), max_size=4), st.data())
 def test_frames_survive_any_slicing_of_the_stream(messages: list[list[link.Frame]], draw: st.DataObject) -> None:
-    encoder, decoder = message_stream.FrameEncoder(), message_stream.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     stream = b"".join(map(encoder.encode, messages))
     cuts = draw.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
     found: list[link.Frame] = []
@@ -132,17 +132,17 @@ def test_frames_survive_any_slicing_of_the_stream(messages: list[list[link.Frame
 @settings(max_examples=60)
 @given(st.lists(st.lists(FRAMES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_each_message_is_complete_in_itself(messages: list[list[link.Frame]]) -> None:
-    encoder, decoder = message_stream.FrameEncoder(), message_stream.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     for frames in messages:
         assert decoder.decode(encoder.encode(frames)) == frames
 
 
 @given(st.lists(FRAMES, min_size=1, max_size=3), st.data())
 def test_a_changed_byte_in_the_stream_raises_codec_errors_only(frames: list[link.Frame], draw: st.DataObject) -> None:
-    stream = bytearray(message_stream.FrameEncoder().encode(frames))
+    stream = bytearray(link_stream.FrameEncoder().encode(frames))
     stream[draw.draw(st.integers(0, len(stream) - 1))] ^= draw.draw(st.integers(1, 255))
     try:
-        message_stream.FrameDecoder().decode(bytes(stream))
+        link_stream.FrameDecoder().decode(bytes(stream))
     except CodecError:
         pass
 
@@ -150,7 +150,7 @@ def test_a_changed_byte_in_the_stream_raises_codec_errors_only(frames: list[link
 @given(st.binary(min_size=1, max_size=200))
 def test_a_stream_of_garbage_raises_codec_errors_only(data: bytes) -> None:
     try:
-        assert message_stream.FrameDecoder().decode(data) == []
+        assert link_stream.FrameDecoder().decode(data) == []
     except CodecError:
         pass
 
@@ -158,11 +158,11 @@ def test_a_stream_of_garbage_raises_codec_errors_only(data: bytes) -> None:
 @pytest.mark.parametrize("level", [-5, 1, 3, 19, 22])
 def test_a_peer_can_read_every_compression_level(level: int) -> None:
     frames: list[link.Frame] = [link.Ping(1), link.Data(1, make_batch())]
-    assert message_stream.FrameDecoder().decode(message_stream.FrameEncoder(level).encode(frames)) == frames
+    assert link_stream.FrameDecoder().decode(link_stream.FrameEncoder(level).encode(frames)) == frames
 
 
 def test_later_sends_compress_against_earlier_ones() -> None:
-    encoder = message_stream.FrameEncoder()
+    encoder = link_stream.FrameEncoder()
     sizes = [len(encoder.encode([link.Data(1, make_batch(3, seq))])) for seq in (0, 3)]
     assert sizes[1] < sizes[0] / 2
 
@@ -246,14 +246,14 @@ def test_a_greeting_of_this_release_that_does_not_decode_is_damage() -> None:
 
 def test_acknowledgements_take_little_memory() -> None:
     """A hub has an encoder for each link. Their memory is zstd's own; its window tells how much."""
-    encoder, decoder = message_stream.FrameEncoder(small=True), message_stream.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(small=True), link_stream.FrameDecoder()
     for end in range(1, 2000):
         ack = link.Ack(1, [(0, end)])
         assert decoder.decode(encoder.encode([ack])) == [ack]
-    first = message_stream.FrameEncoder(small=True).encode([link.Ping(1)])
-    assert zstandard.get_frame_parameters(first).window_size <= 1 << message_stream.SMALL_WINDOW_LOG
-    first = message_stream.FrameEncoder().encode([link.Ping(1)])
-    assert zstandard.get_frame_parameters(first).window_size <= 1 << message_stream.STREAM_WINDOW_LOG_MAX
+    first = link_stream.FrameEncoder(small=True).encode([link.Ping(1)])
+    assert zstandard.get_frame_parameters(first).window_size <= 1 << link_stream.SMALL_WINDOW_LOG
+    first = link_stream.FrameEncoder().encode([link.Ping(1)])
+    assert zstandard.get_frame_parameters(first).window_size <= 1 << link_stream.STREAM_WINDOW_LOG_MAX
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_frame_that_can_never_be_taken_is_refused_at_its_header(number: int, l
 
 
 def peak_bytes_of_refusal(data: bytes) -> int:
-    decoder = message_stream.FrameDecoder()
+    decoder = link_stream.FrameDecoder()
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt):
@@ -280,7 +280,7 @@ def test_a_stream_that_expands_without_end_is_cut_off() -> None:
     data_frame = struct.pack("<BI", FrameType.DATA, link.FRAME_BYTES_MAX)
     bomb = message(data_frame, *[bytes(16 << 20)] * 24)
     assert len(bomb) < 64 << 10
-    assert peak_bytes_of_refusal(bomb) < 3 * message_stream.PENDING_BYTES_MAX
+    assert peak_bytes_of_refusal(bomb) < 3 * link_stream.PENDING_BYTES_MAX
 
 
 def test_a_message_of_endless_small_frames_is_cut_off() -> None:
@@ -297,17 +297,17 @@ def test_a_window_larger_than_agreed_is_refused() -> None:
     context = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     stream = context.compress(link.encode_frame(link.Ping(1))) + context.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
     with pytest.raises(Corrupt):
-        message_stream.FrameDecoder().decode(stream)
+        link_stream.FrameDecoder().decode(stream)
 
 
 def test_a_stream_that_ends_is_refused_together_with_what_follows() -> None:
     with pytest.raises(Corrupt, match="ended"):
-        message_stream.FrameDecoder().decode(zstandard.ZstdCompressor().compress(link.encode_frame(link.Ping(1))))
+        link_stream.FrameDecoder().decode(zstandard.ZstdCompressor().compress(link.encode_frame(link.Ping(1))))
 
 
 def test_a_frame_that_trickles_in_is_not_copied_again_and_again() -> None:
     """Without this a peer could make an 80 MiB frame cost terabytes of copying."""
-    encoder, decoder = message_stream.FrameEncoder(), message_stream.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     large = batch.encode(
         1,
         0,
@@ -341,9 +341,9 @@ def test_frames_that_the_peer_would_refuse_are_not_encoded() -> None:
 
 
 def test_a_refused_send_leaves_the_stream_intact() -> None:
-    encoder, decoder = message_stream.FrameEncoder(), message_stream.FrameDecoder()
+    encoder, decoder = link_stream.FrameEncoder(), link_stream.FrameDecoder()
     too_large: list[link.Frame] = [link.Ping(1), link.Data(1, bytes(link.FRAME_BYTES_MAX))]
-    too_many: list[link.Frame] = [link.Ping(1)] * (message_stream.FRAMES_MAX + 1)
+    too_many: list[link.Frame] = [link.Ping(1)] * (link_stream.FRAMES_MAX + 1)
     for frames in (too_large, too_many):
         with pytest.raises(ValueError):
             encoder.encode(frames)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.vectors import notation
 from weft.protocols import errors
-from weft.replication import message_stream
+from weft.protocols.link import stream as link_stream
 
 VECTORS = Path(notation.__file__).parent
 GOLDEN = sorted(VECTORS.glob("*/*.json"))
@@ -30,7 +30,7 @@ def load(path: Path) -> tuple[bytes, dict[str, Any]]:
 def test_golden_bytes_keep_their_meaning(path: Path) -> None:
     data, vector = load(path)
     if path == VECTORS / "link/stream.json":
-        found = {"frames": [notation.note_frame(frame) for frame in message_stream.FrameDecoder().decode(data)]}
+        found = {"frames": [notation.note_frame(frame) for frame in link_stream.FrameDecoder().decode(data)]}
     else:
         found = notation.decode(path.parent.name, data)
     assert found == vector["meaning"]

@@ -31,6 +31,7 @@ from weft.protocols.link import (
     check_batch,
     encode_frame,
 )
+from weft.protocols.link.stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,
@@ -43,7 +44,6 @@ from weft.replication.events import (
     ReceiverEvent,
 )
 from weft.replication.liveness import SECOND
-from weft.replication.message_stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.replication.receiver import Receiver
 from weft.replication.settings import ReceiverSettings
 

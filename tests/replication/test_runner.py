@@ -22,8 +22,8 @@ from tests.support.waiting import until
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
 from weft.protocols.link import LaneOpened, RefuseCode, Welcome
+from weft.protocols.link.stream import FrameEncoder
 from weft.replication.liveness import SECOND
-from weft.replication.message_stream import FrameEncoder
 from weft.replication.runner import (
     LINK_PATH,
     LinkIdentity,

@@ -30,6 +30,7 @@ from weft.protocols.link import (
     Welcome,
     split_batches,
 )
+from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
@@ -45,7 +46,6 @@ from weft.replication.events import (
     Welcomed,
 )
 from weft.replication.liveness import SECOND
-from weft.replication.message_stream import FrameDecoder, FrameEncoder
 from weft.replication.send_window import SendWindow
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings

@@ -21,7 +21,7 @@ from crc32c import crc32c
 from tests.vectors import notation
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
-from weft.replication.message_stream import FrameEncoder
+from weft.protocols.link.stream import FrameEncoder
 
 HERE = Path(__file__).parent
 T = 1_700_000_000_000_000_000

@@ -16,9 +16,9 @@ from weft.cloud_hub.shard.conflicts import conflicts, note_conflicts
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, ControlKind, encode_footer, encode_header
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
+from weft.protocols.link.stream import FrameEncoder
 from weft.protocols.shard.lane_state import ConflictBody
 from weft.protocols.shard.placement import shard_of
-from weft.replication.message_stream import FrameEncoder
 from weft.replication.runner import LINK_PATH, LinkIdentity
 from weft.replication.status import LinkState
 from weft.storage.chunk_log import ShardLog

@@ -1,7 +1,7 @@
 """Frames of a replication link (docs/reference/formats/link.md).
 
 A frame is a type byte, a u32 length and a body: msgpack for control, a lane number and batches as stored for DATA.
-``replication.message_stream`` makes messages of frames. Every length that a peer can choose is bounded.
+``protocols.link.stream`` makes messages of frames. Every length that a peer can choose is bounded.
 """
 
 from __future__ import annotations
