@@ -1,1 +1,22 @@
 """Sinks: Delta tables, streams, and databases of others, with what each promises."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_sinks.sinks.stream.sink import StreamSink
+
+_PLACES = {
+    "StreamSink": "spark_sinks.sinks.stream.sink",
+}
+"""Sink -> module, imported when it is asked for: each needs libraries that the others do without."""
+__all__ = ["StreamSink"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a sink by its name."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -17,7 +17,11 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "deltalake": ("cloud_hub/tables/", "storage/audit/", "storage/trace/", "spark_sinks/", "weft/demo/"),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/demo/"),
     "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),
-    "websockets": ("edge_node/servers/listeners/", "edge_node/servers/http/out/websocket.py"),
+    "websockets": (
+        "edge_node/servers/listeners/",
+        "edge_node/servers/http/out/websocket.py",
+        "spark_sinks/sinks/stream/connection.py",
+    ),
     "httptools": ("edge_node/servers/http/request.py",),
     "aio_pika": ("edge_node/sources/amqp",),
     "aiormq": ("edge_node/sources/amqp",),

@@ -1,0 +1,195 @@
+"""A blocking WebSocket to a hub node, over a plain socket.
+
+The connection can be left without a closing handshake. A hub takes the closing of a refused connection for proof that a
+second node claims the lane, and stops the lane's completeness until an operator decides; a task that another one has
+overtaken is no second node, and leaves without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Response
+from websockets.uri import parse_uri
+
+from spark_sinks.errors import SinkError
+
+LINK_PATH = "/v1/link"
+MESSAGE_BYTES_MAX = 4 << 20
+"""Longest message from a hub."""
+_RECEIVE_BYTES = 64 << 10
+_CLOSE_S = 2.0
+_REFUSALS = {
+    401: "the hub does not accept the token, or there is none (401). Create one there with `weft token create --scope "
+    "edge`, and give its file as token_file",
+    403: "the hub accepts no link from here (403). Without a tokens_file it serves its own machine only; with one the "
+    "token has to be of scope edge",
+    404: f"no hub answers at {LINK_PATH} (404). Check the hub's URL",
+    400: "the server does not take the request (400). Write https:// if the port speaks TLS",
+}
+
+
+class ConnectionFailed(Exception):
+    """No connection, or its end: another try may succeed."""
+
+
+class Connection:
+    """One WebSocket. Used by one thread.
+
+    Args:
+        url: ``http(s)://host:port``.
+        token: sent as a bearer token.
+        ca: certificate authorities in PEM; None trusts the system's.
+        timeout_s: longest time for the connection, and for each piece that is sent.
+        clock: monotonic seconds.
+
+    Raises:
+        ConnectionFailed: nothing answers, or not with a WebSocket.
+        SinkError: the hub refuses the token or the path: another try would not help.
+    """
+
+    def __init__(
+        self, url: str, token: str | None, ca: str | None, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.url = url
+        self._messages: deque[bytes] = deque()
+        self._parts: list[bytes] = []
+        scheme, _, rest = url.rstrip("/").partition("://")
+        uri = parse_uri(f"{'wss' if scheme == 'https' else 'ws'}://{rest}{LINK_PATH}")
+        self._protocol = ClientProtocol(uri, max_size=MESSAGE_BYTES_MAX)
+        self._timeout_s, self._clock = timeout_s, clock
+        try:
+            self._socket = socket.create_connection((uri.host, uri.port), timeout_s)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            raise ConnectionFailed(f"{url}: {error.strerror or error}") from error
+        try:
+            if uri.secure:
+                context = ssl.create_default_context(cadata=ca)
+                self._socket = context.wrap_socket(self._socket, server_hostname=uri.host)
+            self._shake_hands(token)
+        except ssl.SSLCertVerificationError as error:
+            self.abandon()
+            raise SinkError(
+                f"{url}: the hub's certificate is refused ({error.verify_message}). Name the hub as its certificate "
+                "does, and give its authority's certificate as ca_file"
+            ) from error
+        except OSError as error:
+            self.abandon()
+            raise ConnectionFailed(f"{url}: {error.strerror or error}") from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _shake_hands(self, token: str | None) -> None:
+        request = self._protocol.connect()
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        self._protocol.send_request(request)
+        self._flush()
+        deadline = self._clock() + self._timeout_s
+        while not self._protocol.handshake_exc and self._protocol.state.name == "CONNECTING":
+            if not self._read(deadline - self._clock()):
+                raise ConnectionFailed(f"{self.url}: no answer within {self._timeout_s:g} s")
+        failure = self._protocol.handshake_exc
+        if isinstance(failure, InvalidStatus):
+            status = failure.response.status_code
+            if status in _REFUSALS:
+                raise SinkError(f"{self.url}: {_REFUSALS[status]}")
+            raise ConnectionFailed(f"{self.url}: the server answered with HTTP status {status}")
+        if failure is not None:
+            raise ConnectionFailed(f"{self.url}: {failure}")
+
+    def send(self, message: bytes) -> None:
+        """Send one message. Blocks while the hub takes nothing.
+
+        Raises:
+            ConnectionFailed: the connection is over.
+        """
+        try:
+            self._protocol.send_binary(message)
+            self._flush()
+        except (OSError, WebSocketException) as error:
+            raise ConnectionFailed(f"{self.url}: {error}") from error
+
+    def receive(self, wait_s: float) -> bytes | None:
+        """Return the next message; None when none came in time.
+
+        Raises:
+            ConnectionFailed: the connection is over, and every message was returned.
+        """
+        deadline = self._clock() + wait_s
+        while not self._messages:
+            if self._protocol.state.name != "OPEN":
+                raise ConnectionFailed(f"{self.url}: the hub closed the connection")
+            try:
+                if not self._read(deadline - self._clock()):
+                    return None
+                if not self._messages:
+                    self._flush_answers()
+            except OSError as error:
+                raise ConnectionFailed(f"{self.url}: {error}") from error
+        return self._messages.popleft()
+
+    def _flush_answers(self) -> None:
+        """Send pongs. What answers a closing waits for ``close``: the messages before it may say not to."""
+        if self._protocol.state.name == "OPEN":
+            self._flush()
+
+    def close(self) -> None:
+        """Close with a handshake, as far as the peer answers soon."""
+        with contextlib.suppress(OSError, WebSocketException, ConnectionFailed):
+            if self._protocol.state.name == "OPEN":
+                self._protocol.send_close(1000)
+            self._flush()
+            deadline = self._clock() + _CLOSE_S
+            while self._protocol.state.name == "CLOSING" and self._read(deadline - self._clock()):
+                self._messages.clear()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Leave without a word."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _flush(self) -> None:
+        self._socket.settimeout(self._timeout_s)
+        for data in self._protocol.data_to_send():
+            if data:
+                self._socket.sendall(data)
+            else:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+
+    def _read(self, wait_s: float) -> bool:
+        """Take what the socket has. Return False when nothing came in time."""
+        self._socket.settimeout(max(wait_s, 0.001))
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except TimeoutError:
+            return False
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        for event in self._protocol.events_received():
+            if isinstance(event, Response) and isinstance(self._protocol.handshake_exc, InvalidHandshake):
+                return True
+            if isinstance(event, Frame):
+                self._take(event)
+        return True
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.BINARY, Opcode.TEXT, Opcode.CONT):
+            self._parts.append(bytes(frame.data))
+            if frame.fin:
+                self._messages.append(b"".join(self._parts))
+                self._parts = []

@@ -1,0 +1,149 @@
+"""The last record of a producer lane, found in the hub's store: its position says how far the query has come.
+
+Looked up only where nothing else says it, at a query's start and after a fault. The log is searched from its end, and
+below the chunks that were deleted, the stream's table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream.positions import POSITION_HEADER, Position, parse_position
+from spark_sinks.sinks.stream.settings import ProducerSettings
+from weft.protocols import batch
+from weft.protocols.chunk import Chunk, section_entries
+from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.shard.placement import shard_of
+from weft.protocols.shard.shard_state import ShardState, lane_of
+from weft.storage.chunk_log import ShardLog, table_key
+from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
+
+AHEAD = 16
+"""Chunk indexes asked for at once."""
+
+
+async def open_hub_store(settings: ProducerSettings, cluster_id: str) -> tuple[ObjectStore, Cluster]:
+    """Return the hub's store.
+
+    Args:
+        cluster_id: the hub's own, as WELCOME told it; empty when it is not known.
+
+    Raises:
+        SinkError: it cannot be opened, holds no hub, or another one.
+    """
+    where = f"store {settings.store!r}"
+    try:
+        store = open_store(settings.store, dict(settings.store_options))
+        cluster = await open_cluster(store, None)
+    except (ValueError, StoreUnfit, ClusterUnusable) as error:
+        raise SinkError(f"{where}: {error}") from error
+    except StoreError as error:
+        raise SinkError(f"{where} does not answer; check its address and credentials: {error}") from error
+    if cluster_id not in ("", cluster.cluster_id.hex()):
+        raise SinkError(
+            f"{where} is that of hub {cluster.cluster_id.hex()}, and the hub at {settings.urls[0]} is {cluster_id}; "
+            "name the store of this hub"
+        )
+    return store, cluster
+
+
+async def lane_state(settings: ProducerSettings, cluster_id: str, lane: Lane) -> tuple[ShardLog, ShardState]:
+    """Return the log and the state of a lane's shard at the log's end. Raises as ``open_hub_store``."""
+    store, cluster = await open_hub_store(settings, cluster_id)
+    log = ShardLog(store, cluster, shard_of(lane.tenant, lane.edge, cluster.shards))
+    try:
+        return log, await log.load()
+    except StoreError as error:
+        raise SinkError(f"store {settings.store!r} does not answer: {error}") from error
+
+
+async def held_epoch(settings: ProducerSettings, cluster_id: str, lane: Lane) -> int:
+    """Return the lane's epoch in the hub's log; 0 when there is none. Raises as ``open_hub_store``."""
+    _, state = await lane_state(settings, cluster_id, lane)
+    held = state.lanes.get(lane)
+    return held.epoch if held is not None else 0
+
+
+async def find_position(settings: ProducerSettings, cluster_id: str, lane: Lane, shard: int, seq: int) -> Position:
+    """Return the position of record ``seq`` of a lane, which the hub has acknowledged.
+
+    Args:
+        shard: the source shard.
+
+    Raises:
+        SinkError: neither log nor table has the record, or a sink did not write it. As ``open_hub_store``.
+    """
+    log, state = await lane_state(settings, cluster_id, lane)
+    text = await _in_log(log, state, lane, seq)
+    if text is None:
+        text = await asyncio.to_thread(_in_table, log.store, lane, seq)
+    found = parse_position(text)
+    if found is None or found[0] != shard:
+        raise SinkError(
+            f"record {seq} of lane {lane}, the last one, says as its position {text!r}: it is not in the store, or no "
+            "sink wrote it. Give the query another name, and start it behind the rows that the stream has"
+        )
+    return found[1]
+
+
+async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> str | None:
+    """Search the log from its end to what was deleted."""
+    end = state.n + 1
+    while end > log.watermark:
+        first = max(log.watermark, end - AHEAD)
+        for chunk in reversed(await asyncio.gather(*map(log.index, range(first, end)))):
+            if chunk is None:
+                return None  # deleted meanwhile: the table has it
+            if any(
+                lane_of(update) == lane and any(low <= seq < high for low, high in update.ranges)
+                for update in chunk.footer.lanes
+            ):
+                return await _in_chunk(log, chunk, lane, seq)
+        end = first
+    return None
+
+
+async def _in_chunk(log: ShardLog, chunk: Chunk, lane: Lane, seq: int) -> str | None:
+    lanes = chunk.footer.lanes
+    for section in chunk.footer.streams:
+        if (section.tenant, section.stream) != (lane.tenant, lane.stream):
+            continue
+        data = await log.section(chunk.header.n, section)
+        for entry in section_entries(section, data, lanes):
+            header = batch.decode_header(entry.batch)
+            first = header.base_seq + entry.skip
+            if lane_of(lanes[entry.lane]) == lane and first <= seq < first + entry.take:
+                index = seq - header.base_seq
+                record = next(batch.records(entry.batch, first=index, end=index + 1))
+                return _text(dict(record.headers))
+    return None
+
+
+def _in_table(store: ObjectStore, lane: Lane, seq: int) -> str | None:
+    uri, options = store.location(table_key(lane.tenant, lane.stream))
+    if not DeltaTable.is_deltatable(uri, options or None):
+        return None
+    rows = (
+        DeltaTable(uri, storage_options=options or None)
+        .to_pyarrow_dataset()
+        .to_table(
+            ["_headers"],
+            (pc.field("_seq") == seq)
+            & (pc.field("_edge") == lane.edge)
+            & (pc.field("_log") == format_log_id(lane.log_id)),
+        )
+    )
+    for pairs in rows.column("_headers").to_pylist():
+        return _text(dict(pairs or ()))
+    return None
+
+
+def _text(headers: Mapping[str, object]) -> str | None:
+    text = headers.get(POSITION_HEADER)
+    return text if isinstance(text, str) else None

@@ -1,0 +1,54 @@
+"""Marks of a producer's lanes: the moment up to which the derived stream is complete.
+
+Told by the driver once every row of a micro-batch is durable, to all lanes of the query at once, so that no lane claims
+what another one still lacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from spark_sinks.blocking import run
+from spark_sinks.sinks.stream.lane import ProducerLane
+from spark_sinks.sinks.stream.last_record import held_epoch, lane_state
+from spark_sinks.sinks.stream.link import Link
+from spark_sinks.sinks.stream.settings import ProducerSettings
+from weft.protocols.lane import Lane
+from weft.protocols.shard.shard_state import ShardState
+
+NO_SHARD = -1
+"""Number in place of a source shard for the lane that has no records and only brings a commit about."""
+
+
+def tell_marks(settings: ProducerSettings, moment: int, wall_clock: Callable[[], int] = time.time_ns) -> None:
+    """Tell the query's lanes that they are complete up to ``moment`` (ns since 1970); durable when this returns.
+
+    Raises:
+        SinkError: the hub or its store does not answer, or refuses.
+        Superseded: another run of the query is sending.
+    """
+    # A hub takes a mark of the future as one of now.
+    moment = min(moment, wall_clock())
+    _, state = run(lane_state(settings, "", settings.lane(0)))
+    behind = _behind(settings, state, moment)
+    if not behind:
+        return
+    link = Link(settings, lambda lane: run(held_epoch(settings, "", lane)))
+    try:
+        link.mark(moment, [ProducerLane(lane, state.lanes[lane].epoch) for lane in behind])
+        # Marks are not acknowledged, and alone they wait for a commit for up to a minute. The opening of a lane is
+        # committed at once, in the same shard, as all lanes of an edge are, and takes along the marks before it.
+        link.open(ProducerLane(settings.lane(NO_SHARD)))
+    finally:
+        link.close()
+
+
+def _behind(settings: ProducerSettings, state: ShardState, moment: int) -> list[Lane]:
+    """Return the query's lanes with records whose newest mark is before ``moment``."""
+    lanes = state.stream_lanes(settings.tenant, settings.stream)
+    return [
+        lane for lane, held in lanes.items()
+        if lane.edge == settings.edge and held.ranges
+        and (held.newest_mark is None or held.newest_mark.time < moment)
+    ]  # fmt: skip

@@ -1,0 +1,38 @@
+"""Positions: which row of a query a record of a producer lane is.
+
+A position is the offset of the source record that caused the row, and the row's place among the rows of that record.
+Each record carries its own in a header, so the lane itself says how far a query has come.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+POSITION_HEADER = "weft.from"
+"""Header with the position: ``shard:offset:ordinal``."""
+LINEAGE_HEADER = "weft.lineage"
+"""Header with the records that went into the row, JSON as Spark writes the column ``_from``."""
+_TEXT = re.compile(r"(\d{1,10}):(\d{1,19}):(\d{1,10})")
+
+
+class Position(NamedTuple):
+    """The place of a row in the output of one source shard. Positions of a lane ascend."""
+
+    offset: int
+    """``_offset`` of the source record that caused the row."""
+    ordinal: int
+    """Number of the row among those of this source record."""
+
+    def text(self, shard: int) -> str:
+        """Return the value of the header."""
+        return f"{shard}:{self.offset}:{self.ordinal}"
+
+
+def parse_position(text: object) -> tuple[int, Position] | None:
+    """Return source shard and position of a header's value; None when it is no such text."""
+    found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    shard, offset, ordinal = map(int, found.groups())
+    return shard, Position(offset, ordinal)

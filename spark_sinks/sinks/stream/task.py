@@ -1,0 +1,149 @@
+"""The work of one Spark task: the rows of some source shards go to the hub, each shard's into a lane of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream.encoding import BATCH_BYTES, BATCH_ROWS, BatchEncoder, Row
+from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded, went_back
+from spark_sinks.sinks.stream.last_record import find_position, held_epoch
+from spark_sinks.sinks.stream.link import Link
+from spark_sinks.sinks.stream.positions import Position
+from spark_sinks.sinks.stream.rows import rows_of
+from spark_sinks.sinks.stream.settings import ProducerSettings
+
+RESULT = pa.schema([
+    pa.field("shard", pa.int32()), pa.field("end", pa.int64()), pa.field("offset", pa.int64()),
+    pa.field("ordinal", pa.int32()), pa.field("epoch", pa.int64()), pa.field("seen_offset", pa.int64()),
+    pa.field("seen_ordinal", pa.int32()), pa.field("sent", pa.int64()), pa.field("skipped", pa.int64()),
+])  # fmt: skip
+"""Columns that a task answers with, a row for each lane, once everything is durable."""
+RESULT_SQL = (
+    "shard int, end long, offset long, ordinal int, epoch long, seen_offset long, seen_ordinal int, sent long, "
+    "skipped long"
+)
+_WHOLE_FACTOR = 8
+"""Rows of one source record stay in one batch up to this many times the usual size."""
+
+
+@dataclass(frozen=True)
+class SendTask:
+    """A task's orders. ``run`` gets the rows of a partition as ``rows.ordered`` made them."""
+
+    settings: ProducerSettings
+    facts: Mapping[int, LaneFact] = field(default_factory=dict)
+    """Truths about lanes, by source shard, from earlier micro-batches."""
+    floors: Mapping[int, Position] = field(default_factory=dict)
+    """Highest position of the micro-batches before, by source shard."""
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Send the rows, and yield a row of ``RESULT`` for each lane.
+
+        Raises:
+            SinkError: the rows or the hub do not allow it.
+            Superseded: another attempt has taken over.
+        """
+        sender = _Sender(self)
+        try:
+            for shard, row in rows_of(batches):
+                sender.take(shard, row)
+            yield sender.finish()
+        except Superseded:
+            sender.link.abandon()
+            raise
+        finally:
+            sender.link.close()
+
+
+@dataclass
+class _LaneWork:
+    """A lane and the rows that wait for their batch."""
+
+    lane: ProducerLane
+    seen: Position
+    waiting: list[Row] = field(default_factory=list)
+    waiting_bytes: int = 0
+    sent: int = 0
+
+
+class _Sender:
+    def __init__(self, task: SendTask) -> None:
+        self._task = task
+        self._settings = task.settings
+        self.link = Link(self._settings, lambda lane: run(held_epoch(self._settings, "", lane)))
+        self._works: dict[int, _LaneWork] = {}
+        self._last: _LaneWork | None = None
+
+    def take(self, shard: int, row: Row) -> None:
+        """Take the next row in order."""
+        floor = self._task.floors.get(shard)
+        if floor is not None and row.position <= floor:
+            raise SinkError(
+                f"a row of offset {row.position.offset} of shard {shard} comes behind rows of an earlier micro-batch, "
+                f"of offset {floor.offset}. Give each row the _shard and _offset of the record whose arrival caused it"
+            )
+        work = self._works.get(shard)
+        if work is not self._last and self._last is not None:
+            self._flush(self._last)
+        if work is None:
+            work = self._works[shard] = self._begin(shard, row.position)
+        self._last, work.seen = work, row.position
+        if not work.lane.wants(row.position):
+            return
+        full = work.waiting_bytes >= BATCH_BYTES or len(work.waiting) >= BATCH_ROWS
+        if full and (row.position.offset != work.waiting[-1].position.offset or self._is_too_long(work)):
+            self._flush(work)
+        work.waiting.append(row)
+        work.waiting_bytes += row.bytes
+
+    def _is_too_long(self, work: _LaneWork) -> bool:
+        bytes_max = min(_WHOLE_FACTOR * BATCH_BYTES, self.link.batch_bytes_max // 2)
+        return work.waiting_bytes >= bytes_max or len(work.waiting) >= _WHOLE_FACTOR * BATCH_ROWS
+
+    def _begin(self, shard: int, seen: Position) -> _LaneWork:
+        """Open a shard's lane, and find out how far it is."""
+        fact = self._task.facts.get(shard)
+        lane = ProducerLane(self._settings.lane(shard), fact.epoch if fact is not None else 0)
+        self.link.open(lane)
+        if fact is not None and lane.end < fact.end:
+            raise went_back(lane.identity, lane.end, fact.end)
+        if lane.end == 0:
+            lane.resume(None)
+        elif fact is not None and fact.end == lane.end:
+            lane.resume(fact.position)
+        else:
+            where = find_position(self._settings, self.link.cluster_id, lane.identity, shard, lane.end - 1)
+            lane.resume(run(where))
+        return _LaneWork(lane, seen)
+
+    def _flush(self, work: _LaneWork) -> None:
+        """Send what waits; memory holds the window and one batch."""
+        rows = work.waiting
+        if not rows:
+            return
+        lane = work.lane
+        encoder = BatchEncoder(lane.identity.log_id, self.link.batch_bytes_max)
+        lane.add(encoder.encode(rows, lane.end), rows[-1].position)
+        self.link.send(lane)
+        work.sent += len(rows)
+        work.waiting, work.waiting_bytes = [], 0
+
+    def finish(self) -> pa.RecordBatch:
+        """Wait until everything is durable, and return what to answer."""
+        for work in self._works.values():
+            self._flush(work)
+        if self._works:
+            self.link.wait_until_durable()
+        rows = []
+        for shard, work in self._works.items():
+            end, position, epoch = work.lane.fact
+            assert position is not None  # every lane has got a row, or had one
+            rows.append((shard, end, *position, epoch, *work.seen, work.sent, work.lane.skipped))
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(RESULT)
+        arrays = [pa.array(column, kind.type) for column, kind in zip(columns, RESULT, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=RESULT)

@@ -1,0 +1,129 @@
+"""``StreamSink`` under Spark's own streaming: from one stream into another, through restarts and a lost checkpoint."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks import StreamSink
+from tests.spark_sinks.conftest import EDGES, Hub
+from tests.spark_sinks.sinks.stream.conftest import StreamHub
+from weft.demo.fabric import get_json
+
+
+def even_seqs(source: Hub, spark: SparkSession, **options: object) -> DataFrame:
+    """Half of the rows, twice each: a filter and an explode."""
+    named = {"store": source.root, "stream": "telemetry", **options}
+    frame = spark.readStream.format("weft").options(**named).load()
+    return frame.where("_seq % 2 = 0").select(
+        "_shard", "_offset", "_time", F.col("_key").alias("key"),
+        F.explode(F.array(F.concat("_edge", F.lit(":"), "_seq"), F.lit("again"))).alias("payload"),
+    )  # fmt: skip
+
+
+def run(frame: DataFrame, sink: StreamSink, checkpoint: Path) -> None:
+    writing = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    writing.trigger(availableNow=True).start().awaitTermination()
+
+
+def expected(source: Hub) -> list[str]:
+    named = [f"{edge}:{seq}" for edge in EDGES for seq in range(0, 10 * source.rounds, 2)]
+    return sorted([*named, *("again" for _ in named)])
+
+
+def test_a_derived_stream_has_each_row_once_after_restarts_and_a_lost_checkpoint(
+    spark: SparkSession, tmp_path: Path, own_hub: StreamHub
+) -> None:
+    source = Hub(str(tmp_path / "source"))
+    source.write(6)
+    sink = StreamSink(own_hub.url, "clean", "evens", store=own_hub.store)
+    checkpoint = tmp_path / "checkpoint"
+    run(even_seqs(source, spark, max_records_per_trigger=130), sink, checkpoint)
+    first = own_hub.stream_records("clean")
+    assert sorted(record["payload"] for record in first) == expected(source)
+    source.write(2)
+    shutil.rmtree(checkpoint)  # all comes again, cut otherwise
+    run(even_seqs(source, spark, max_records_per_trigger=180), sink, checkpoint)
+    own_hub.kill()
+    own_hub.start()
+    source.write(1)
+    again = pickle.loads(pickle.dumps(StreamSink(own_hub.url, "clean", "evens", store=own_hub.store)))
+    run(even_seqs(source, spark), again, checkpoint)
+    records = own_hub.stream_records("clean")
+    assert sorted(record["payload"] for record in records) == expected(source)
+    assert [record for record in records if record in first] == first
+    assert own_hub.problems("clean") == []
+
+
+def test_marks_say_up_to_when_the_derived_stream_is_complete(
+    spark: SparkSession, tmp_path: Path, hub: StreamHub
+) -> None:
+    moment = datetime(2023, 11, 14, 22, 15, tzinfo=UTC)
+    frame = spark.createDataFrame(
+        [
+            (0, 5, "k", "p", datetime(2023, 11, 14, 22, 13, tzinfo=UTC)),
+            (1, 9, "k", "p", datetime(2023, 11, 14, 22, 14, tzinfo=UTC)),
+        ],
+        "_shard int, _offset long, key string, payload string, time timestamp",
+    )
+    sink = StreamSink(hub.url, "marked", "marked", store=hub.store, complete=lambda frame, batch_id: moment)
+    sink(frame, 0)
+    assert sink.last is not None
+    assert (sink.last.sent, sink.last.skipped) == (2, 0)
+    answer = get_json(f"{hub.url}/v1/streams/marked/completeness")
+    assert answer["complete_up_to"] == "2023-11-14T22:15:00.000000000Z"
+    assert len(answer["covers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ("key string, payload string, time timestamp", "no column _shard"),
+        ("_shard int, _offset long, key string, payload string", "no column time"),
+        ("_shard int, _offset long, key string, payload int, _time timestamp", "cast it to string or binary"),
+        ("_shard int, _offset long, key string, payload string, time string", "cast it to timestamp"),
+    ],
+)
+def test_a_frame_without_what_a_record_needs_is_refused(
+    spark: SparkSession, hub: StreamHub, columns: str, sentence: str
+) -> None:
+    sink = StreamSink(hub.url, "shape", "shape", store=hub.store)
+    with pytest.raises(SinkError, match=sentence):
+        sink(spark.createDataFrame([], columns), 0)
+
+
+def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub: StreamHub) -> None:
+    frame = spark.createDataFrame(
+        [(0, 1, "k", None, datetime(2023, 11, 14, tzinfo=UTC))],
+        "_shard int, _offset long, key string, payload string, time timestamp",
+    )
+    with pytest.raises(SinkError) as caught:
+        StreamSink(hub.url, "shape", "shape", store=hub.store)(frame, 0)
+    assert str(caught.value).startswith("the row of offset 1 of shard 0 has no payload (null)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"hub": "127.0.0.1:8090"}, "hub: expected http://host:port"),
+        ({"hub": []}, "at least one node"),
+        ({"hub": "https://me:secret@hub"}, "without a password"),
+        ({"stream": "No"}, "stream: expected lower-case"),
+        ({"query": "x" * 60}, "query: expected .* here 58"),
+        ({"payload": "xml"}, "payload: expected one of bytes, text, json; got 'xml'"),
+        ({"topics": ["a/#/b"]}, "topics: "),
+        ({"tasks": 0}, "must be positive"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused_at_once(arguments: dict[str, object], sentence: str) -> None:
+    given: dict[str, object] = {"hub": "http://127.0.0.1:8090", "stream": "s", "query": "q", "store": "store"}
+    with pytest.raises(SinkError, match=sentence) as caught:
+        StreamSink(**(given | arguments))  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
