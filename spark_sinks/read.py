@@ -19,12 +19,16 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
+from spark_sinks.payloads.frames import with_typed_columns
 from spark_sinks.runtime.session import register
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, parse_options
 from spark_sinks.source.positions import Offsets, check_offsets, offsets_text, parse_moment
 from spark_sinks.source.selection import condition
 from spark_sinks.source.stream_log import StreamLog, open_hub, open_stream_table, subset
 from spark_sinks.source.tables import TableFile, TableSnapshot
+from spark_sinks.source.typed import comment_of, declared
+from weft.config.payload_schema.model import PayloadSchema
+from weft.config.payload_schema.text import schema_text
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 
@@ -40,6 +44,8 @@ def read(
     edges: Collection[str] | None = None,
     keys: Collection[str] | None = None,
     columns: Sequence[str] | None = None,
+    schema: PayloadSchema | str | Mapping[str, Any] | None = None,
+    payload_format: str | None = None,
     starting: Mapping[int, int] | None = None,
     ending: Mapping[int, int] | None = None,
     store_options: Mapping[str, str] | None = None,
@@ -61,6 +67,9 @@ def read(
         edges: only records of these edge nodes; a text is a list of names as the option ``edges`` takes it.
         keys: only records with these keys, or whose keys match as topic filters; a text likewise.
         columns: only these columns, in this order; a text likewise.
+        schema: fields of the payloads that become typed columns, as the option ``schema`` takes them, or a mapping with
+            the same keys.
+        payload_format: format of the payloads, where ``schema`` is the short text form: json, cbor or msgpack.
         starting: shard -> offset of its first record to read; nothing of a shard is left out that is not named.
         ending: shard -> offset behind its last record to read; nothing is read of a shard that is not named.
         store_options: for the object store: ``{"AWS_REGION": ...}``.
@@ -71,6 +80,7 @@ def read(
     """
     given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
     options = replace(_options(stream, store, tenant, store_options or {}), **_selection(given))
+    options = replace(options, schema=declared(schema, payload_format))
     log, snapshot = run(_opened(options))
     wanted = subset(log.schema, options.columns)
     start, end = _range(log, starting, ending)
@@ -82,11 +92,22 @@ def read(
         history = _history(spark, native, options, start, tail)
         selected = condition(options)
         for part in history:
-            conformed = _conformed(part, native, log.schema)
-            parts.append((conformed if selected is None else conformed.where(selected)).select(*wanted.names))
+            conformed = _conformed(part, native, log.stored)
+            rows = conformed if selected is None else conformed.where(selected)
+            if options.schema is not None:
+                rows = with_typed_columns(rows, options.schema, wanted.names)
+            parts.append(rows.select(*wanted.names))
     if not parts or tail != end:
         parts.append(_between(spark, options, tail, end, from_arrow_schema(wanted)))
-    return reduce(DataFrame.unionByName, parts)
+    return _commented(reduce(DataFrame.unionByName, parts), options.schema)
+
+
+def _commented(frame: DataFrame, schema: PayloadSchema | None) -> DataFrame:
+    comments = {name: comment_of(field) for name, field in schema.fields.items()} if schema else {}
+    for name, comment in comments.items():
+        if comment is not None and name in frame.columns:
+            frame = frame.withMetadata(name, {"comment": comment})
+    return frame
 
 
 def _selection(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +224,7 @@ def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Off
         named |= {} if moment is None else {name: moment.isoformat()}
     for name, names in (("edges", options.edges), ("keys", options.keys)):
         named |= {} if names is None else {name: msgspec.json.encode(sorted(names)).decode()}
+    named |= {} if options.schema is None else {"schema": schema_text(options.schema)}
     register(spark)
     return spark.read.format("weft").options(**named).schema(schema).load()
 

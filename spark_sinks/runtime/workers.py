@@ -15,7 +15,7 @@ from spark_sinks.errors import ReadError
 
 VARIABLE = "PYSPARK_PYTHON"
 """Variable with the Python for Spark's workers, read once, when the session starts. Its default is ``python3``."""
-NEEDED = ("crc32c", "deltalake", "msgspec", "obstore", "pyarrow", "spark_sinks", "zstandard")
+NEEDED = ("cbor2", "crc32c", "deltalake", "msgspec", "obstore", "pyarrow", "spark_sinks", "yaml", "zstandard")
 CHECK_SECONDS_MAX = 30
 _LIST_MISSING = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None), sep=', ')"
 

@@ -8,6 +8,7 @@ get the filtered query's reader again and lose rows (docs/reference/spark.md). T
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -21,17 +22,20 @@ from pyspark.sql.types import StructType
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
+from spark_sinks.payloads.decoder import typed_fields
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
 from spark_sinks.source.positions import Offsets, from_json, limited, of_checkpoint, to_json
 from spark_sinks.source.stream_log import Missing, StreamLog, subset
+from spark_sinks.source.typed import commented
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import row_schema
 
 PLANS_MAX = 2
 """Maximum number of times that a plan is made when records are not where they were seen."""
 _START_AGAIN = "start the query again: it goes on from the table"
+_LOG = logging.getLogger("weft.spark")
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
 
 
@@ -50,19 +54,22 @@ class WeftSource(DataSource):
             ReadError: an option is wrong, or the store has no such stream.
         """
         options = parse_options(self.options)
-        return from_arrow_schema(subset(run(StreamLog.open(options)).schema, options.columns))
+        columns = from_arrow_schema(subset(run(StreamLog.open(options)).schema, options.columns))
+        return commented(columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of everything between ``starting`` and ``ending``."""
-        return WeftReader(parse_options(self.options), _checked(schema))
+        options = parse_options(self.options)
+        return WeftReader(options, _checked(schema, options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
         """Return a reader that follows the stream from ``starting`` on."""
         return WeftStreamReader(self.options, schema)
 
 
-def _checked(schema: StructType) -> pa.Schema:
-    """Return a user's schema as Arrow has it. Columns that are not the system's are named topic levels: strings.
+def _checked(schema: StructType, options: ReadOptions) -> pa.Schema:
+    """Return a user's schema as Arrow has it. Columns that are neither the system's nor those of the payload schema are
+    named topic levels: strings.
 
     Raises:
         ReadError: no column at all, or one that has another type than the stream's.
@@ -70,8 +77,9 @@ def _checked(schema: StructType) -> pa.Schema:
     wanted = to_arrow_schema(schema, timezone="UTC")
     if not wanted.names:
         raise ReadError("schema: it has no columns; name at least one, or leave the schema out")
+    known = _SYSTEM if options.schema is None else [*_SYSTEM, pa.schema(typed_fields(options.schema))]
     for field in wanted:
-        possible = [schema.field(field.name).type for schema in _SYSTEM if field.name in schema.names] or [pa.string()]
+        possible = [schema.field(field.name).type for schema in known if field.name in schema.names] or [pa.string()]
         if field.type not in possible:
             raise _other_type(field, possible[0])
     return wanted
@@ -121,6 +129,8 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wanted = schema
         self._log: StreamLog | None = None
         self._target: Offsets | None = None
+        self._levels: frozenset[str] = frozenset()
+        """Topic levels of the stream, as far as the query has them or its reader has been warned."""
 
     @cached_property
     def _options(self) -> ReadOptions:
@@ -133,7 +143,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        return _checked(self._wanted)
+        return _checked(self._wanted, self._options)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Return the offsets at which a new query starts."""
@@ -145,6 +155,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         of availableNow."""
         log = self._opened()
         run(log.extend())
+        self._tell_of_new_columns(log)
         first = of_checkpoint(from_json(start), log.heads)
         end = log.heads if self._target is None else of_checkpoint(self._target, log.heads)
         end = {shard: max(first[shard], offset) for shard, offset in end.items()}
@@ -195,7 +206,18 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _opened(self) -> StreamLog:
         if self._log is None:
             self._log = run(_open(self._options, self._schema))
+            self._levels = frozenset(self._log.fields)
         return self._log
+
+    def _tell_of_new_columns(self, log: StreamLog) -> None:
+        """Warn once of topic levels that edges named since the query started: its columns are fixed."""
+        new = [name for name in log.fields if name not in self._levels]
+        if new and self._levels.issubset(self._schema.names):
+            _LOG.warning(
+                "stream %s has new topic levels: %s. This query goes on without these columns; start it again to have "
+                "them", self._options.stream, ", ".join(new),
+            )  # fmt: skip
+        self._levels = self._levels.union(new)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, without the driver's view of the log."""

@@ -13,11 +13,13 @@ import msgspec
 from spark_sinks.errors import ReadError
 from spark_sinks.source.positions import Position, parse_moment, parse_position
 from spark_sinks.source.store_options import with_environment
+from spark_sinks.source.typed import declared
+from weft.config.payload_schema.model import PayloadSchema
 from weft.protocols.lane import NAME_RULE, valid_name
 
 NAMES = (
     "store", "tenant", "stream", "starting", "ending", "since", "until", "edges", "keys", "columns",
-    "max_records_per_trigger", "fail_on_data_loss",
+    "schema", "payload_format", "max_records_per_trigger", "fail_on_data_loss",
 )  # fmt: skip
 STORE_PREFIX = "store."
 """Prefix of options for the object store: ``store.aws_region`` becomes ``AWS_REGION``."""
@@ -45,6 +47,8 @@ class ReadOptions:
     """Keys of the records to read, or topic filters that match the keys; None means all."""
     columns: tuple[str, ...] | None = None
     """Names of the columns to read; None means all."""
+    schema: PayloadSchema | None = None
+    """Fields of the payloads that become typed columns; None makes none."""
     max_records_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """False goes on without records that are neither in the log nor in the table any more."""
@@ -77,6 +81,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         edges=None if edges is None else frozenset(edges),
         keys=_optional_names("keys", given),
         columns=_optional_names("columns", given),
+        schema=declared(given.get("schema"), given.get("payload_format")),
         max_records_per_trigger=_count("max_records_per_trigger", given),
         fail_on_data_loss=_truth("fail_on_data_loss", given, default=True),
     )

@@ -19,6 +19,7 @@ from spark_sinks.source.collection import settle
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.selection import expression, masks
 from spark_sinks.source.stream_log import ChunkSlice
+from spark_sinks.source.typed import needed, typed_arrays
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import ShardLog
@@ -112,7 +113,9 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 def _part_rows(context: ReadContext, part: ChunkPart | TablePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     wanted = masks(context.options, timed=isinstance(part, ChunkPart))
-    columns = list(dict.fromkeys([*schema.names, *wanted]))
+    declared = context.options.schema
+    stored = row_schema(context.fields, context.payload).names
+    columns = needed(declared, list(dict.fromkeys([*schema.names, *wanted])), stored)
     keep = [mask for found in wanted.values() for mask in found]
     rows = _chunk_rows(context, part, columns) if isinstance(part, ChunkPart) else _table_rows(context, part, columns)
     for batch in rows:
@@ -120,7 +123,10 @@ def _part_rows(context: ReadContext, part: ChunkPart | TablePart, schema: pa.Sch
         for mask in keep:
             kept = kept.filter(mask(kept))
         if kept.num_rows:
-            yield pa.RecordBatch.from_arrays([kept.column(name) for name in schema.names], schema=schema)
+            typed = typed_arrays(kept, declared, schema.names)
+            arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
+                      for field in schema]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _chunk_rows(context: ReadContext, part: ChunkPart, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -16,6 +16,7 @@ from spark_sinks.source.collection import settle
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets, nanoseconds
 from spark_sinks.source.tables import TableSnapshot, open_table
+from spark_sinks.source.typed import with_typed
 from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
@@ -150,7 +151,16 @@ class StreamLog:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the stream's columns."""
+        """Return the stream's columns, and behind them those of the payload schema that the options declare.
+
+        Raises:
+            ReadError: the payload schema has a field with the name of a topic level.
+        """
+        return with_typed(self.stored, self.options.schema)
+
+    @property
+    def stored(self) -> pa.Schema:
+        """Return the columns that log and table have."""
         return row_schema(self.fields, self.payload)
 
     @property

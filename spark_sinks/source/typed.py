@@ -1,0 +1,108 @@
+"""Typed columns of a read: the option ``schema``, and its columns behind those of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType
+
+from spark_sinks.errors import ReadError
+from spark_sinks.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
+from weft.config.errors import ConfigError
+from weft.config.payload_schema.model import PayloadSchema
+from weft.config.payload_schema.text import parse_schema, schema_text
+from weft.storage.table.payload_columns import BYTES_COLUMN
+
+FORMATS = ("json", "cbor", "msgpack")
+
+
+def declared(
+    schema: PayloadSchema | str | Mapping[str, Any] | None, payload_format: str | None = None
+) -> PayloadSchema | None:
+    """Return the schema that an option or argument declares.
+
+    Raises:
+        ReadError: it is none, or there is a format without a schema.
+    """
+    if payload_format is not None and payload_format not in FORMATS:
+        raise ReadError(f"payload_format: expected {', '.join(FORMATS)}; got {payload_format!r}")
+    if schema is None and payload_format is not None:
+        raise ReadError("payload_format: there is no schema; give its columns with the option schema")
+    if schema is None or isinstance(schema, PayloadSchema):
+        return schema
+    try:
+        return parse_schema(schema, payload_format=payload_format)
+    except ConfigError as error:
+        raise ReadError(str(error)) from None
+
+
+def with_typed(stored: pa.Schema, schema: PayloadSchema | None) -> pa.Schema:
+    """Return a stream's columns with the typed ones behind them.
+
+    Raises:
+        ReadError: a field has the name of a topic level.
+    """
+    if schema is None:
+        return stored
+    levels = {name.casefold(): name for name in stored.names}
+    for name in schema.fields:
+        if name.casefold() in levels:
+            raise ReadError(
+                f"schema: fields.{name}: the stream has a topic level {levels[name.casefold()]}. Name the field "
+                f"otherwise, for example `{name}_value`, and set `from: {name}`"
+            )
+    return pa.schema([*stored, *typed_fields(schema)])
+
+
+def typed_names(schema: PayloadSchema | None) -> frozenset[str]:
+    """Return the names of the typed columns."""
+    return frozenset() if schema is None else frozenset({*schema.fields, MISFIT_COLUMN})
+
+
+def needed(schema: PayloadSchema | None, columns: list[str], stored: list[str]) -> list[str]:
+    """Return the stored columns that a read of ``columns`` needs: those of the payload for typed ones."""
+    typed = typed_names(schema)
+    if typed.isdisjoint(columns):
+        return columns
+    payload = [name for name in ("payload", BYTES_COLUMN) if name in stored]
+    return list(dict.fromkeys([*(name for name in columns if name not in typed), *payload]))
+
+
+def typed_arrays(batch: pa.RecordBatch, schema: PayloadSchema | None, columns: list[str]) -> dict[str, pa.Array]:
+    """Return those of ``columns`` that are typed, for the rows of a batch."""
+    typed = typed_names(schema)
+    names = tuple(name for name in columns if name in typed)
+    if schema is None or not names:
+        return {}
+    return decoder_of(schema_text(schema), names).columns(payload_bytes(batch))
+
+
+def payload_bytes(batch: pa.RecordBatch) -> pa.Array:
+    """Return the payloads of a batch as they were sent, in whichever column each stands."""
+    payloads = batch.column("payload").cast(pa.binary())
+    if BYTES_COLUMN in batch.schema.names:
+        rest = batch.column(BYTES_COLUMN)
+        payloads = payloads if rest.null_count == len(rest) else pc.coalesce(payloads, rest)
+    return payloads
+
+
+def commented(columns: StructType, schema: PayloadSchema | None) -> StructType:
+    """Return Spark's columns with the units and descriptions of the typed ones as comments."""
+    fields = schema.fields if schema is not None else {}
+    return StructType([_commented(column, fields.get(column.name)) for column in columns])
+
+
+def _commented(column: StructField, declared: Any) -> StructField:
+    comment = comment_of(declared) if declared is not None else None
+    if comment is None:
+        return column
+    return StructField(column.name, column.dataType, column.nullable, {"comment": comment})
+
+
+def comment_of(declared: Any) -> str | None:
+    """Return the comment of a declared field: its description and its unit."""
+    unit = f"[{declared.unit}]" if declared.unit else None
+    return " ".join(part for part in (declared.description, unit) if part) or None
