@@ -6,13 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_sinks.sinks.jdbc.sink import JdbcSink
     from spark_sinks.sinks.stream.sink import StreamSink
 
 _PLACES = {
+    "JdbcSink": "spark_sinks.sinks.jdbc.sink",
     "StreamSink": "spark_sinks.sinks.stream.sink",
 }
 """Sink -> module, imported when it is asked for: each needs libraries that the others do without."""
-__all__ = ["StreamSink"]
+__all__ = ["JdbcSink", "StreamSink"]
 
 
 def __getattr__(name: str) -> Any:

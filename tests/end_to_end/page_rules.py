@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.end_to_end.page_reader import PageReader
+from tests.support.postgresql import PASSWORD
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -78,6 +79,11 @@ def edge_elsewhere(reader: PageReader) -> None:
     reader.run("mosquitto_pub -p 1883 -q 1 -t plant/press/m1/telemetry -m '{\"temperature\": 21.5}'")
 
 
+def password_elsewhere(reader: PageReader) -> None:
+    """What the reader writes into the file that the page made."""
+    (reader.folder / "db-password").write_text(f"{PASSWORD}\n")
+
+
 RULES = {
     "README.md": Rule(
         says=(
@@ -112,6 +118,12 @@ RULES = {
     ),
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
+    ),
+    "from-spark-to-postgresql.md": Rule(
+        needs=("psycopg",),
+        before=(TOUR,),
+        meanwhile={"python": password_elsewhere},
+        says=(r"readings \[\('m1', 21.5\), \('m2', 19.0\)\] unchanged: True",),
     ),
     "post-by-http.md": Rule(
         programs=("curl",),

@@ -17,8 +17,10 @@ from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
 from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
+from tests.support.postgresql import postgresql, why_not
 from tests.support.processes import Node
 
+DATABASE = "db.example.com:5432"
 BUCKETS = "https://minio.example.com"
 NODE = """\
 node: n
@@ -65,6 +67,12 @@ def prepare(reader: PageReader, command: str, rule: Rule) -> None:
 def elsewhere(page: Path) -> Iterator[dict[str, str]]:
     """What a page's text names on other machines, and what stands for it on this one."""
     texts = {"https://hub.example.com": "http://127.0.0.1:8090", "0.0.0.0": "127.0.0.1"}
+    if DATABASE in page.read_text():
+        if reason := why_not():
+            pytest.skip(reason)
+        with postgresql() as server:
+            yield texts | {DATABASE: f"127.0.0.1:{server.port}", "/plant?": "/postgres?"}
+        return
     if BUCKETS not in page.read_text():
         yield texts
         return

@@ -1,0 +1,182 @@
+"""One batch in one transaction: copied into a temporary table, moved into the target, positions moved with it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
+
+import pyarrow as pa
+from pyarrow import csv
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.jdbc.columns import StagedColumn
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+    from psycopg.sql import Composed
+
+SHARD, OFFSET = "_shard", "_offset"
+APPEND = """
+INSERT INTO {table} ({columns}) SELECT {values} FROM weft_batch b WHERE NOT EXISTS (
+  SELECT FROM {positions} p WHERE p.query = {query} AND p.shard = b._shard AND p.next_offset > b._offset)"""
+ADVANCE = """
+INSERT INTO {positions} AS p SELECT {query}, _shard, max(_offset) + 1 FROM weft_batch GROUP BY _shard
+
+ON CONFLICT (query, shard) DO UPDATE SET next_offset = greatest(p.next_offset, excluded.next_offset)"""
+UPSERT = """
+INSERT INTO {table} AS t ({columns}) SELECT DISTINCT ON ({keys}) {values} FROM weft_batch
+ORDER BY {keys}{order} ON CONFLICT ({keys}) DO {replace}"""
+"""In the order of the keys: two queries that take the same rows in other orders would block each other."""
+SHARED = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
+SHARED_BY_SHARDS = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(DISTINCT _shard) > 1 LIMIT 1"
+SLICE_ROWS = 16_384
+"""Rows that are text at once."""
+
+
+class Target(NamedTuple):
+    """Table that the rows go to, and what tells them apart there."""
+
+    table: tuple[str, ...]
+    keys: tuple[str, ...]
+    newest_by: str | None
+    query: str | None
+    positions_table: str
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """Return the name of the table of positions, in the schema of the table."""
+        return (*self.table[:-1], self.positions_table)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a micro-batch, as ``columns.as_copied`` made them."""
+
+    target: Target
+    columns: Sequence[StagedColumn]
+    rows: pa.Table
+
+    def write(self, connection: Connection) -> int:
+        """Write the rows within the connection's transaction, which the caller commits.
+
+        Returns:
+            The number of rows that the table took.
+
+        Raises:
+            SinkError: rows share their keys, and nothing says which is the newest.
+            psycopg.Error: PostgreSQL refuses a statement.
+        """
+        self._lock(connection, f"weft {'.'.join(self.target.table)} {self.target.query or ''}")
+        self._make_tables(connection)
+        self._copy(connection)
+        if self.target.keys:
+            return self._upsert(connection)
+        return self._append(connection)
+
+    def _lock(self, connection: Connection, name: str) -> None:
+        """Wait until no other driver writes under this name: one that lost its cluster may still live."""
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+
+    def _make_tables(self, connection: Connection) -> None:
+        own = [f"{{}} {column.kind.stored}" for column in self.columns]
+        names = [column.name for column in self.columns]
+        key = f", PRIMARY KEY ({', '.join('{}' for _ in self.target.keys)})" if self.target.keys else ""
+        self._make(connection, self.target.table, ", ".join(own) + key, [*names, *self.target.keys])
+        if not self.target.keys:
+            columns = "query text, shard integer, next_offset bigint NOT NULL, PRIMARY KEY (query, shard)"
+            self._make(connection, self.target.positions, columns, [])
+
+    def _make(self, connection: Connection, table: tuple[str, ...], columns: str, names: Sequence[str]) -> None:
+        from psycopg import sql
+
+        name = sql.Identifier(*table)
+        found = connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),)).fetchone()
+        if found == (None,):
+            # Two transactions that make one table at once: the second would fail, IF NOT EXISTS or not.
+            self._lock(connection, f"weft makes {'.'.join(table)}")
+            statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} (" + columns + ")")
+            connection.execute(statement.format(name, *map(sql.Identifier, names)))
+
+    def _copy(self, connection: Connection) -> None:
+        types = ", ".join(f"{{}} {column.kind.copied}" for column in self.columns)
+        connection.execute(_sql(f"CREATE TEMPORARY TABLE weft_batch ({types}) ON COMMIT DROP", *self._names()))
+        options = csv.WriteOptions(include_header=False)
+        with connection.cursor().copy("COPY weft_batch FROM STDIN (FORMAT csv)") as copy:
+            for part in self.rows.to_batches(SLICE_ROWS):
+                text = io.BytesIO()
+                # Arrow quotes every text and leaves nulls empty and unquoted: as COPY tells "" and NULL apart.
+                csv.write_csv(part, text, options)
+                copy.write(text.getbuffer())
+
+    def _names(self) -> list[Any]:
+        from psycopg.sql import Identifier
+
+        return [Identifier(column.name) for column in self.columns]
+
+    def _statement(self, text: LiteralString) -> Composed:
+        """Return a statement with the names of this batch in it."""
+        from psycopg import sql
+
+        values = sql.SQL(", ").join(
+            sql.SQL(column.kind.value).format(name) for column, name in zip(self.columns, self._names(), strict=True)
+        )
+        return sql.SQL(text).format(
+            table=sql.Identifier(*self.target.table),
+            positions=sql.Identifier(*self.target.positions),
+            columns=sql.SQL(", ").join(self._names()),
+            values=values,
+            # A literal: with parameters, a % in a column's name would be taken for one.
+            query=sql.Literal(self.target.query),
+            keys=sql.SQL(", ").join(map(sql.Identifier, self.target.keys)),
+            order=self._order(),
+            replace=self._replacement(),
+        )
+
+    def _append(self, connection: Connection) -> int:
+        inserted = connection.execute(self._statement(APPEND))
+        connection.execute(self._statement(ADVANCE))
+        return inserted.rowcount
+
+    def _upsert(self, connection: Connection) -> int:
+        self._check_newest(connection)
+        return connection.execute(self._statement(UPSERT)).rowcount
+
+    def _order(self) -> Composed:
+        from psycopg import sql
+
+        names = [self.target.newest_by] if self.target.newest_by else []
+        names += [name for name in (OFFSET,) if name in {column.name for column in self.columns}]
+        return sql.Composed([sql.SQL(", {} DESC NULLS LAST").format(sql.Identifier(name)) for name in names])
+
+    def _replacement(self) -> Composed:
+        from psycopg import sql
+
+        others = [sql.Identifier(column.name) for column in self.columns if column.name not in self.target.keys]
+        if not others:
+            return sql.Composed([sql.SQL("NOTHING")])
+        pairs = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(name) for name in others)
+        newer: Composed | sql.SQL = sql.SQL("")
+        if self.target.newest_by:
+            name = sql.Identifier(self.target.newest_by)
+            newer = sql.SQL(" WHERE t.{0} IS NULL OR excluded.{0} >= t.{0}").format(name)
+        return sql.SQL("UPDATE SET {}{}").format(pairs, newer)
+
+    def _check_newest(self, connection: Connection) -> None:
+        """Refuse rows that share their keys when only chance would choose among them."""
+        if self.target.newest_by:
+            return
+        is_ordered = {SHARD, OFFSET} <= {column.name for column in self.columns}
+        found = connection.execute(self._statement(SHARED_BY_SHARDS if is_ordered else SHARED)).fetchone()
+        if found is not None:
+            named = ", ".join(f"{key}={value!r}" for key, value in zip(self.target.keys, found, strict=True))
+            raise SinkError(
+                f"rows of one batch share the keys {named}, and nothing says which is the newest: give newest_by"
+            )
+
+
+def _sql(text: str, *names: Any) -> Composed:
+    from psycopg import sql
+
+    return sql.SQL(text).format(*names)

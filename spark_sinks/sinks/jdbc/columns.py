@@ -1,0 +1,111 @@
+"""Columns of a DataFrame on their way into PostgreSQL: what Spark makes of them, what is copied, what is stored."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from spark_sinks.errors import SinkError
+
+NAME_BYTES_MAX = 63
+"""Longest identifier of PostgreSQL, which cuts longer ones silently: two columns could become one."""
+_EPOCH = "(to_timestamp({0} / 1000000) + mod({0}, 1000000) * interval '1 microsecond')"
+"""A time of microseconds since 1970, exact: a double alone loses microseconds after the year 2255."""
+_JSON_NUL = r"(?<!\\)((?:\\\\)*)\\u0000"
+"""A NUL in JSON text, not the text of one: an even number of backslashes stands before it."""
+REPLACEMENT = "\ufffd"
+
+
+class Kind(NamedTuple):
+    """Types under which values of one type of Spark travel."""
+
+    copied: str
+    """Type of the column that COPY fills."""
+    stored: str
+    """Type of the column in a table that the sink makes."""
+    value: str = "{0}"
+    """SQL that makes the stored value of the copied one."""
+
+
+class StagedColumn(NamedTuple):
+    """A column of a batch."""
+
+    name: str
+    kind: Kind
+
+
+_KINDS: dict[type[T.DataType], Kind] = {
+    T.BooleanType: Kind("boolean", "boolean"),
+    T.ByteType: Kind("smallint", "smallint"),
+    T.ShortType: Kind("smallint", "smallint"),
+    T.IntegerType: Kind("integer", "integer"),
+    T.LongType: Kind("bigint", "bigint"),
+    T.FloatType: Kind("real", "real"),
+    T.DoubleType: Kind("double precision", "double precision"),
+    T.StringType: Kind("text", "text"),
+    T.VarcharType: Kind("text", "text"),
+    T.CharType: Kind("text", "text"),
+    T.BinaryType: Kind("bytea", "bytea"),
+    T.DateType: Kind("integer", "date", "(date '1970-01-01' + {0})"),
+    T.TimestampType: Kind("bigint", "timestamptz", _EPOCH),
+    T.TimestampNTZType: Kind("timestamp", "timestamp"),
+    T.ArrayType: Kind("jsonb", "jsonb"),
+    T.MapType: Kind("jsonb", "jsonb"),
+    T.StructType: Kind("jsonb", "jsonb"),
+}
+
+
+def columns_of(schema: T.StructType) -> list[StagedColumn]:
+    """Return the columns of a batch in their order.
+
+    Raises:
+        SinkError: a column has a type that PostgreSQL has no place for, or a name that is too long.
+    """
+    return [StagedColumn(_checked(field.name), _kind(field)) for field in schema.fields]
+
+
+def _checked(name: str) -> str:
+    if len(name.encode()) > NAME_BYTES_MAX or "\0" in name or not name:
+        raise SinkError(f"column {name!r}: PostgreSQL takes names of 1 to {NAME_BYTES_MAX} bytes; rename it with alias")
+    return name
+
+
+def _kind(field: T.StructField) -> Kind:
+    if isinstance(field.dataType, T.DecimalType):
+        typed = f"numeric({field.dataType.precision}, {field.dataType.scale})"
+        return Kind(typed, typed)
+    kind = _KINDS.get(type(field.dataType))
+    if kind is None:
+        raise SinkError(
+            f"column {field.name}: the type {field.dataType.simpleString()} cannot be written; cast it to another"
+        )
+    return kind
+
+
+def as_copied(frame: DataFrame) -> DataFrame:
+    """Return the frame's columns as strings, numbers and booleans, which CSV can hold without loss.
+
+    PostgreSQL's text and jsonb hold no NUL character, and a device may send one: U+FFFD replaces it, so that a row
+    stops no query.
+    """
+    return frame.select(*(_copied(field).alias(field.name) for field in frame.schema.fields))
+
+
+def _copied(field: T.StructField) -> Column:
+    column, kind = F.col(f"`{field.name.replace('`', '``')}`"), field.dataType
+    if isinstance(kind, T.StringType | T.VarcharType | T.CharType):
+        return F.translate(column, "\0", REPLACEMENT)
+    if isinstance(kind, T.BinaryType):
+        return F.concat(F.lit("\\x"), F.hex(column))
+    if isinstance(kind, T.DateType):
+        return F.unix_date(column)
+    if isinstance(kind, T.TimestampType):
+        return F.unix_micros(column)
+    if isinstance(kind, T.DecimalType | T.TimestampNTZType):
+        return column.cast("string")
+    if isinstance(kind, T.ArrayType | T.MapType | T.StructType):
+        return F.regexp_replace(F.to_json(column), _JSON_NUL, "$1" + REPLACEMENT)
+    return column

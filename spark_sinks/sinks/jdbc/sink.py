@@ -1,0 +1,130 @@
+"""The sink: one transaction of PostgreSQL for each micro-batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.jdbc.address import check_url, connect, shown
+from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target
+from spark_sinks.sinks.jdbc.columns import as_copied, columns_of
+
+if TYPE_CHECKING:
+    from psycopg import Error
+
+POSITIONS = "weft_positions"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class JdbcSink:
+    """Writer of micro-batches into a table of PostgreSQL, for ``foreachBatch``.
+
+    Guarantee: a micro-batch is one transaction. With ``keys`` a row replaces the row with the same keys, so a batch
+    that is written again changes nothing. Without ``keys`` rows are appended exactly once: the transaction also stores
+    up to which log offset each shard is in the table, and rows below are left out. Neither depends on the checkpoint.
+
+    The rows come through the driver's memory, a micro-batch at a time: ``max_records_per_trigger`` bounds it. Only the
+    driver connects to the database, and only it needs psycopg (the extra ``postgresql``).
+
+    The table is made for the first batch when it does not exist. One that exists keeps its own columns and types; it
+    needs every column of the DataFrame, and with ``keys`` a unique index over them. Times are stored as
+    ``timestamptz``, nested columns as ``jsonb``; a NUL character in a text becomes U+FFFD, because
+    PostgreSQL's text holds none.
+
+    Args:
+        url: ``jdbc:postgresql://HOST:PORT/DATABASE?user=NAME``; further parameters have libpq's names (``sslmode``).
+            It must not hold a password: libpq takes that from the driver's ``PGPASSWORD`` or ``~/.pgpass``.
+        table: name of the table, or ``SCHEMA.NAME``.
+        keys: columns that identify a row. None: rows are appended, and need ``_shard`` and ``_offset``.
+        newest_by: with ``keys``: of rows with the same keys the one with the highest value here stays, in a batch and
+            in the table. Without it a later batch replaces; rows of one shard in one batch go by ``_offset``.
+        query: without ``keys``: name under which the positions are kept. Two queries that write to one table need two
+            names; the same name with another stream or another store leaves rows out.
+        password_file: file on the driver whose first line is the password, read for each batch.
+        positions_table: name of the table of positions, made in the schema of ``table``.
+
+    Raises:
+        SinkError: an argument is wrong.
+    """
+
+    url: str
+    table: str
+    keys: Sequence[str] = ()
+    newest_by: str | None = None
+    query: str | None = None
+    password_file: str | None = None
+    positions_table: str = POSITIONS
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the database."""
+        check_url(self.url)
+        if isinstance(self.keys, str):
+            raise SinkError(f"keys: expected a list of column names; write [{self.keys!r}]")
+        if not all(self.table.split(".")) or self.table.count(".") > 1:
+            raise SinkError(f"table: expected NAME or SCHEMA.NAME; got {self.table!r}")
+        if not self.keys and not self.query:
+            raise SinkError(
+                "query: rows that are appended need a name under which their positions are kept; or give keys"
+            )
+        if self.newest_by is not None and not self.keys:
+            raise SinkError("newest_by: it chooses among rows with the same keys; give keys too")
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch. When this returns, PostgreSQL has committed it.
+
+        Raises:
+            SinkError: the rows do not suit the table, or PostgreSQL refused; nothing of the batch is written.
+        """
+        columns = columns_of(frame.schema)
+        names = [column.name for column in columns]
+        wanted = [*self.keys, *([self.newest_by] if self.newest_by else [])] if self.keys else [SHARD, OFFSET]
+        if missing := [name for name in wanted if name not in names]:
+            raise SinkError(f"the rows lack {', '.join(missing)}, which JdbcSink needs; they have {', '.join(names)}")
+        rows = as_copied(frame).toArrow()
+        self._check_nulls(rows, [*self.keys] or wanted)
+        if not rows.num_rows:
+            return
+        target = Target(
+            tuple(self.table.split(".")), tuple(self.keys), self.newest_by, self.query, self.positions_table
+        )
+        written = self._write(Batch(target, columns, rows))
+        _log.info("batch %d: %d of %d rows written to %s", batch_id, written, rows.num_rows, self.table)
+
+    def _check_nulls(self, rows: pa.Table, names: Sequence[str]) -> None:
+        for name in names:
+            if rows.column(name).null_count:
+                # A null equals no other null: the row would be written again by every repeat, or by none.
+                raise SinkError(
+                    f"column {name} is null in {rows.column(name).null_count} rows; filter them out, or fill it"
+                )
+
+    def _write(self, batch: Batch) -> int:
+        connection = connect(self.url, self.password_file)
+        import psycopg
+
+        try:
+            with connection:  # commits, or rolls back when an error comes
+                return batch.write(connection)
+        except psycopg.Error as error:
+            raise SinkError(f"PostgreSQL at {shown(self.url)} refused the batch: {_sentence(error, self)}") from None
+
+
+def _sentence(error: Error, sink: JdbcSink) -> str:
+    """Return PostgreSQL's words without the row, which belongs in no log, and what to do."""
+    primary = error.diag.message_primary or str(error)
+    columns = ", ".join(sink.keys)
+    advice = {
+        "42P10": f"make the index that keys need: CREATE UNIQUE INDEX ON {sink.table} ({columns})",
+        "42703": "add the column to the table, or drop it from the DataFrame",
+        "42804": "cast the column to the table's type",
+        "42501": "grant the user the right, or make the tables beforehand",
+        "55P03": "another transaction holds the table; look into pg_stat_activity",
+    }.get(error.sqlstate or "")
+    return primary if advice is None else f"{primary}; {advice}"
