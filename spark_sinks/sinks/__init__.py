@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_sinks.sinks.jdbc.sink import JdbcSink
+    from spark_sinks.sinks.kafka import KafkaSink
     from spark_sinks.sinks.stream.sink import StreamSink
 
 _PLACES = {
     "JdbcSink": "spark_sinks.sinks.jdbc.sink",
+    "KafkaSink": "spark_sinks.sinks.kafka",
     "StreamSink": "spark_sinks.sinks.stream.sink",
 }
 """Sink -> module, imported when it is asked for: each needs libraries that the others do without."""
-__all__ = ["JdbcSink", "StreamSink"]
+__all__ = ["JdbcSink", "KafkaSink", "StreamSink"]
 
 
 def __getattr__(name: str) -> Any:

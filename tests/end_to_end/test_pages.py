@@ -17,10 +17,12 @@ from tests.end_to_end.page_blocks import RUN, SHOWN, Block, blocks, commands
 from tests.end_to_end.page_reader import PageReader, page_reader, stand_in
 from tests.end_to_end.page_rules import CANNOT_RUN, PAGES, ROOT, RULES, TOUR, Rule
 from tests.storage.object_store.buckets import s3_endpoint
+from tests.support.kafka import CONNECTOR, Kafka, connector_jars
 from tests.support.postgresql import postgresql, why_not
 from tests.support.processes import Node
 
 DATABASE = "db.example.com:5432"
+TOPICS = "kafka.example.com:9092"
 BUCKETS = "https://minio.example.com"
 NODE = """\
 node: n
@@ -72,6 +74,16 @@ def elsewhere(page: Path) -> Iterator[dict[str, str]]:
             pytest.skip(reason)
         with postgresql() as server:
             yield texts | {DATABASE: f"127.0.0.1:{server.port}", "/plant?": "/postgres?"}
+        return
+    if TOPICS in page.read_text():
+        try:
+            connector, running = connector_jars(), Kafka()
+        except LookupError as error:
+            pytest.skip(str(error))
+        with contextlib.closing(running):
+            # The page's reader has a way to Maven Central; a test takes what is there already.
+            packages = f'"spark.jars.packages": "{CONNECTOR}"'
+            yield texts | {TOPICS: running.address, packages: f'"spark.jars": "{connector}"'}
         return
     if BUCKETS not in page.read_text():
         yield texts

@@ -18,10 +18,10 @@ BOUNDS = {
     # Milliseconds after which a connection whose peer no longer answers is given up; the kernel's own takes hours.
     "tcp_user_timeout": "60000",
     "application_name": "weft",
+    # A statement that waits longer for another transaction fails, and the batch with it.
+    "options": "-c lock_timeout=60s",
 }
 """Settings of libpq that a URL may set otherwise. Without them a lost server would hold a query for hours."""
-LOCK_TIMEOUT = "60s"
-"""Time that a statement waits for a lock; then the batch fails, and PostgreSQL says which lock."""
 _PASSWORDS = "the environment variable PGPASSWORD of the driver, in its ~/.pgpass, or in password_file"
 
 
@@ -70,9 +70,7 @@ def connect(url: str, password_file: str | None) -> Connection:
         options |= {name: str(value) for name, value in given.items()}
         if password_file is not None:
             options["password"] = _password(password_file)
-        connection = psycopg.connect(**options)  # type: ignore[arg-type]
-        connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
-        connection.commit()
+        return psycopg.connect(**options)  # type: ignore[arg-type]
     except psycopg.ProgrammingError as error:
         raise SinkError(f"url: {error}".strip() + "; parameters after the ? have libpq's names") from None
     except psycopg.OperationalError as error:
@@ -80,7 +78,6 @@ def connect(url: str, password_file: str | None) -> Connection:
             f"PostgreSQL at {shown(url)} refused or did not answer: {error}. Check the address, the user, and that the "
             f"password is in {_PASSWORDS}"
         ) from None
-    return connection
 
 
 def _password(path: str) -> str:

@@ -1,0 +1,196 @@
+"""Rows into a topic of Kafka, by Spark's own connector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from spark_sinks.errors import SinkError
+
+PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+"""Spark's connector; its version is Spark's."""
+PREFIX = "weft."
+"""Beginning of the names of headers that the sink alone writes: a device's header of such a name is left out."""
+OPTIONS_BYTES_MAX = 65_536
+_SURE = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
+"""Producer settings on which the guarantee rests."""
+_SECRET = ("password", "jaas", "secret")
+
+
+@dataclass(frozen=True)
+class KafkaSink:
+    """Writer of micro-batches into a topic of Kafka, for ``foreachBatch``.
+
+    Guarantee: at least once. When this returns, every row of the micro-batch is acknowledged by all in-sync replicas of
+    the topic. A batch that is interrupted is written again from its beginning, so messages may come twice. Each message
+    names the record that it comes from in its headers, by which consumers recognise repeats: ``weft.lane``
+    (``EDGE/LOG``) and ``weft.seq``, ``weft.shard`` and ``weft.offset``, and ``weft.from`` (JSON) for the column
+    ``_from``. ``weft.time`` has ``_time`` in microseconds since 1970.
+
+    With ``ordered``, messages with one key come in the order of the log, but for repeats. So a consumer drops every
+    message whose ``weft.seq`` is not above the highest one that it has had of the same key and lane.
+
+    The session needs Spark's connector: ``spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION``.
+
+    Args:
+        bootstrap_servers: ``HOST:PORT``, several separated by commas.
+        topic: name of the topic.
+        key: SQL expression of the message's key; None for messages without one, in any order.
+        value: SQL expression of the message's value. None: the payload as the device sent it.
+        headers: name of a header -> SQL expression. None: the record's own, from ``_headers``.
+        ordered: sort the rows by their place in the log, those with one key in one task. It costs a shuffle.
+        options: further options of the connector, ``kafka.`` and a producer setting, such as
+            ``{"kafka.compression.type": "zstd"}``. Secrets are refused here.
+        options_file: file on the driver with producer settings as ``NAME=VALUE`` lines, as Kafka's own tools take them;
+            read for each batch. The place for passwords and ``sasl.jaas.config``.
+
+    Raises:
+        SinkError: an argument is wrong.
+    """
+
+    bootstrap_servers: str
+    topic: str
+    key: str | None = "_key"
+    value: str | None = None
+    headers: Mapping[str, str] | None = None
+    ordered: bool = True
+    options: Mapping[str, str] = field(default_factory=dict)
+    options_file: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without Kafka."""
+        if not self.bootstrap_servers or not self.topic:
+            raise SinkError("bootstrap_servers, topic: both are needed, such as kafka.example.com:9092 and telemetry")
+        for name in self.headers or ():
+            if name.startswith(PREFIX):
+                raise SinkError(f"headers: {name} is the sink's own; choose a name that does not begin with weft.")
+        for name, value in self.options.items():
+            if any(part in name.lower() for part in _SECRET):
+                raise SinkError(f"options: {name} holds a secret; put it into a file, and name that as options_file")
+            _check_option("options", name, value)
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002
+        """Write one micro-batch.
+
+        Raises:
+            SinkError: the rows do not say where they come from, or the session has no Kafka connector.
+            PySparkException: Kafka does not take a message, or does not answer within ``kafka.delivery.timeout.ms``.
+        """
+        writer = self.messages(frame).write.format("kafka").options(**_SURE, **self.options, **self._from_file())
+        writer = writer.option("kafka.bootstrap.servers", self.bootstrap_servers).option("topic", self.topic)
+        try:
+            writer.save()
+        except AnalysisException as error:
+            if "kafka" not in str(error) or "data source" not in str(error):
+                raise
+            package = f"{PACKAGE}:{frame.sparkSession.version}"
+            raise SinkError(
+                f"this session has no Kafka connector; start it with spark.jars.packages={package}"
+            ) from None
+
+    def messages(self, frame: DataFrame) -> DataFrame:
+        """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector takes them.
+
+        Raises:
+            SinkError: no column says where a row comes from.
+        """
+        columns = set(frame.columns)
+        if self.ordered and self.key is not None:
+            frame = self._sorted(frame, columns)
+        headers = list(self._headers(columns))
+        own = self._own_headers(columns)
+        all_headers = F.array(*headers) if own is None else F.concat(F.array(*headers), own)
+        # A header without a value would be a null in Kafka, which many clients cannot read.
+        kept = F.filter(all_headers, lambda header: header["value"].isNotNull())
+        parts = [self._value(columns).alias("value"), kept.alias("headers")]
+        if self.key is not None:
+            parts.insert(0, F.expr(self.key).cast("string").cast("binary").alias("key"))
+        return frame.select(*parts)
+
+    def _sorted(self, frame: DataFrame, columns: set[str]) -> DataFrame:
+        if not {"_shard", "_offset"} <= columns:
+            return frame
+        key = F.expr(self.key or "NULL").cast("string")
+        # Rows without a key have no order to keep: together they would be one long task.
+        place = F.coalesce(key, F.concat_ws(" ", "_shard", "_offset"))
+        return frame.repartition(place).sortWithinPartitions("_shard", "_offset")
+
+    def _value(self, columns: set[str]) -> Column:
+        if self.value is not None:
+            return F.expr(self.value).cast("binary")
+        if "payload" not in columns:
+            raise SinkError("value: the rows have no payload; give an SQL expression, such as to_json(struct(*))")
+        payload = F.col("payload").cast("binary")
+        # In streams of text or JSON, other bytes stand in a column of their own. A null would delete the key's
+        # messages from a compacted topic.
+        return F.coalesce(payload, F.col("_payload_bytes")) if "_payload_bytes" in columns else payload
+
+    def _headers(self, columns: set[str]) -> Iterator[Column]:
+        found = False
+        if {"_edge", "_log", "_seq"} <= columns:
+            found = True
+            yield _header("weft.lane", F.concat_ws("/", "_edge", "_log"))
+            yield _header("weft.seq", F.col("_seq"))
+        if {"_shard", "_offset"} <= columns:
+            found = True
+            yield _header("weft.shard", F.col("_shard"))
+            yield _header("weft.offset", F.col("_offset"))
+        if "_from" in columns:
+            found = True
+            yield _header("weft.from", F.to_json("_from"))
+        if "_time" in columns:
+            yield _header("weft.time", F.unix_micros("_time"))
+        if not found:
+            raise SinkError(
+                "the rows do not say where they come from: keep _edge, _log and _seq, or _shard and _offset, or _from"
+            )
+        for name, expression in (self.headers or {}).items():
+            yield _header(name, F.expr(expression))
+
+    def _own_headers(self, columns: set[str]) -> Column | None:
+        if self.headers is not None or "_headers" not in columns:
+            return None
+        own = F.transform(
+            F.map_entries("_headers"),
+            lambda entry: F.struct(entry["key"].alias("key"), entry["value"].cast("binary").alias("value")),
+        )
+        none = F.array().cast(T.ArrayType(_HEADER))
+        return F.coalesce(F.filter(own, lambda header: ~F.startswith(header["key"], F.lit(PREFIX))), none)
+
+    def _from_file(self) -> dict[str, str]:
+        if self.options_file is None:
+            return {}
+        try:
+            with open(self.options_file, encoding="utf-8") as file:
+                text = file.read(OPTIONS_BYTES_MAX)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SinkError(f"options_file: {self.options_file} cannot be read: {reason}") from None
+        found = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            name, equals, value = line.partition("=")
+            if not line.strip() or line.lstrip().startswith(("#", "!")):
+                continue
+            if not equals:
+                # The line itself may be a secret.
+                raise SinkError(f"options_file: {self.options_file}, line {number}: expected NAME=VALUE")
+            found[f"kafka.{name.strip()}"] = value.strip()
+            _check_option("options_file", f"kafka.{name.strip()}", value.strip())
+        return found
+
+
+_HEADER = T.StructType([T.StructField("key", T.StringType(), False), T.StructField("value", T.BinaryType())])
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def _check_option(where: str, name: str, value: str) -> None:
+    if name in _SURE and value not in (_SURE[name], "-1"):
+        raise SinkError(f"{where}: {name} is {_SURE[name]}: without it messages may be lost; take it away")
