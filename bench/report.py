@@ -194,6 +194,17 @@ def spark(results: Facts) -> list[str]:
     return [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
 
 
+def spark_kafka(results: Facts) -> list[str]:
+    """Return the table of a topic through Spark's Kafka source, and the same records from a tail."""
+    ways = {"kafka": "Kafka, all its columns", "weft": "Weft, `_offset,_time,_key,payload`"}
+    ways["weft, all columns"] = "Weft, all columns"
+    rows = [
+        (shown, *(f"{results[case][way] / 1e6:.2f} M" for case in ("noop", "aggregate"))) for way, shown in ways.items()
+    ]
+    head = f"Spark {results['spark']}, local[2], Kafka {results['kafka']}, {results['records']:,} records."
+    return [head, "", *table(("source", "noop, records/s", "aggregate, records/s"), rows)]
+
+
 def durability(results: Facts) -> list[str]:
     """Return the table of bytes on the device for each byte of payload."""
     rows = []
@@ -299,6 +310,7 @@ def doors(results: Facts, rival: str) -> list[str]:
 
 SECTIONS: dict[str, Callable[[Any], list[str]]] = {
     "ingest": ingest, "mqtt": mqtt, "durability": durability, "hub": hub, "tables": tables, "spark": spark,
+    "spark_kafka": spark_kafka,
     "functions": functions, "amqp": lambda results: doors(results, "rabbitmq"),
     "http": lambda results: doors(results, "nginx"),
 }  # fmt: skip

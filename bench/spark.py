@@ -2,7 +2,8 @@
 
 ``python -m bench.spark [--records N] [--runs N]`` makes a log of 100-byte JSON payloads in batches of 5,000, reads it
 through ``format("weft")`` on local[2], folds it into a table, and reads that through ``spark_sinks.read`` and, turn by
-turn, through ``spark.read.parquet`` over the same files. Each figure is a median. Results go to bench/results.
+turn, through ``spark.read.parquet`` over the same files. Where Maven has a Kafka, its topic is read beside the tail
+(``bench.spark_kafka``). Each figure is a median. Results go to bench/results.
 """
 
 from __future__ import annotations
@@ -159,9 +160,12 @@ def history_figures(spark: SparkSession, root: str, records: int, runs: int) -> 
 @click.option("--runs", default=5, show_default=True)
 def main(records: int, runs: int) -> None:
     """Run it all and write the results."""
+    from bench import spark_kafka  # which uses the parts above
+
     with tempfile.TemporaryDirectory() as root:
         log_bytes = make_log(root, records)
-        spark = session("local[2]")
+        # The connector's jars have to be there when Java starts.
+        spark = session("local[2]", **spark_kafka.connector_conf())
         results: dict[str, Any] = {
             "spark": spark.version,
             "master": "local[2]",
@@ -172,6 +176,8 @@ def main(records: int, runs: int) -> None:
             "runs": runs,
             "tail": tail_figures(spark, root, records, runs),
         }
+        with contextlib.suppress(LookupError):
+            write_results("spark_kafka", spark_kafka.figures(spark, root, records, runs))
         started = time.perf_counter()
         rows = asyncio.run(tier(root))
         results["tier"] = {"rows": rows, "rows_per_second": round(rows / (time.perf_counter() - started))}

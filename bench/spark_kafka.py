@@ -1,0 +1,118 @@
+"""Spark's Kafka source beside ours: the same records from a topic and from a stream's tail, turn by turn.
+
+``./run bench spark`` runs it with its own log; ``python -m bench.spark_kafka [--records N] [--runs N]`` alone. Kafka is
+one node on loopback, from Maven. Its topic is filled from the stream, with the records' keys and payloads.
+Each figure is a median. Results go to bench/results.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import click
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from bench import spark as tail
+from bench.common import write_results
+from spark_sinks import session
+from tests.support.kafka import VERSION, Kafka, connector_jars, kafka
+
+TOPIC = "telemetry"
+COLUMNS = "_offset,_time,_key,payload"
+PRODUCER = {
+    # As the log of Weft has it: zstd over some hundred records. Kafka's default would be 16 KiB, uncompressed.
+    "kafka.compression.type": "zstd",
+    "kafka.batch.size": "500000",
+    "kafka.linger.ms": "50",
+    "kafka.acks": "all",
+}
+
+
+def connector_conf() -> dict[str, str]:
+    """Return the conf that brings Spark's connector into a session; nothing where it cannot be had."""
+    try:
+        return {"spark.jars": connector_jars()}
+    except LookupError as error:
+        print(f"no Kafka beside it: {error}")
+        return {}
+
+
+def from_kafka(spark: SparkSession, server: Kafka) -> DataFrame:
+    """Return the whole topic."""
+    reader = spark.read.format("kafka").option("kafka.bootstrap.servers", server.address)
+    return reader.option("subscribe", TOPIC).load()
+
+
+def from_weft(spark: SparkSession, root: str, columns: str | None = None) -> DataFrame:
+    """Return the whole stream, with all columns or some."""
+    reader = spark.read.format("weft").option("store", root).option("stream", tail.STREAM)
+    return (reader if columns is None else reader.option("columns", columns)).load()
+
+
+def fill(spark: SparkSession, root: str, server: Kafka) -> None:
+    """Write the stream's keys and payloads into the topic."""
+    frame = from_weft(spark, root, "_key,payload").select(F.col("_key").alias("key"), F.col("payload").alias("value"))
+    writer = frame.write.format("kafka").options(**PRODUCER)
+    writer.option("kafka.bootstrap.servers", server.address).option("topic", TOPIC).save()
+
+
+def aggregate(frame: DataFrame, key: str, time: str, payload: str) -> None:
+    """Group by the key, as people write it."""
+    frame.groupBy(key).agg(F.count("*"), F.max(time), F.sum(F.length(payload))).collect()
+
+
+def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
+    """Return records per second both ways.
+
+    Raises:
+        LookupError: Kafka cannot be had here.
+    """
+    with kafka() as server:
+        fill(spark, root, server)
+        ours, theirs = ("_key", "_time", "payload"), ("key", "timestamp", "value")
+        cases: dict[str, dict[str, Callable[[], None]]] = {
+            "noop": {
+                "kafka": lambda: tail.noop(from_kafka(spark, server)),
+                "weft": lambda: tail.noop(from_weft(spark, root, COLUMNS)),
+                "weft, all columns": lambda: tail.noop(from_weft(spark, root)),
+            },
+            "aggregate": {
+                "kafka": lambda: aggregate(from_kafka(spark, server), *theirs),
+                "weft": lambda: aggregate(from_weft(spark, root, COLUMNS), *ours),
+                "weft, all columns": lambda: aggregate(from_weft(spark, root), *ours),
+            },
+        }
+        found: dict[str, Any] = {"records": records, "runs": runs, "spark": spark.version, "kafka": VERSION}
+        assert from_kafka(spark, server).count() == records
+        for name, ways in cases.items():
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for turn in range(runs + 1):
+                for way, work in ways.items():
+                    took = tail.timed(work)
+                    if turn:
+                        seconds[way].append(took)
+            found[name] = {way: round(records / statistics.median(times)) for way, times in seconds.items()}
+    return found
+
+
+@click.command(help=__doc__)
+@click.option("--records", default=5_000_000, show_default=True)
+@click.option("--runs", default=5, show_default=True)
+def main(records: int, runs: int) -> None:
+    """Run it and write the results."""
+    with tempfile.TemporaryDirectory() as root:
+        tail.make_log(root, records)
+        spark = session("local[2]", **connector_conf())
+        results = figures(spark, root, records, runs)
+        spark.stop()
+    print(json.dumps(results, indent=2))
+    print(write_results("spark_kafka", results))
+
+
+if __name__ == "__main__":
+    main()
