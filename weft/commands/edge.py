@@ -40,12 +40,12 @@ _PROTOCOLS = ("mqtt", "mqtts", "ws", "wss", "amqp", "amqps", "http", "https")
 
 class _EdgeCommands(LaterGroup):
     modules = {
-        "import": "weft.commands.edge_import",
-        "query": "weft.commands.edge_query",
-        "rename": "weft.commands.edge_rename",
+        "import": "weft.commands.edges.edge_import",
+        "query": "weft.commands.edges.edge_query",
+        "rename": "weft.commands.edges.edge_rename",
         "replay": "weft.commands.functions.replay",
-        "status": "weft.commands.edge_status",
-        "tail": "weft.commands.edge_tail",
+        "status": "weft.commands.edges.edge_status",
+        "tail": "weft.commands.edges.edge_tail",
         "test-function": "weft.commands.functions.function_test",
     }
 
