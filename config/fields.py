@@ -158,6 +158,33 @@ def _filter(text: str, _folder: str) -> str:
     return text
 
 
+def _location(text: str, folder: str) -> str:
+    """Return a path, or the URL of a file system that Spark knows, such as ``hdfs://``."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return _path(text, folder)
+    if not re.fullmatch("[a-z][a-z0-9]*", scheme) or not rest or "@" in rest.partition("/")[0] or "?" in rest:
+        raise ValueError(
+            f"expected a folder, or a URL without credentials such as hdfs://name/path, got {units.quoted(text)}"
+        )
+    return text
+
+
+AVAILABLE_NOW = "available_now"
+
+
+def _trigger(text: str, _folder: str) -> str:
+    if text != AVAILABLE_NOW:
+        try:
+            units.parse_duration(text)
+        except ValueError:
+            raise ValueError(f"expected {_TRIGGER}, got {units.quoted(text)}") from None
+    return text
+
+
+_TRIGGER = f"a duration such as 10s or 1m, or {AVAILABLE_NOW}"
+
+
 def _expression(text: str, _folder: str) -> str:
     if not text.strip():
         raise ValueError("expected an expression such as rms > 2.5, got nothing")
@@ -203,6 +230,8 @@ UNITS = {
     ),
     "field_type": Unit(types.WORDS, _field_type, str, types.TYPE_PATTERN),
     "field_path": Unit(paths.WORDS, _field_path, str),
+    "trigger": Unit(_TRIGGER, _trigger, str),
+    "location": Unit("a folder, or the URL of one such as hdfs://name/path", _location, str),
     "urls": Unit("a URL such as https://hub.example.com", _url, str),
     "broker_urls": Unit("a URL such as mqtts://broker.example.com", _broker_url, str),
 }

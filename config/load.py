@@ -40,19 +40,34 @@ class Loaded(Generic[Config]):
         return _error(self.file, self.lines, findings)
 
 
-def load(path: str, model: type[Config], check: Callable[[Config], Sequence[Finding]] | None = None) -> Loaded[Config]:
+def load(
+    path: str,
+    model: type[Config],
+    check: Callable[[Config], Sequence[Finding]] | None = None,
+    settings: Sequence[str] = (),
+) -> Loaded[Config]:
     """Read ``path`` as ``model`` and run ``check`` on it. ``ConfigError`` lists what is wrong.
+
+    ``settings`` such as ``source.store=/data/hub`` win over what the file says.
 
     Relative paths in the file are resolved against the file's folder, so a node may be started from anywhere.
     """
-    return parse(_read(path), path, model, check)
+    return parse(_read(path), path, model, check, settings)
 
 
 def parse(
-    text: str, file: str, model: type[Config], check: Callable[[Config], Sequence[Finding]] | None = None
+    text: str,
+    file: str,
+    model: type[Config],
+    check: Callable[[Config], Sequence[Finding]] | None = None,
+    settings: Sequence[str] = (),
 ) -> Loaded[Config]:
     """Read a text as ``load`` reads a file; ``file`` is its name in errors."""
     node = _compose(text, file)
+    if settings:
+        from weft.config.reading.overrides import apply  # where there are any, and not in every node
+
+        node = apply(node, settings)
     reader = Reader(os.path.dirname(os.path.abspath(file)), model)
     value = reader.read(node, model_shape(model), ())
     if reader.findings or value is INVALID:

@@ -120,6 +120,8 @@ def _words(shape: Shape) -> str:
         words = "a number"
     elif isinstance(inner, inspect.BoolType):
         words = "`true` or `false`"
+    elif isinstance(inner, inspect.AnyType):
+        words = "any value"
     elif isinstance(inner, inspect.VarTupleType):
         item = _words(shape_of(inner.item_type))
         words = "a list of names" if item == "text" else f"{item}, or a list of them"

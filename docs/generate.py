@@ -10,16 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 
 from docs import downsampling
 from docs.picture import picture
 from weft.cli import cli
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.pipelines.pipeline import Pipeline
 from weft.config.schema import settings
 from weft.output import EXIT_CODES
 
 _EXIT = """Commands print answers on standard output and errors on standard error."""
+_PIPELINES = """\
+Settings of a pipeline's YAML file. Durations are written `10s`, `1h30m`. Relative paths start at the folder of the
+file; those of a shipped pipeline at the working directory. Unknown settings are errors. Secrets stay in files or in
+the environment.
+`weft config schema pipeline` prints a JSON Schema for editors; `config/examples/` has complete examples."""
 _ERRORS = """With `--json` an error is one line of JSON, the last on standard error; standard output stays empty:
 
 ```json
@@ -42,7 +49,12 @@ _GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->
 
 def pages() -> dict[str, str]:
     """Return file name -> content of every generated page."""
-    return {"settings.md": _settings_page(), "metrics.md": _metrics_page(), "cli.md": _cli_page()}
+    return {
+        "settings.md": _settings_page(),
+        "pipelines.md": _pipelines_page(),
+        "metrics.md": _metrics_page(),
+        "cli.md": _cli_page(),
+    }
 
 
 def _settings_page() -> str:
@@ -56,11 +68,19 @@ def _settings_page() -> str:
         "`config/examples/` has complete examples.",
     ]
     for title, model in (("Edge node", EdgeConfig), ("Hub", HubConfig)):
-        lines += ["", f"## {title}", "", model.__doc__ or "", ""]
-        lines += ["| setting | expected | default | meaning |", "|---|---|---|---|"]
-        for setting in settings(model):
-            default = f"`{setting.default}`" if setting.default not in ("", "required", "none") else setting.default
-            lines.append(_row(f"`{setting.path}`", setting.expected, default, setting.description))
+        lines += ["", f"## {title}", "", model.__doc__ or "", "", *_settings_table(model)]
+    return "\n".join(lines) + "\n"
+
+
+def _settings_table(model: type[msgspec.Struct]) -> Iterator[str]:
+    yield from ("| setting | expected | default | meaning |", "|---|---|---|---|")
+    for setting in settings(model):
+        default = f"`{setting.default}`" if setting.default not in ("", "required", "none") else setting.default
+        yield _row(f"`{setting.path}`", setting.expected, default, setting.description)
+
+
+def _pipelines_page() -> str:
+    lines = ["# Pipelines", _GENERATED, "", *_PIPELINES.splitlines(), "", *_settings_table(Pipeline)]
     return "\n".join(lines) + "\n"
 
 

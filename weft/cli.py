@@ -25,12 +25,15 @@ _COMMANDS = {
     "user": "weft.commands.user",
     "audit": "weft.commands.proofs.audit",
     "trace": "weft.commands.proofs.trace",
+    "audit": "weft.commands.audit",
+    "spark": "weft.commands.pipelines.group",
     "demo": "weft.commands.demo",
 }
 """Module of each command; the command in it is called ``command``."""
 _EXTRAS = {
     "deltalake": "hub", "obstore": "hub", "pyarrow": "hub", "numpy": "hub",
-    "pandas": "spark", "pyspark": "spark", "paho": "demo", "pika": "demo",
+    "grpc": "spark", "pandas": "spark", "py4j": "spark", "pyspark": "spark", "sklearn": "spark",
+    "paho": "demo", "pika": "demo",
 }  # fmt: skip
 """Libraries that an edge node does not need, and the extra that installs each."""
 TRACEBACK_VARIABLE = "WEFT_TRACEBACK"

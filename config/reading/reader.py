@@ -30,6 +30,11 @@ _KEYS_SHOWN_MAX = 14
 _MEASURED = ("duration", "size")
 """Units that are asked for when a bare number is given; with other units a number is no value at all."""
 
+_TEXT = {f"{_TAG}str", f"{_TAG}timestamp"}
+_PLAIN = {*_TEXT, *(f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null"))}
+ANY_DEPTH_MAX = 16
+"""Maximum number of keys on the way to a value of a setting that takes any value."""
+
 INVALID: Any = object()
 """Marker for a refused value; ``Reader.findings`` has the reason."""
 
@@ -57,9 +62,27 @@ class Reader:
             return self._named(node, inner, path)
         if isinstance(inner, inspect.VarTupleType):
             return self._list(node, inner, shape, path)
+        if isinstance(inner, inspect.AnyType):
+            return self._any(node, path)
         if not isinstance(node, yaml.ScalarNode):
             return self._refuse(path, _expected(shape), node)
         return self._scalar(node, shape, path)
+
+    def _any(self, node: yaml.Node, path: KeyPath) -> Any:
+        """Return a value as YAML has it: text, numbers, booleans, null, lists and mappings; times stay text."""
+        if len(path) > ANY_DEPTH_MAX:
+            self.findings.append(Finding(path, f"is nested deeper than {ANY_DEPTH_MAX} levels. Make it flatter"))
+            return INVALID
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag not in _PLAIN:
+                return self._refuse(path, "text, a number, true, false or null", node)
+            return _construct(node) if node.tag not in _TEXT else node.value
+        if isinstance(node, yaml.SequenceNode):
+            values: Any = [self._any(each, (*path, i)) for i, each in enumerate(node.value)]
+            return INVALID if any(value is INVALID for value in values) else values
+        assert isinstance(node, yaml.MappingNode)
+        values = {name: self._any(value, (*path, name)) for name, value in self._entries(node, path)}
+        return INVALID if any(value is INVALID for value in values.values()) else values
 
     def _refuse(self, path: KeyPath, expected: str, node: yaml.Node) -> Any:
         self.findings.append(Finding(path, f"expected {expected}, got {_shown(node)}"))
@@ -241,6 +264,15 @@ class Reader:
                 self.findings.append(Finding(path, expected))
                 return INVALID
         return value
+
+
+def _construct(node: yaml.ScalarNode) -> Any:
+    """Return the value of a number, a boolean or null."""
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node)
+    finally:
+        loader.dispose()
 
 
 def out_of_bounds(value: float, type_: inspect.IntType | inspect.FloatType, show: Callable[[Any], str]) -> str | None:

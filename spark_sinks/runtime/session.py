@@ -7,6 +7,7 @@ import contextlib
 import os
 import pkgutil
 import sys
+from collections.abc import Mapping
 from weakref import WeakSet
 
 from pyspark.sql import SparkSession
@@ -22,9 +23,12 @@ _registered: WeakSet[SparkSession] = WeakSet()
 _sockets: set[str] = set()
 """Sockets to remove at exit."""
 
+CONNECT = "sc://"
+TIME_ZONE = "spark.sql.session.timeZone"
+
 DEFAULTS = {
     # Times in the log are UTC; a session zone would shift every timestamp that is shown or cast.
-    "spark.sql.session.timeZone": "UTC",
+    TIME_ZONE: "UTC",
     # Loopback TCP to the Python workers costs about 40 ms a task, and batch scans 21 percent.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
@@ -56,12 +60,15 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     crc32c are compiled and have to be there.)
 
     Args:
-        master: Spark's master URL.
+        master: Spark's master URL, or the ``sc://host:port`` of a Spark Connect server. A server has its own settings
+            and Python: of ``DEFAULTS``, only the time zone is set there.
         conf: further confs, which win: ``session(**{"spark.sql.shuffle.partitions": "8"})``.
 
     Raises:
         NoJava: there is no Java that Spark can use.
     """
+    if master.startswith(CONNECT):
+        return _connected(master, conf)
     local = master.startswith("local")
     os.environ.setdefault(VARIABLE, sys.executable)
     home = find_java_home(os.environ, cache_directory())
@@ -76,6 +83,18 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     register(spark)
     _remove_socket_at_exit(spark)
     return spark
+
+
+def _connected(address: str, conf: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.remote(address)
+    for name, value in ({TIME_ZONE: DEFAULTS[TIME_ZONE]} | dict(conf)).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is one of Spark Connect: its driver is another process."""
+    return "connect" in type(spark).__module__
 
 
 def register(spark: SparkSession) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pyspark.sql.streaming import StreamingQuery
@@ -12,11 +12,18 @@ from pyspark.sql.streaming import StreamingQuery
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def await_termination(query: StreamingQuery) -> None:
+LOOK_S = 0.5
+"""Time between two looks at a running query."""
+
+
+def await_termination(query: StreamingQuery, look: Callable[[StreamingQuery], None] | None = None) -> None:
     """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
 
     ``query.awaitTermination()`` waits too. But there PySpark answers a signal with calls to the JVM from within a call,
     which fail, and prints three tracebacks.
+
+    Args:
+        look: called with the query about every ``LOOK_S`` seconds while it runs, and once when it has ended.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -35,10 +42,14 @@ def await_termination(query: StreamingQuery) -> None:
     waiter = threading.Thread(target=wait, name="weft-await-termination", daemon=True)
     with _set_by_signals(over):
         waiter.start()
-        over.wait()
+        while not over.wait(None if look is None else LOOK_S):
+            if look is not None:
+                look(query)
         if query.isActive:
             query.stop()
     waiter.join()
+    if look is not None:
+        look(query)
     if (error := query.exception()) is not None:
         raise error
 

@@ -11,13 +11,14 @@ import pytest
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import load, parse
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.pipelines.pipeline import Pipeline, check_pipeline
 from weft.config.schema import settings
 from weft.edge_node.check import check as check_edge
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "config/examples").glob("*.yaml"))
 _FUNCTION = ".functions[]."
-_BLOCK = re.compile(r"<!-- config: (edge|hub) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"<!-- config: (edge|hub|pipeline) -->\s*\n```yaml\n(.*?)```", re.DOTALL)
 _YAML = re.compile(r"^( *)```yaml$", re.MULTILINE)
 
 
@@ -36,12 +37,14 @@ def blocks() -> Iterator[tuple[str, str, str]]:
 def test_examples_load(path: Path) -> None:
     if path.name.startswith("edge"):
         load(str(path), EdgeConfig, check_edge)
+    elif path.name.startswith("pipeline"):
+        load(str(path), Pipeline, check_pipeline)
     else:
         load(str(path), HubConfig, check_hub)
 
 
 def test_there_are_examples_of_both_kinds() -> None:
-    assert {path.stem for path in EXAMPLES} >= {"edge-minimal", "edge-full", "hub-minimal", "hub-s3"}
+    assert {path.stem for path in EXAMPLES} >= {"edge-minimal", "edge-full", "hub-minimal", "hub-s3", "pipeline-table"}
 
 
 def missing(text: str, paths: Iterator[str]) -> list[str]:
@@ -54,6 +57,11 @@ def test_the_full_example_shows_every_setting() -> None:
     assert missing(text, (each.path for each in settings(EdgeConfig) if _FUNCTION not in each.path)) == []
 
 
+def test_the_examples_of_pipelines_show_every_setting() -> None:
+    text = "\n".join(path.read_text() for path in EXAMPLES if path.name.startswith("pipeline"))
+    assert missing(text, (each.path for each in settings(Pipeline))) == []
+
+
 def test_the_examples_of_functions_show_every_setting_of_them() -> None:
     files = [*EXAMPLES, *(ROOT / "docs/functions").glob("*.md")]
     text = "\n".join(path.read_text() for path in files)
@@ -64,6 +72,8 @@ def test_the_examples_of_functions_show_every_setting_of_them() -> None:
 def test_configurations_in_the_docs_load(place: str, kind: str, text: str) -> None:
     if kind == "edge":
         parse(text, place, EdgeConfig, check_edge)
+    elif kind == "pipeline":
+        parse(text, place, Pipeline, check_pipeline)
     else:
         parse(text, place, HubConfig, check_hub)
 

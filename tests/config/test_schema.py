@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from weft.config.models import EdgeConfig, HubConfig
+from weft.config.pipelines.pipeline import Pipeline
 from weft.config.schema import schema, settings
 
-MODELS = pytest.mark.parametrize("model", [EdgeConfig, HubConfig])
+MODELS = pytest.mark.parametrize("model", [EdgeConfig, HubConfig, Pipeline])
 
 
 @MODELS

@@ -23,7 +23,7 @@ from weft.demo.devices import AMQP_DEVICE, HTTP_DEVICE
 from weft.demo.fabric import STREAM, THINNED, THINNED_STREAM, DemoHub, DeviceProcess, Edge, FabricError
 from weft.demo.network import Relay
 from weft.demo.report import Acked, count_messages, hourly_statistics, show_audit, show_statistics, show_thinned
-from weft.demo.spark import SparkStart, stderr_to
+from weft.demo.spark import SparkStart
 from weft.demo.thinned import compare, points_of, readings_of
 
 CUT_AT = 0.25
@@ -285,6 +285,8 @@ def _run(demo: Demo, spark_log: Path) -> bool:
         spark_start.join(SPARK_START_S_MAX)  # the interpreter must not end in the middle of a native import
         raise
     spark = spark_start.session()
+    from spark_sinks.runtime.quiet import stderr_to
+
     with stderr_to(spark_log):  # what its Python side says when it is interrupted
         good = demo.prove(acked, spark)
     verdict = "[green]Everything agrees.[/]" if good else "[red]The counts do not agree.[/]"

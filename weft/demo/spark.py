@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-_NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
-"""Java options of Spark and of its launcher that turn performance data off. Monitors read it from a folder of ``/tmp``,
-which stays."""
-
-
-@contextlib.contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Send this process's stderr, and that of its new child processes, to a file."""
-    kept = os.dup(2)
-    with path.open("ab") as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 class SparkStart(threading.Thread):
@@ -39,8 +20,9 @@ class SparkStart(threading.Thread):
     def run(self) -> None:
         try:
             from spark_sinks import session
+            from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, stderr_to
 
-            for name, options in _NO_PERFORMANCE_DATA.items():
+            for name, options in NO_PERFORMANCE_DATA.items():
                 os.environ.setdefault(name, options)
             with stderr_to(self._log_path):  # the JVM keeps the stderr it is started with, and has much to say
                 self._session = session()

@@ -1,0 +1,143 @@
+"""Model of a pipeline's YAML file, and what can be checked of it without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from weft.config.errors import Finding
+from weft.config.fields import AVAILABLE_NOW
+from weft.config.pipelines.sinks import PipelineSink
+from weft.config.pipelines.source import Names, PipelineSource
+from weft.config.pipelines.steps import Step
+from weft.config.units import parse_duration, quoted
+from weft.config.values import Duration, Section
+
+INPUT = "input"
+"""Name by which SQL reads the rows of the step before it."""
+STEPS_MAX = 64
+Trigger = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "trigger"})]
+Checkpoint = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "location"})]
+PipelineName = Annotated[
+    str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$", extra_json_schema={"examples": ["machine-hours"]})
+]
+
+
+class Complete(Section, frozen=True, kw_only=True):
+    """Conditions under which a window is written."""
+
+    edges: Annotated[
+        Names,
+        Meta(description="Edge nodes that a complete window waits for: `all`, or a list of names."),
+    ] = ("all",)
+    grace_s: Annotated[
+        Duration,
+        Meta(
+            description="Time after the end of a window at which it is written with `_complete = false` if it is not "
+            "complete by then. It is written again when the missing records have come."
+        ),
+    ] = field(default=600.0, name="grace")
+    retired_after_s: Annotated[
+        Annotated[Duration, Meta(ge=3600)] | None,
+        Meta(
+            description="Silence after which an edge node no longer holds windows back. It counts again when it comes "
+            "back. Unset: edges that the hub has retired."
+        ),
+    ] = field(default=None, name="retired_after")
+
+    @property
+    def only(self) -> tuple[str, ...] | None:
+        """Return the edges that count; None for all."""
+        return None if self.edges == ("all",) else self.edges
+
+
+class Pipeline(Section, frozen=True, kw_only=True):
+    """A pipeline: rows of a stream go through steps into a sink, micro-batch after micro-batch."""
+
+    name: Annotated[PipelineName, Meta(description="Name of the pipeline. The sinks keep its positions under it.")]
+    source: PipelineSource
+    steps: Annotated[
+        Annotated[tuple[Step, ...], Meta(max_length=STEPS_MAX)],
+        Meta(description="Steps between source and sink, in their order."),
+    ] = ()
+    complete: Annotated[
+        Complete | None, Meta(description="When a window is written. Only with a `window` step. Unset: the defaults.")
+    ] = None
+    sink: PipelineSink
+    trigger: Annotated[
+        Trigger,
+        Meta(
+            description="Time from one micro-batch to the next, such as `1m`; or `available_now`: read what there is "
+            "now, and end."
+        ),
+    ] = "1m"
+    checkpoint: Annotated[
+        Checkpoint | None,
+        Meta(
+            description="Folder where Spark keeps how far the pipeline has read. On a cluster it is one that the "
+            "driver and all executors reach. Required for every sink but `console`."
+        ),
+    ] = None
+
+    @property
+    def trigger_s(self) -> float | None:
+        """Return the seconds from one micro-batch to the next; None for ``available_now``."""
+        return None if self.trigger == AVAILABLE_NOW else parse_duration(self.trigger)
+
+    @property
+    def window_step(self) -> Step | None:
+        """Return the step with the windows, which is the last one, or None."""
+        return self.steps[-1] if self.steps and self.steps[-1].window is not None else None
+
+
+def check_pipeline(pipeline: Pipeline) -> list[Finding]:
+    """Return what is wrong with a pipeline as far as its file alone tells."""
+    return [*_source(pipeline.source), *_steps(pipeline), *_sink(pipeline)]
+
+
+def _source(source: PipelineSource) -> Iterator[Finding]:
+    if source.since is not None:
+        try:
+            datetime.fromisoformat(source.since.strip())
+        except ValueError:
+            yield Finding(
+                ("source", "since"), f"expected a time such as 2024-05-01T06:00:00Z, got {quoted(source.since)}"
+            )
+
+
+def _steps(pipeline: Pipeline) -> Iterator[Finding]:
+    seen: dict[str, int] = {INPUT: 0}
+    for at, step in enumerate(pipeline.steps):
+        path = ("steps", at)
+        if len(step.kinds) != 1:
+            yield Finding(path, f"expected one of sql, python and window, got {' and '.join(step.kinds) or 'none'}")
+        if step.options and step.python is None:
+            yield Finding((*path, "options"), "is only for a `python` step. Take it out")
+        if step.window is not None and at + 1 < len(pipeline.steps):
+            yield Finding((*path, "window"), "is not the last step. Put later steps before it, or into its `emit`")
+        name = (step.name or "").lower()
+        if name == INPUT:
+            yield Finding((*path, "name"), "`input` always is what the step before made. Choose another name")
+        elif name and name in seen:
+            yield Finding((*path, "name"), f"is the name of step {seen[name]}, too. Give each step its own name")
+        if name:
+            seen.setdefault(name, at + 1)
+    if pipeline.complete is not None and pipeline.window_step is None:
+        yield Finding(("complete",), "needs a `window` step, and there is none. Add one, or take `complete` out")
+
+
+def _sink(pipeline: Pipeline) -> Iterator[Finding]:
+    kind, settings = pipeline.sink.kind, pipeline.sink.settings
+    if kind != "console" and pipeline.checkpoint is None:
+        yield Finding(("checkpoint",), f"is missing, and a sink of kind {kind} needs one. Name a folder for it")
+    if kind == "delta":
+        path = ("sink", "delta")
+        if settings.mode == "upsert" and settings.keys is None:
+            yield Finding((*path, "keys"), "is missing. `upsert` needs the columns that identify a row")
+        if settings.mode != "upsert" and settings.keys is not None:
+            yield Finding((*path, "keys"), f"has a meaning with `mode: upsert` only, and the mode is {settings.mode}")
+        if settings.mode == "replace" and settings.partition_by is None:
+            yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")

@@ -1,0 +1,105 @@
+"""Settings of the sinks of pipelines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, field
+
+from weft.config.pipelines.source import Name, Names, Text
+from weft.config.values import Count, OneOf, Path, Section, Store, Urls
+
+
+class DeltaTable(Section, frozen=True, kw_only=True):
+    """A Delta table. Each row is in it exactly once, also after a kill or a lost checkpoint."""
+
+    path: Annotated[Store, Meta(description="Folder of the table, or `s3://bucket/path`.")]
+    mode: Annotated[
+        Literal["append", "upsert", "replace"],
+        Meta(
+            description="`append` adds rows. `upsert` replaces the rows that have the same `keys`. `replace` replaces "
+            "whole partitions of `partition_by`."
+        ),
+    ] = "append"
+    keys: Annotated[Names | None, Meta(description="Columns that identify a row. Required with `upsert`.")] = None
+    partition_by: Annotated[
+        Names | None, Meta(description="Columns by whose values the table is cut into folders.")
+    ] = None
+
+
+class StreamTarget(Section, frozen=True, kw_only=True):
+    """A Weft stream. Rows go over the link protocol and are in its log exactly once."""
+
+    hub: Annotated[Urls, Meta(description="Addresses of the hub's nodes, such as `https://hub.example.com`.")]
+    stream: Annotated[Name, Meta(description="Name of the stream that gets the rows.")]
+    tenant: Annotated[Name, Meta(description="Tenant of that stream.")] = "default"
+    token_file: Annotated[Path | None, Meta(description="File with the token that the hub asks for.")] = None
+    ca_file: Annotated[
+        Path | None, Meta(description="File with the certificates that sign the hub's. Unset: those of the system.")
+    ] = None
+
+
+class Jdbc(Section, frozen=True, kw_only=True):
+    """A table of PostgreSQL. A micro-batch is one transaction, and each row is in the table exactly once."""
+
+    url: Annotated[
+        Text,
+        Meta(
+            description="Address of the database without a password: `jdbc:postgresql://HOST:PORT/DATABASE?user=NAME`."
+        ),
+    ]
+    table: Annotated[Name, Meta(description="Table that gets the rows: `NAME` or `SCHEMA.NAME`.")]
+    keys: Annotated[
+        Names | None, Meta(description="Columns that identify a row: it replaces the row with the same values.")
+    ] = None
+    newest_by: Annotated[
+        Name | None, Meta(description="With `keys`: column whose highest value decides which of two rows stays.")
+    ] = None
+    password_file: Annotated[
+        Path | None, Meta(description="File on the driver with the password. Unset: `PGPASSWORD` or `~/.pgpass`.")
+    ] = None
+
+
+class Kafka(Section, frozen=True, kw_only=True):
+    """A topic of Kafka. Every row arrives, and a row may arrive twice."""
+
+    brokers: Annotated[Text, Meta(description="Addresses of brokers, such as `kafka-1:9092,kafka-2:9092`.")]
+    topic: Annotated[Name, Meta(description="Topic that gets the rows.")]
+    options_file: Annotated[
+        Path | None,
+        Meta(
+            description="File of `name=value` lines with further options of the Kafka client. Passwords belong there."
+        ),
+    ] = None
+
+
+class Console(Section, frozen=True, kw_only=True):
+    """Standard output, to try a pipeline. Nothing is kept."""
+
+    rows_max: Annotated[Count, Meta(le=10_000, description="Maximum number of rows shown of each micro-batch.")] = (
+        field(default=20, name="rows")
+    )
+
+
+class PipelineSink(OneOf, frozen=True, kw_only=True):
+    """Place of the rows that come out of the last step; exactly one."""
+
+    noun: ClassVar[str] = "sink"
+
+    delta: Annotated[
+        DeltaTable | None, Meta(extra_json_schema={"x-short": "path"}, description="A table in Delta.")
+    ] = None
+    stream: Annotated[StreamTarget | None, Meta(description="Another stream of a Weft hub.")] = None
+    jdbc: Annotated[Jdbc | None, Meta(description="A table of a database such as PostgreSQL.")] = None
+    kafka: Annotated[Kafka | None, Meta(description="A topic of Kafka.")] = None
+    console: Annotated[Console | None, Meta(description="Standard output, to try a pipeline.")] = None
+
+    @property
+    def kind(self) -> str:
+        """Return the name of the sink that is given."""
+        return self.chosen[0]
+
+    @property
+    def settings(self) -> Any:
+        """Return the settings of the sink that is given."""
+        return self.chosen[1]

@@ -1,0 +1,135 @@
+"""The check: source, steps, sink and checkpoint, in this order."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError
+from spark_sinks.lineage.columns import FROM_COLUMN
+from spark_sinks.pipelines.analysis import explained, is_of_spark
+from spark_sinks.pipelines.check.checkpoint import check_checkpoint
+from spark_sinks.pipelines.check.report import Report, step_name
+from spark_sinks.pipelines.check.target import check_target
+from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.sinks import make_sink, output_mode
+from spark_sinks.pipelines.steps import Part, split
+from spark_sinks.runtime.session import is_connect
+from spark_sinks.source.options import parse_options
+from spark_sinks.source.stream_log import StreamLog
+from weft.config.errors import KeyPath
+from weft.config.pipelines.pipeline import Pipeline
+
+
+def check(pipeline: Pipeline, spark: SparkSession) -> Report:
+    """Return what is wrong with a pipeline, and the columns of its steps. No record is read, and nothing is written.
+
+    Python steps are called, with a DataFrame that has no rows.
+    """
+    report, context = Report(), Context(pipeline)
+    log = _opened(context, report)
+    result = _analysed(pipeline, spark, context, log, report) if log is not None else None
+    if result is not None:
+        if FROM_COLUMN not in result.columns:
+            report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
+        check_target(pipeline, result, report)
+    check_checkpoint(pipeline, log, report)
+    if report.is_good:
+        _check_sink(pipeline, report)
+    return report
+
+
+def _check_sink(pipeline: Pipeline, report: Report) -> None:
+    try:
+        make_sink(pipeline)
+    except PipelineError as error:
+        report.errors.append(error.finding)
+
+
+def _opened(context: Context, report: Report) -> StreamLog | None:
+    """Return the log of the source's stream; None when it cannot be read."""
+    try:
+        return run(_open(context))
+    except ReadError as error:
+        report.refuse(_setting(str(error)), str(error))
+    return None
+
+
+async def _open(context: Context) -> StreamLog:
+    log = await StreamLog.open(parse_options(context.options()))
+    await log.extend()
+    return log
+
+
+def _setting(message: str) -> KeyPath:
+    """Return the setting of the source that a sentence of the reader speaks of."""
+    if message.startswith("the store has no stream"):
+        return ("source", "stream")
+    option = message.split(maxsplit=1)[0].strip(":")
+    return ("source", option)
+
+
+def _last(pipeline: Pipeline) -> KeyPath:
+    return ("steps", len(pipeline.steps) - 1) if pipeline.steps else ("source",)
+
+
+def _analysed(
+    pipeline: Pipeline, spark: SparkSession, context: Context, log: StreamLog, report: Report
+) -> DataFrame | None:
+    """Return what comes out of the last step, without rows; None when a step is wrong."""
+    on_stream, on_batch = split(pipeline)
+    try:
+        frame = context.stream(spark, log.schema)
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        report.refuse(("source",), explained(error))
+        return None
+    report.show("source", frame)
+    after = _checked(on_stream, frame, context, report)
+    if after is None or not _runs_on_streams(after, on_stream, pipeline, report):
+        return None
+    return _checked(on_batch, spark.createDataFrame([], after.schema), context, report)
+
+
+def _checked(part: Part, frame: DataFrame, context: Context, report: Report) -> DataFrame | None:
+    try:
+        for at, result in part.results(frame, context):
+            frame = result
+            report.show(step_name(context.pipeline, at), frame)
+    except PipelineError as error:
+        report.errors.append(error.finding)
+        return None
+    return frame
+
+
+def _runs_on_streams(frame: DataFrame, part: Part, pipeline: Pipeline, report: Report) -> bool:
+    """Return whether Spark can run the steps on a stream: it cannot sort one, for example, or take its first rows."""
+    path: KeyPath = ("source",)
+    if part.steps:
+        at, step = part.steps[-1]
+        path = ("steps", at, *step.kinds)
+    if not frame.isStreaming:
+        report.refuse(path, "returns a DataFrame that is no stream. Make it of the one that the step gets")
+        return False
+    if is_connect(frame.sparkSession):
+        return True  # Only the server knows; it says so at the start.
+    try:
+        _check_operators(frame, output_mode(pipeline))
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        report.refuse(path, f"{explained(error)}. Or give the step `mode: batch`")
+        return False
+    return True
+
+
+def _check_operators(frame: DataFrame, mode: str) -> None:
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    output = jvm.org.apache.spark.sql.streaming.OutputMode
+    checker.checkForStreaming(
+        frame._jdf.queryExecution().analyzed(), output.Update() if mode == "update" else output.Append()
+    )

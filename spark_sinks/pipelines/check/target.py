@@ -1,0 +1,102 @@
+"""Check of a pipeline's sink against the columns that come out of its last step."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import NullType
+
+from spark_sinks.pipelines.check.report import Report
+from spark_sinks.source.store_options import with_environment
+from weft.config.errors import KeyPath
+from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
+
+POSITION = ("_shard", "_offset")
+"""Columns by which a sink knows what it has already."""
+
+
+def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
+    """Add what is wrong with the columns for the sink, and with the table that is there."""
+    kind, settings = pipeline.sink.kind, pipeline.sink.settings
+    path: KeyPath = ("sink", kind)
+    if kind == "console":
+        return
+    _check_names(path, frame, report)
+    if kind == "stream":
+        _need(path, frame.columns, (*POSITION, "payload"), "a row of a stream", report)
+    if kind in ("delta", "jdbc"):
+        for setting in ("keys", "partition_by"):
+            _need((*path, setting), frame.columns, getattr(settings, setting, None) or (), setting, report)
+        if not settings.keys:
+            _need(path, frame.columns, POSITION, "appending each row once", report)
+    if kind == "delta":
+        _check_table(settings, frame, report)
+
+
+def _check_names(path: KeyPath, frame: DataFrame, report: Report) -> None:
+    twice = [name for name, count in Counter(map(str.lower, frame.columns)).items() if count > 1]
+    if twice:
+        report.refuse(path, f"two columns are called {', '.join(twice)}. Name each of them once (AS)")
+    void = [field.name for field in frame.schema.fields if isinstance(field.dataType, NullType)]
+    if void:
+        report.refuse(path, f"column {', '.join(void)} has no type. Cast it, such as CAST(NULL AS STRING)")
+
+
+def _need(path: KeyPath, columns: Sequence[str], wanted: Iterable[str], purpose: str, report: Report) -> None:
+    known = {name.lower() for name in columns}
+    missing = [name for name in wanted if name.lower() not in known]
+    if missing:
+        report.refuse(
+            path,
+            f"{purpose} needs the column {', '.join(missing)}, which the last step does not make. "
+            f"It makes {', '.join(columns)}",
+        )
+
+
+def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report) -> None:
+    path = ("sink", "delta", "path")
+    options = with_environment({}, os.environ) if settings.path.startswith("s3://") else None
+    try:
+        if not DeltaTable.is_deltatable(settings.path, options):
+            _check_folder(settings.path, report)
+            return
+        schema = from_arrow_schema(_arrow_schema(DeltaTable(settings.path, storage_options=options)))
+    except (DeltaError, OSError, ValueError) as error:
+        report.refuse(path, f"{settings.path} cannot be read: {str(error).partition(chr(10))[0]}")
+        return
+    held = {field.name.lower(): field for field in schema.fields}
+    for field in frame.schema.fields:
+        there = held.get(field.name.lower())
+        if there is not None and there.dataType.simpleString() != field.dataType.simpleString():
+            report.refuse(
+                path,
+                f"column {field.name} of the table has the type {there.dataType.simpleString()}, and the last step "
+                f"makes {field.dataType.simpleString()}. Cast it, or name another table",
+            )
+
+
+def _arrow_schema(table: DeltaTable) -> object:
+    import pyarrow as pa
+
+    return pa.schema(table.schema())
+
+
+def _check_folder(path: str, report: Report) -> None:
+    if "://" in path:
+        return
+    existing = path
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        report.refuse(("sink", "delta", "path"), f"{existing} is no folder. Name another place")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        report.refuse(("sink", "delta", "path"), f"{existing} cannot be written by this user. Name another place")
+    elif existing == path and os.listdir(path):
+        report.refuse(("sink", "delta", "path"), f"{path} has files and is no Delta table. Name another place")

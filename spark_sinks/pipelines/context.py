@@ -1,0 +1,94 @@
+"""The stream of a pipeline, as its steps and its batches see it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_sinks.lineage.columns import FROM_COLUMN, of_record
+from spark_sinks.read import read
+from spark_sinks.runtime.session import register
+from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines.source import PipelineSource
+
+
+@dataclass(frozen=True)
+class Context:
+    """The pipeline and its stream. A Python step gets it as ``context`` when it has such a parameter.
+
+    It can be pickled: with Spark Connect, steps run in a process of the server.
+    """
+
+    pipeline: Pipeline
+
+    @property
+    def source(self) -> PipelineSource:
+        """Return the settings of the source."""
+        return self.pipeline.source
+
+    def stream(self, spark: SparkSession, schema: pa.Schema | None = None) -> DataFrame:
+        """Return the rows that come, as a streaming DataFrame: the source's columns and ``_from``.
+
+        Args:
+            schema: the source's columns where they are known. Spark starts a Python process to ask for them otherwise.
+        """
+        register(spark)
+        reader = spark.readStream.format("weft").options(**self.options())
+        if schema is not None:
+            reader = reader.schema(from_arrow_schema(schema))
+        return with_lineage(reader.load())
+
+    def history(
+        self,
+        spark: SparkSession,
+        *,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        edges: Collection[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Return the stream's rows up to now, each once, from the table and from the log.
+
+        Rows of the present micro-batch are among them, and rows that came after it: compare ``_shard`` and ``_offset``.
+
+        Args:
+            since: only rows with this ``_time`` or a later one.
+            until: only rows with an earlier ``_time``.
+            edges: only rows of these edge nodes. None takes those of the pipeline.
+            columns: only these columns. None takes all of them, and ``_from``.
+        """
+        named: dict[str, Any] = {"store": self.source.store, "tenant": self.source.tenant}
+        named |= {"since": since, "until": until, "keys": self.source.keys, "columns": columns}
+        named["edges"] = self.source.edges if edges is None else edges
+        frame = read(spark, self.source.stream, **named)
+        return with_lineage(frame) if columns is None else frame
+
+    def options(self) -> dict[str, str]:
+        """Return the options of ``format("weft")``."""
+        source = self.source
+        named: dict[str, str] = {"store": source.store, "tenant": source.tenant, "stream": source.stream}
+        for name, values in (("edges", source.edges), ("keys", source.keys)):
+            if values is not None:
+                named[name] = _json_list(values)
+        if source.since is not None:
+            named["since"] = source.since
+        if source.records_per_trigger_max is not None:
+            named["max_records_per_trigger"] = str(source.records_per_trigger_max)
+        return named
+
+
+def with_lineage(frame: DataFrame) -> DataFrame:
+    """Return rows of a stream with the column ``_from``, which names the record that each was made of."""
+    return frame.withColumn(FROM_COLUMN, of_record())
+
+
+def _json_list(values: Collection[str]) -> str:
+    import msgspec
+
+    return msgspec.json.encode(list(values)).decode()

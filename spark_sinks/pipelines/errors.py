@@ -1,0 +1,17 @@
+"""The error of a pipeline that cannot run as it is written."""
+
+from __future__ import annotations
+
+from weft.config.errors import Finding, KeyPath, format_path
+
+
+class PipelineError(ValueError):
+    """A setting of a pipeline that does not work. The sentence says what is wrong with it and what to do."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        self.finding = Finding(path, message)
+        super().__init__(f"{format_path(path)}: {message}")
+
+    def __reduce__(self) -> tuple[type[PipelineError], tuple[KeyPath, str]]:
+        """Return how to copy it: Spark sends errors from process to process."""
+        return type(self), self.finding

@@ -1,0 +1,24 @@
+"""The sentence of an error that ended a query. Spark wraps it into traces of Java and of Python."""
+
+from __future__ import annotations
+
+import re
+
+from spark_sinks.pipelines.analysis import explained
+
+_RAISED = re.compile(
+    r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Refused|Corrupt|Interrupt)): (.+)$", re.MULTILINE
+)
+_OURS = ("spark_sinks.", "weft.")
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return what went wrong: the innermost error of Python, without its class when it is one of ours."""
+    raised = [(name, text.strip()) for name, text in _RAISED.findall(str(error)) if not name.startswith(_JAVA)]
+    if not raised:
+        return explained(error)
+    name, text = raised[-1]
+    return text if name.startswith(_OURS) else f"{name.rpartition('.')[2]}: {text}"
+
+
+_JAVA = ("org.", "java.", "py4j.", "pyspark.", "scala.")

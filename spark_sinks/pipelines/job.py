@@ -1,0 +1,52 @@
+"""A pipeline as a streaming query."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
+from spark_sinks.pipelines.steps import Part, split
+from weft.config.pipelines.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Work on the rows of one micro-batch: the steps on batches, then the sink.
+
+    It can be pickled: with Spark Connect it runs in a process of the server.
+    """
+
+    context: Context
+    steps: Part
+    sink: Sink
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Apply the steps and hand the rows to the sink."""
+        self.sink(self.steps.apply(frame, self.context), batch_id)
+
+
+def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
+    """Start a pipeline and return its query.
+
+    Args:
+        once: read what there is now and end, whatever the trigger of the pipeline is.
+
+    Raises:
+        PipelineError: a step cannot be applied; ``check`` finds out before.
+        ReadError: the store holds no such stream.
+    """
+    context = Context(pipeline)
+    on_stream, on_batch = split(pipeline)
+    frame = on_stream.apply(context.stream(spark), context)
+    writer = frame.writeStream.foreachBatch(MicroBatch(context, on_batch, make_sink(pipeline)))
+    writer = writer.queryName(pipeline.name).outputMode(output_mode(pipeline))
+    writer = writer.option("checkpointLocation", pipeline.checkpoint or tempfile.mkdtemp(prefix="weft-pipeline-"))
+    every = None if once else pipeline.trigger_s
+    if every is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()

@@ -1,0 +1,64 @@
+"""Progress of a running pipeline."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from pyspark.sql.streaming import StreamingQuery
+
+
+class Progress(NamedTuple):
+    """One micro-batch."""
+
+    batch: int
+    records: int
+    """Records read."""
+    seconds: float
+    """Duration of the micro-batch."""
+    behind: int | None
+    """Records of the log that are still to be read, as last seen; None when the source does not say."""
+
+    @property
+    def rate(self) -> float:
+        """Return the records read in a second."""
+        return self.records / self.seconds if self.seconds else 0.0
+
+
+def progress_of(facts: dict[str, Any]) -> Progress:
+    """Return the progress of one micro-batch from Spark's report of it."""
+    seconds = facts.get("durationMs", {}).get("triggerExecution", 0) / 1000
+    (source, *_) = facts.get("sources") or [{}]
+    start, end, latest = (_offsets(source.get(name)) for name in ("startOffset", "endOffset", "latestOffset"))
+    # By offsets: Spark counts a row once for each time that a sink or a step reads it.
+    records = _between(start or {}, end or {})
+    behind = None if end is None or latest is None else _between(end, latest)
+    return Progress(int(facts["batchId"]), records, seconds, behind)
+
+
+def _between(start: dict[str, int], end: dict[str, int]) -> int:
+    return sum(max(0, offset - start.get(shard, 0)) for shard, offset in end.items())
+
+
+def _offsets(value: Any) -> dict[str, int] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, dict) else None
+
+
+class Watcher:
+    """Progress of a query, each micro-batch once."""
+
+    def __init__(self) -> None:
+        self._seen = -1
+
+    def new(self, query: StreamingQuery) -> list[Progress]:
+        """Return the micro-batches with records that ended since the last call, in their order."""
+        reports = [progress_of(json.loads(each.json)) for each in query.recentProgress]
+        fresh = [each for each in reports if each.batch > self._seen and each.records]
+        if fresh:
+            self._seen = fresh[-1].batch
+        return fresh

@@ -1,0 +1,80 @@
+"""Steps of a pipeline, applied to a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from spark_sinks.pipelines.analysis import explained, is_of_spark
+from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.functions import call
+from weft.config.errors import KeyPath
+from weft.config.pipelines.pipeline import INPUT, Pipeline
+from weft.config.pipelines.steps import Step
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps that follow each other, with their places in the file."""
+
+    steps: tuple[tuple[int, Step], ...]
+
+    def apply(self, frame: DataFrame, context: Context) -> DataFrame:
+        """Return what the steps make of a DataFrame.
+
+        Raises:
+            PipelineError: a step cannot be applied.
+        """
+        for _, result in self.results(frame, context):
+            frame = result
+        return frame
+
+    def results(self, frame: DataFrame, context: Context) -> Iterator[tuple[int, DataFrame]]:
+        """Yield the place of each step and what it makes. A named step is a view from then on."""
+        named: dict[str, DataFrame] = {}
+        for at, step in self.steps:
+            frame = _applied(at, step, frame, named, context)
+            if step.name is not None:
+                named[step.name] = frame
+            yield at, frame
+
+
+def split(pipeline: Pipeline) -> tuple[Part, Part]:
+    """Return the steps on the streaming DataFrame, and those on the rows of a micro-batch; the window step is in
+    neither."""
+    plain = [(at, step) for at, step in enumerate(pipeline.steps) if step.window is None]
+    first = next((at for at, step in plain if step.mode == "batch"), len(plain))
+    return Part(tuple(plain[:first])), Part(tuple(plain[first:]))
+
+
+def all_steps(pipeline: Pipeline) -> Part:
+    """Return all steps before the window step."""
+    return Part(tuple((at, step) for at, step in enumerate(pipeline.steps) if step.window is None))
+
+
+def _applied(at: int, step: Step, frame: DataFrame, named: dict[str, DataFrame], context: Context) -> DataFrame:
+    if step.python is not None:
+        return call(step, frame, context, ("steps", at, "python"))
+    assert step.sql is not None
+    return select(step.sql, frame, named, ("steps", at, "sql"))
+
+
+def select(text: str, frame: DataFrame, named: dict[str, DataFrame], path: KeyPath) -> DataFrame:
+    """Return the rows of a SELECT over ``input`` and the named steps before it.
+
+    Raises:
+        PipelineError: the text is no SELECT, or names columns, tables or functions that are not there.
+    """
+    spark = frame.sparkSession
+    for name, rows in {INPUT: frame, **named}.items():
+        rows.createOrReplaceTempView(name)
+    try:
+        # In parentheses only a query can stand: a DROP or an INSERT would run as soon as Spark parses it.
+        return spark.sql(f"SELECT * FROM (\n{text.strip().rstrip(';')}\n)")  # noqa: S608
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        raise PipelineError(path, explained(error, [INPUT, *named], lines_before=1)) from None

@@ -1,0 +1,24 @@
+"""Spark without its log on the terminal: the Java process keeps the standard error that it is started with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
+"""Java options of Spark and of its launcher that turn performance data off. Monitors read it from a folder of ``/tmp``,
+which stays."""
+
+
+@contextlib.contextmanager
+def stderr_to(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Send this process's standard error, and that of its new child processes, to a file."""
+    kept = os.dup(2)
+    with open(path, "ab") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

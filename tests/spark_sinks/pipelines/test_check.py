@@ -1,0 +1,174 @@
+"""Each mistake in a pipeline is found before it starts: one sentence at its line and setting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_sinks.pipelines.check.check import check
+from spark_sinks.pipelines.check.report import Report
+from tests.spark_sinks.conftest import Hub
+from weft.config.errors import format_path
+from weft.config.load import Loaded, parse
+from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+
+pytestmark = pytest.mark.spark
+
+SOURCE = "name: warm\nsource: {store: <hub>, stream: telemetry}\n"
+CONSOLE = "sink: {console: {}}\n"
+TABLE = "sink: {delta: <dir>/table}\ncheckpoint: <dir>/checkpoint\n"
+STEPS = """\
+from pyspark.sql import functions as F
+
+def warm(frame, above=20):
+    return frame.where(F.length("payload") > above)
+
+def lost(frame):
+    frame.where("true")
+
+def wrong_column(frame):
+    return frame.select("temprature")
+
+def broken(frame):
+    return frame.count(1, 2)
+
+def sorted_rows(frame):
+    return frame.orderBy("_time")
+
+def made_up(frame):
+    return frame.sparkSession.range(3)
+"""
+
+
+class Wrong(NamedTuple):
+    did: str
+    text: str
+    setting: str
+    line: int
+    message: str
+
+
+def steps(*texts: str) -> str:
+    return SOURCE + "steps:\n" + "".join(f"  - {text}\n" for text in texts) + CONSOLE
+
+
+TABLE_OF_MISTAKES = [
+    Wrong("no such stream", SOURCE.replace("telemetry", "telemetri") + CONSOLE, "source.stream", 2,
+          "the store has no stream 'telemetri' of tenant 'default'; it has telemetry"),
+    Wrong("no such store", SOURCE.replace("<hub>", "/nowhere/hub") + CONSOLE, "source.store", 2,
+          "store '/nowhere/hub': the store holds no hub: check the store's address, or start a hub on it first"),
+    Wrong("a misspelt column", steps("sql: SELECT machin FROM input"), "steps[0].sql", 4,
+          "there is no column machin here. Did you mean machine or "),
+    Wrong("a misspelt column in the third line", steps("sql: |\n      SELECT\n      lin\n      FROM input"),
+          "steps[0].sql", 4, "there is no column lin here. Did you mean line"),
+    Wrong("a table that is none", steps("sql: SELECT * FROM readings"), "steps[0].sql", 4,
+          "there is no table readings. A step can read input"),
+    Wrong("a later step's table", steps("{name: first, sql: SELECT * FROM second}", "{name: second, sql: SELECT 1}"),
+          "steps[0].sql", 4, "there is no table second. A step can read input"),
+    Wrong("a sum of text and time", steps("sql: SELECT machine + _time AS x FROM input"), "steps[0].sql", 4,
+          "Cannot resolve "),
+    Wrong("no SQL", steps("sql: SELEKT machine FROM input"), "steps[0].sql", 4, "Syntax error at or near "),
+    Wrong("a command in place of a SELECT", steps("sql: DROP TABLE input"), "steps[0].sql", 4,
+          "Syntax error at or near"),
+    Wrong("a function of SQL that is none", steps("sql: SELECT temprature(machine) FROM input"), "steps[0].sql", 4,
+          "Cannot resolve routine `temprature`"),
+    Wrong("the second step's column", steps("sql: SELECT machine, _from FROM input", "sql: SELECT payload FROM input"),
+          "steps[1].sql", 5, "there is no column payload here. Did you mean "),
+    Wrong("a module that is none", steps("python: nowhere:warm"), "steps[0].python", 4,
+          "there is no module nowhere. Put nowhere.py into the pipeline's folder, or install its package"),
+    Wrong("a function that is none", steps("python: plant_steps:wram"), "steps[0].python", 4,
+          "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, sorted_rows, made_up"),
+    Wrong("an option that is none", steps("{python: plant_steps:warm, options: {below: 3}}"), "steps[0].options", 4,
+          "plant_steps:warm cannot be called with these options: got an unexpected keyword argument 'below'. "
+          "It takes the DataFrame and above=20"),
+    Wrong("a function without return", steps("python: plant_steps:lost"), "steps[0].python", 4,
+          "plant_steps:lost returned None. Return a DataFrame of Spark"),
+    Wrong("a function with a misspelt column", steps("python: plant_steps:wrong_column"), "steps[0].python", 4,
+          "plant_steps:wrong_column failed: there is no column temprature here"),
+    Wrong("a function that fails", steps("python: plant_steps:broken"), "steps[0].python", 4,
+          "plant_steps:broken failed: TypeError: "),
+    Wrong("a module with a fault of syntax", steps("python: faulty_steps:warm"), "steps[0].python", 4,
+          "module faulty_steps cannot be imported: "),
+    Wrong("rows of elsewhere", steps("python: plant_steps:made_up"), "steps[0].python", 4,
+          "returns a DataFrame that is no stream"),
+    Wrong("a stream that is sorted", steps("sql: SELECT * FROM input ORDER BY _time"), "steps[0].sql", 4,
+          "Sorting is not supported on streaming DataFrames"),
+    Wrong("a table without positions", SOURCE + "steps: [sql: 'SELECT machine, _from FROM input']\n" + TABLE,
+          "sink.delta", 4,
+          "appending each row once needs the column _shard, _offset, which the last step does not make. "
+          "It makes machine, _from"),
+    Wrong("a key that is none",
+          SOURCE + "sink: {delta: {path: <dir>/t, mode: upsert, keys: [machin]}}\ncheckpoint: <dir>/c\n",
+          "sink.delta.keys", 3, "keys needs the column machin, which the last step does not make"),
+    Wrong("one name for two columns", SOURCE + "steps: [sql: 'SELECT *, 1 AS Machine FROM input']\n" + TABLE,
+          "sink.delta", 4, "two columns are called machine. Name each of them once (AS)"),
+    Wrong("a column without a type", SOURCE + "steps: [sql: 'SELECT *, NULL AS x FROM input']\n" + TABLE,
+          "sink.delta", 4, "column x has no type. Cast it"),
+    Wrong("a folder with files for a table",
+          SOURCE + "sink: {delta: <hub>}\ncheckpoint: <dir>/checkpoint\n",
+          "sink.delta.path", 3, "<hub> has files and is no Delta table. Name another place"),
+    Wrong("a checkpoint that is a file", SOURCE + "sink: {delta: <dir>/t}\ncheckpoint: <dir>/plant_steps.py\n",
+          "checkpoint", 4, "<dir>/plant_steps.py is no folder. Name another place"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(shared_plant: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("steps")
+    (folder / "plant_steps.py").write_text(STEPS)
+    (folder / "faulty_steps.py").write_text("def warm(frame)\n    return frame\n")
+    sys.path.insert(0, str(folder))
+    return {"<hub>": shared_plant.root, "<dir>": str(folder)}
+
+
+def loaded(text: str, place: dict[str, str]) -> Loaded[Pipeline]:
+    for name, value in place.items():
+        text = text.replace(name, value)
+    return parse(text, "warm.yaml", Pipeline, check_pipeline)
+
+
+def checked(text: str, place: dict[str, str], spark: SparkSession) -> Report:
+    return check(loaded(text, place).config, spark)
+
+
+@pytest.mark.parametrize("wrong", TABLE_OF_MISTAKES, ids=lambda wrong: wrong.did.replace(" ", "-"))
+def test_a_mistake(wrong: Wrong, place: dict[str, str], spark: SparkSession) -> None:
+    pipeline = loaded(wrong.text, place)
+    (problem,) = pipeline.refuse(check(pipeline.config, spark).errors).problems
+    message = wrong.message
+    for name, value in place.items():
+        message = message.replace(name, value)
+    assert problem.message.startswith(message), problem.message
+    assert (format_path(problem.path).startswith(wrong.setting), problem.line) == (True, wrong.line), problem
+    assert "SQLSTATE" not in problem.message
+    assert "\n" not in problem.message
+
+
+def test_the_columns_of_each_step_are_shown(place: dict[str, str], spark: SparkSession) -> None:
+    text = steps("{name: named, sql: 'SELECT _from, machine, 1.5D AS x FROM input'}", "sql: SELECT x FROM named")
+    report = checked(text, place, spark)
+    assert report.is_good
+    assert [(step.step, [*step.columns]) for step in report.steps[1:]] == [
+        ("step 1 (named)", ["_from", "machine", "x"]),
+        ("step 2", ["x"]),
+    ]
+    assert report.steps[-1].columns == {"x": "double"}
+    assert {"_shard": "int", "_offset": "bigint"}.items() <= report.steps[0].columns.items()
+    (doubt,) = report.warnings
+    assert doubt.message.startswith("loses _from")
+
+
+def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: SparkSession, tmp_path: Path) -> None:
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    text = SOURCE + f"sink: {{delta: <dir>/t}}\ncheckpoint: {tmp_path}/checkpoint\n"
+    (offsets / "7").write_text('v1\n{}\n{"0":99999,"1":0,"2":0,"3":0}')
+    (finding,) = checked(text, place, spark).errors
+    assert "past the end of the log" in finding.message
+    (offsets / "8").write_text('v1\n{}\n{"logOffset":3}\n{"0":1}')
+    (finding,) = checked(text, place, spark).errors
+    assert "is the checkpoint of another query: it has 2 sources" in finding.message

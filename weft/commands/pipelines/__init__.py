@@ -1,0 +1,1 @@
+"""``weft spark``: pipelines of Spark."""

@@ -1,0 +1,103 @@
+"""Parts that the commands of pipelines share: loading one, and a Spark session without noise."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.config.errors import ConfigError
+from weft.output import Failed, Refused
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from weft.config.load import Loaded
+    from weft.config.pipelines.pipeline import Pipeline
+
+pipeline_argument = click.argument("pipeline", metavar="PIPELINE")
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Setting that wins over the file's, such as source.store=/data/hub. The value is YAML. May be repeated.",
+)
+master_option = click.option(
+    "--master",
+    default="local[*]",
+    show_default=True,
+    metavar="URL",
+    help="Spark's master: local[*], spark://host:7077, k8s://..., yarn, or sc://host:15002 for Spark Connect.",
+)
+conf_option = click.option(
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="Setting of the Spark session. May be repeated."
+)
+spark_log_option = click.option(
+    "--spark-log", metavar="FILE", help="File that gets the log lines of Spark. Unset: they are dropped."
+)
+
+
+def located_pipeline(name: str, settings: Sequence[str]) -> Loaded[Pipeline]:
+    """Return a checked pipeline with the lines of its settings. ``Refused`` says what is wrong."""
+    from spark_sinks.pipelines.catalog import UnknownPipeline, is_file, located
+
+    try:
+        loaded = located(name, settings)
+    except ConfigError as error:
+        raise Refused(str(error)) from error
+    except UnknownPipeline as error:
+        raise Refused(str(error)) from None
+    if is_file(name):
+        # The modules of the user's steps stand beside the file.
+        sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
+    return loaded
+
+
+@contextmanager
+def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator[SparkSession]:
+    """Return a Spark session whose log lines go to a file, and stop it in the end.
+
+    Raises:
+        Refused: ``conf`` is no list of ``NAME=VALUE``.
+        Failed: the session does not start.
+    """
+    confs = {}
+    for text in conf:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise Refused(f"--conf: expected NAME=VALUE such as spark.executor.memory=2g, got {text!r}")
+        confs[name] = value
+    from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, stderr_to
+    from spark_sinks.runtime.session import session
+
+    for name, options in NO_PERFORMANCE_DATA.items():
+        os.environ.setdefault(name, options)
+    try:
+        with stderr_to(log or os.devnull):
+            spark = session(master, **confs)
+    except OSError as error:
+        raise Failed(f"{log}: {error.strerror}") from None
+    except Exception as error:
+        raise Failed(_no_session(master, error)) from error
+    try:
+        yield spark
+    finally:
+        _stop(spark)
+
+
+def _no_session(master: str, error: Exception) -> str:
+    sentence = " ".join(str(error).split())[:400]
+    return f"--master {master}: no Spark session: {sentence}. `--spark-log FILE` keeps what Spark says"
+
+
+def _stop(spark: Any) -> None:
+    """Stop the session; Spark says much about a cluster that has gone away, and nothing that helps."""
+    try:
+        spark.stop()
+    except Exception as error:
+        click.echo(f"warning: the Spark session did not stop cleanly: {type(error).__name__}", err=True)

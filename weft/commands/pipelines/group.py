@@ -1,0 +1,20 @@
+"""``weft spark``: check and run pipelines."""
+
+from __future__ import annotations
+
+import click
+
+from weft.commands.common import LaterGroup
+
+
+class _Spark(LaterGroup):
+    modules = {
+        "check": "weft.commands.pipelines.check",
+        "new": "weft.commands.pipelines.new",
+        "run": "weft.commands.pipelines.run",
+    }
+
+
+@click.group("spark", cls=_Spark)
+def command() -> None:
+    """Check and run pipelines of Spark."""

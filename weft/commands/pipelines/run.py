@@ -1,0 +1,121 @@
+"""``weft spark run``: run a pipeline until it is stopped."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import cannot_be_done, json_option
+from weft.commands.pipelines.common import (
+    conf_option,
+    located_pipeline,
+    master_option,
+    pipeline_argument,
+    set_option,
+    spark_log_option,
+    spark_session,
+)
+from weft.config.units import approximate_duration
+from weft.output import Failed, counted, print_json_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from spark_sinks.pipelines.progress import Progress
+    from weft.config.load import Loaded
+    from weft.config.pipelines.pipeline import Pipeline
+
+
+@click.command("run")
+@pipeline_argument
+@set_option
+@master_option
+@conf_option
+@click.option("--once", is_flag=True, help="Read what there is now, and end.")
+@click.option("--no-check", is_flag=True, help="Start without the check.")
+@spark_log_option
+@json_option
+def command(
+    pipeline: str,
+    *,
+    settings: tuple[str, ...],
+    master: str,
+    conf: tuple[str, ...],
+    once: bool,
+    no_check: bool,
+    spark_log: str | None,
+    as_json: bool,
+) -> int:
+    """Run PIPELINE, a YAML file or the name of a shipped pipeline, until Ctrl-C or SIGTERM.
+
+    It goes on where it was when it is started again, also after a crash. Progress goes to standard error: one line for
+    each micro-batch with records. On a cluster, Weft and the modules of your steps are sent along; libraries are not.
+
+    \b
+    weft spark run clean.yaml --once
+    weft spark run machine-hours --set source.store=/data/hub --master spark://10.0.0.5:7077
+    """
+    loaded = located_pipeline(pipeline, settings)
+    with spark_session(master, conf, spark_log) as spark:
+        _run(loaded, spark, master, once=once, check_first=not no_check, as_json=as_json)
+    return 0
+
+
+def _run(
+    loaded: Loaded[Pipeline], spark: SparkSession, master: str, *, once: bool, check_first: bool, as_json: bool
+) -> None:
+    from spark_sinks.pipelines.check.check import check
+    from spark_sinks.pipelines.errors import PipelineError
+    from spark_sinks.pipelines.failure import sentence_of
+    from spark_sinks.pipelines.job import start
+    from spark_sinks.pipelines.shipping import MissingLibraries, ship
+    from spark_sinks.runtime.waiting import await_termination
+
+    try:
+        if not master.startswith("local"):
+            ship(spark, loaded.config)
+        if check_first:
+            report = check(loaded.config, spark)
+            if not report.is_good:
+                raise cannot_be_done(loaded, report.errors)
+        await_termination(start(loaded.config, spark, once=once), Show(as_json))
+    except PipelineError as error:
+        raise cannot_be_done(loaded, [error.finding]) from None
+    except MissingLibraries as error:
+        raise Failed(str(error)) from None
+    except (Failed, click.ClickException):
+        raise
+    except Exception as error:
+        raise Failed(sentence_of(error)) from error
+
+
+class Show:
+    """Progress on standard error: a line that changes on a terminal, one for each micro-batch elsewhere."""
+
+    def __init__(self, as_json: bool) -> None:
+        from spark_sinks.pipelines.progress import Watcher
+
+        self._watcher = Watcher()
+        self._as_json = as_json
+
+    def __call__(self, query: StreamingQuery) -> None:
+        """Print what is new."""
+        for progress in self._watcher.new(query):
+            if self._as_json:
+                print_json_line(progress._asdict())
+            else:
+                click.echo(_line(progress), err=True, nl=not sys.stderr.isatty())
+        if not query.isActive and sys.stderr.isatty() and not self._as_json:
+            click.echo(err=True)
+
+
+def _line(progress: Progress) -> str:
+    behind = "" if progress.behind is None else f", {counted(progress.behind, 'record')} behind"
+    text = (
+        f"micro-batch {progress.batch}: {counted(progress.records, 'record')} in "
+        f"{approximate_duration(progress.seconds)}, {progress.rate:,.0f}/s{behind}"
+    )
+    return f"\r\x1b[K{text}" if sys.stderr.isatty() else text
