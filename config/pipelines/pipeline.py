@@ -131,11 +131,18 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
 
 def _sink(pipeline: Pipeline) -> Iterator[Finding]:
     kind, settings = pipeline.sink.kind, pipeline.sink.settings
+    has_windows = pipeline.window_step is not None
+    if has_windows and kind in ("stream", "kafka"):
+        yield Finding(
+            ("sink", kind), "cannot take windows: a window that is written again replaces a row. Use delta or jdbc"
+        )
     if kind != "console" and pipeline.checkpoint is None:
         yield Finding(("checkpoint",), f"is missing, and a sink of kind {kind} needs one. Name a folder for it")
     if kind == "delta":
         path = ("sink", "delta")
-        if settings.mode == "upsert" and settings.keys is None:
+        if has_windows and settings.mode != "upsert":
+            yield Finding((*path, "mode"), f"expected upsert, because windows are written again; got {settings.mode}")
+        if settings.mode == "upsert" and settings.keys is None and not has_windows:
             yield Finding((*path, "keys"), "is missing. `upsert` needs the columns that identify a row")
         if settings.mode != "upsert" and settings.keys is not None:
             yield Finding((*path, "keys"), f"has a meaning with `mode: upsert` only, and the mode is {settings.mode}")

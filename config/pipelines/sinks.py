@@ -21,7 +21,13 @@ class DeltaTable(Section, frozen=True, kw_only=True):
             "whole partitions of `partition_by`."
         ),
     ] = "append"
-    keys: Annotated[Names | None, Meta(description="Columns that identify a row. Required with `upsert`.")] = None
+    keys: Annotated[
+        Names | None,
+        Meta(
+            description="Columns that identify a row. Required with `upsert`; for windows they are `window_start` and "
+            "the columns of `by`."
+        ),
+    ] = None
     partition_by: Annotated[
         Names | None, Meta(description="Columns by whose values the table is cut into folders.")
     ] = None

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
 from spark_sinks.pipelines.steps import Part, split
+from spark_sinks.pipelines.windows import start_windows
 from weft.config.pipelines.pipeline import Pipeline
 
 
@@ -30,7 +32,7 @@ class MicroBatch:
         self.sink(self.steps.apply(frame, self.context), batch_id)
 
 
-def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
+def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> StreamingQuery | WindowQuery:
     """Start a pipeline and return its query.
 
     Args:
@@ -40,6 +42,8 @@ def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> Str
         PipelineError: a step cannot be applied; ``check`` finds out before.
         ReadError: the store holds no such stream.
     """
+    if pipeline.window_step is not None:
+        return start_windows(pipeline, spark, once=once)
     context = Context(pipeline)
     on_stream, on_batch = split(pipeline)
     frame = on_stream.apply(context.stream(spark), context)

@@ -14,7 +14,8 @@ from spark_sinks.pipelines.check.target import check_target
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import make_sink, output_mode
-from spark_sinks.pipelines.steps import Part, split
+from spark_sinks.pipelines.steps import Part, all_steps, split
+from spark_sinks.pipelines.windows import analysed_windows
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.options import parse_options
 from spark_sinks.source.stream_log import StreamLog
@@ -87,6 +88,9 @@ def _analysed(
         report.refuse(("source",), explained(error))
         return None
     report.show("source", frame)
+    if pipeline.window_step is not None:
+        rows = _checked(all_steps(pipeline), spark.createDataFrame([], frame.schema), context, report)
+        return None if rows is None else _checked_windows(pipeline, rows, report)
     after = _checked(on_stream, frame, context, report)
     if after is None or not _runs_on_streams(after, on_stream, pipeline, report):
         return None
@@ -102,6 +106,16 @@ def _checked(part: Part, frame: DataFrame, context: Context, report: Report) -> 
         report.errors.append(error.finding)
         return None
     return frame
+
+
+def _checked_windows(pipeline: Pipeline, rows: DataFrame, report: Report) -> DataFrame | None:
+    try:
+        windows = analysed_windows(pipeline, rows)
+    except PipelineError as error:
+        report.errors.append(error.finding)
+        return None
+    report.show(step_name(pipeline, len(pipeline.steps) - 1), windows)
+    return windows
 
 
 def _runs_on_streams(frame: DataFrame, part: Part, pipeline: Pipeline, report: Report) -> bool:

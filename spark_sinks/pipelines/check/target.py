@@ -34,7 +34,7 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
     if kind in ("delta", "jdbc"):
         for setting in ("keys", "partition_by"):
             _need((*path, setting), frame.columns, getattr(settings, setting, None) or (), setting, report)
-        if not settings.keys:
+        if not settings.keys and pipeline.window_step is None:
             _need(path, frame.columns, POSITION, "appending each row once", report)
     if kind == "delta":
         _check_table(settings, frame, report)

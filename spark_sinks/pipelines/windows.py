@@ -1,0 +1,145 @@
+"""A pipeline with a window step, as a query of complete windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.completeness.moment import Complete
+from spark_sinks.completeness.window_frame import END_COLUMN, START_COLUMN, WindowFrame, window_number
+from spark_sinks.completeness.window_query import WindowQuery
+from spark_sinks.completeness.windows import complete_windows
+from spark_sinks.pipelines.analysis import explained, is_of_spark
+from spark_sinks.pipelines.context import Context, with_lineage
+from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.sinks import make_sink
+from spark_sinks.pipelines.steps import all_steps
+from weft.config.errors import KeyPath
+from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines.steps import WindowStep
+
+TIME = "_time"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The steps before the windows, applied to rows of the stream. Windows are those of the ``_time`` that is left."""
+
+    context: Context
+    every_us: int
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        """Return the rows with the window of each.
+
+        Raises:
+            PipelineError: a step cannot be applied, or ``_time`` is lost.
+        """
+        since = self.context.source.since
+        if since is not None:
+            frame = frame.where(F.col(TIME) >= F.lit(since).cast("timestamp"))
+        rows = all_steps(self.context.pipeline).apply(with_lineage(frame.drop(START_COLUMN, END_COLUMN)), self.context)
+        need_time(self.context.pipeline, rows)
+        start = window_number(self.every_us) * F.lit(self.every_us)
+        rows = rows.withColumn(START_COLUMN, F.timestamp_micros(start))
+        return rows.withColumn(END_COLUMN, F.timestamp_micros(start + F.lit(self.every_us)))
+
+
+def window_frame(pipeline: Pipeline) -> WindowFrame:
+    """Return the computation of a pipeline's windows."""
+    step = window_step(pipeline)
+    every_us = round(step.every_s * 1_000_000)
+    return WindowFrame(every_us, step.by or (), dict(step.emit), Prepared(Context(pipeline), every_us))
+
+
+def window_step(pipeline: Pipeline) -> WindowStep:
+    """Return the settings of the pipeline's window step, which it has."""
+    step = pipeline.window_step
+    assert step is not None
+    assert step.window is not None
+    return step.window
+
+
+def window_keys(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the columns that name a row of the result: the start of its window, and its group."""
+    return (START_COLUMN, *(window_step(pipeline).by or ()))
+
+
+def start_windows(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> WindowQuery:
+    """Start a pipeline with a window step.
+
+    Args:
+        once: give out what is due now and end, whatever the trigger of the pipeline is.
+
+    Raises:
+        ReadError: the store holds no such stream.
+    """
+    source, frame = pipeline.source, window_frame(pipeline)
+    every = None if once else pipeline.trigger_s
+    return complete_windows(
+        spark,
+        source.stream,
+        store=source.store,
+        tenant=source.tenant,
+        edges=source.edges,
+        keys=source.keys,
+        every=timedelta(microseconds=frame.every_us),
+        by=frame.by,
+        aggregate=frame.aggregate,
+        prepare=frame.prepare,
+        sink=make_sink(pipeline),
+        complete=rule_of(pipeline),
+        checkpoint=pipeline.checkpoint,
+        trigger=None if every is None else timedelta(seconds=every),
+        name=pipeline.name,
+    )
+
+
+def rule_of(pipeline: Pipeline) -> Complete:
+    """Return when a window of the pipeline is given out."""
+    settings = pipeline.complete
+    if settings is None:
+        return Complete()
+    return Complete(
+        edges="all" if settings.only is None else settings.only,
+        grace=timedelta(seconds=settings.grace_s),
+        retired_after=None if settings.retired_after_s is None else timedelta(seconds=settings.retired_after_s),
+    )
+
+
+def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
+    """Check that the rows still have the time by which windows are made.
+
+    Raises:
+        PipelineError: they do not.
+    """
+    if TIME not in rows.columns:
+        path: KeyPath = ("steps", len(pipeline.steps) - 2)
+        raise PipelineError(path, f"loses {TIME}, and windows are made of it. Select it, too, and leave it as it is")
+
+
+def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
+    """Return the windows of rows that the steps before made; without rows there are none, and the columns are the same.
+
+    Raises:
+        PipelineError: an aggregate or a group names a column that is not there; the error names the first one.
+    """
+    step, at = window_step(pipeline), len(pipeline.steps) - 1
+    need_time(pipeline, rows)
+    missing = [name for name in step.by or () if name not in rows.columns]
+    if missing:
+        raise PipelineError(
+            ("steps", at, "window", "by"),
+            f"there is no column {', '.join(missing)} here. There is {', '.join(rows.columns)}",
+        )
+    for name, expression in step.emit.items():
+        try:
+            rows.agg(F.expr(expression).alias(name)).schema  # noqa: B018
+        except Exception as error:
+            if not is_of_spark(error):
+                raise
+            raise PipelineError(("steps", at, "window", "emit", name), explained(error)) from None
+    frame = window_frame(pipeline)
+    return WindowFrame(frame.every_us, frame.by, frame.aggregate).windows(rows, 0, 0)
