@@ -23,9 +23,9 @@ from weft.output import EXIT_CODES
 
 _EXIT = """Commands print answers on standard output and errors on standard error."""
 _PIPELINES = """\
-Settings of a pipeline's YAML file. Durations are written `10s`, `1h30m`. Relative paths start at the folder of the
-file; those of a shipped pipeline at the working directory. Unknown settings are errors. Secrets stay in files or in
-the environment.
+Settings of a pipeline's YAML file; [Run a pipeline](../how-to/run-a-pipeline.md) shows one at work. Durations are
+written `10s`, `1h30m`. Relative paths start at the folder of the file; those of a shipped pipeline at the working
+directory. Unknown settings are errors. Secrets stay in files or in the environment.
 `weft config schema pipeline` prints a JSON Schema for editors; `config/examples/` has complete examples."""
 _ERRORS = """With `--json` an error is one line of JSON, the last on standard error; standard output stays empty:
 

@@ -25,7 +25,6 @@ _COMMANDS = {
     "user": "weft.commands.user",
     "audit": "weft.commands.proofs.audit",
     "trace": "weft.commands.proofs.trace",
-    "audit": "weft.commands.audit",
     "spark": "weft.commands.pipelines.group",
     "demo": "weft.commands.demo",
 }

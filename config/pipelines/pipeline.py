@@ -10,6 +10,7 @@ from msgspec import Meta, field
 
 from weft.config.errors import Finding
 from weft.config.fields import AVAILABLE_NOW
+from weft.config.payload_schema.model import check_schema
 from weft.config.pipelines.sinks import PipelineSink
 from weft.config.pipelines.source import Names, PipelineSource
 from weft.config.pipelines.steps import Step
@@ -99,6 +100,8 @@ def check_pipeline(pipeline: Pipeline) -> list[Finding]:
 
 
 def _source(source: PipelineSource) -> Iterator[Finding]:
+    if source.schema is not None:
+        yield from check_schema(source.schema, ("source", "schema"))
     if source.since is not None:
         try:
             datetime.fromisoformat(source.since.strip())
@@ -146,5 +149,7 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
             yield Finding((*path, "keys"), "is missing. `upsert` needs the columns that identify a row")
         if settings.mode != "upsert" and settings.keys is not None:
             yield Finding((*path, "keys"), f"has a meaning with `mode: upsert` only, and the mode is {settings.mode}")
+        if settings.order_by is not None and (settings.mode != "upsert" or has_windows):
+            yield Finding((*path, "order_by"), "is only for `mode: upsert` without windows. Take it out")
         if settings.mode == "replace" and settings.partition_by is None:
             yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")

@@ -28,6 +28,13 @@ class DeltaTable(Section, frozen=True, kw_only=True):
             "the columns of `by`."
         ),
     ] = None
+    order_by: Annotated[
+        Names | None,
+        Meta(
+            description="With `upsert`: columns that say which of two rows with the same keys is the newer one. Unset: "
+            "the record's place in the log, `_shard` and `_offset`."
+        ),
+    ] = None
     partition_by: Annotated[
         Names | None, Meta(description="Columns by whose values the table is cut into folders.")
     ] = None
@@ -39,7 +46,16 @@ class StreamTarget(Section, frozen=True, kw_only=True):
     hub: Annotated[Urls, Meta(description="Addresses of the hub's nodes, such as `https://hub.example.com`.")]
     stream: Annotated[Name, Meta(description="Name of the stream that gets the rows.")]
     tenant: Annotated[Name, Meta(description="Tenant of that stream.")] = "default"
-    token_file: Annotated[Path | None, Meta(description="File with the token that the hub asks for.")] = None
+    topics: Annotated[
+        Names | None,
+        Meta(description="Patterns of the rows' keys, such as `alerts/{machine}`, for named columns of the stream."),
+    ] = None
+    payload: Annotated[
+        Literal["bytes", "text", "json"], Meta(description="Kind of the payloads, as for the streams of an edge node.")
+    ] = "bytes"
+    token_file: Annotated[
+        Path | None, Meta(description="File with the token that the hub asks for. Unset: the variable `WEFT_TOKEN`.")
+    ] = None
     ca_file: Annotated[
         Path | None, Meta(description="File with the certificates that sign the hub's. Unset: those of the system.")
     ] = None
@@ -71,6 +87,11 @@ class Kafka(Section, frozen=True, kw_only=True):
 
     brokers: Annotated[Text, Meta(description="Addresses of brokers, such as `kafka-1:9092,kafka-2:9092`.")]
     topic: Annotated[Name, Meta(description="Topic that gets the rows.")]
+    key: Annotated[Text | None, Meta(description="SQL expression of the messages' key. `null` for none.")] = "_key"
+    value: Annotated[
+        Text | None,
+        Meta(description="SQL expression of the messages' value. Unset: the payload as it was sent."),
+    ] = None
     options_file: Annotated[
         Path | None,
         Meta(

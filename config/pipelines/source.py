@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from weft.config.payload_schema.model import PayloadSchema
 from weft.config.values import Count, Section, Store
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -26,6 +27,13 @@ class PipelineSource(Section, frozen=True, kw_only=True):
     keys: Annotated[
         Names | None,
         Meta(description="Keys of the records that are read; topic filters match as in MQTT. Unset: all keys."),
+    ] = None
+    schema: Annotated[
+        PayloadSchema | None,
+        Meta(
+            description="Format of the payloads, and their fields that become typed columns. A value that does not fit "
+            "is null and is named in `_misfit`."
+        ),
     ] = None
     since: Annotated[
         Text | None,

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_sinks.lineage.columns import FROM_COLUMN, of_record
 from spark_sinks.read import read
 from spark_sinks.runtime.session import register
+from weft.config.payload_schema.text import schema_text
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.source import PipelineSource
 
@@ -65,6 +66,7 @@ class Context:
         """
         named: dict[str, Any] = {"store": self.source.store, "tenant": self.source.tenant}
         named |= {"since": since, "until": until, "keys": self.source.keys, "columns": columns}
+        named["schema"] = self.source.schema
         named["edges"] = self.source.edges if edges is None else edges
         frame = read(spark, self.source.stream, **named)
         return with_lineage(frame) if columns is None else frame
@@ -76,6 +78,8 @@ class Context:
         for name, values in (("edges", source.edges), ("keys", source.keys)):
             if values is not None:
                 named[name] = _json_list(values)
+        if source.schema is not None:
+            named["schema"] = schema_text(source.schema)
         if source.since is not None:
             named["since"] = source.since
         if source.records_per_trigger_max is not None:

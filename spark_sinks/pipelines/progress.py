@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql.streaming import StreamingQuery
 
+from spark_sinks.completeness.window_query import WindowQuery
+
 
 class Progress(NamedTuple):
     """One micro-batch."""
@@ -49,14 +51,50 @@ def _offsets(value: Any) -> dict[str, int] | None:
     return value if isinstance(value, dict) else None
 
 
+class WindowProgress(NamedTuple):
+    """One look at the log of a query of windows."""
+
+    given: int
+    """Windows written."""
+    pending: int
+    """Windows with records that are not written yet."""
+    complete_until: str | None
+    """Moment up to which the stream is complete, ISO 8601; None when that is not known."""
+    held_back_by: tuple[str, ...]
+    """Edge nodes that hold the moment back, with the reason."""
+    seconds: float
+
+
+def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
+    """Return the progress of a query of windows from its own report of the last look."""
+    return WindowProgress(
+        int(facts.get("windowsGiven", 0)),
+        int(facts.get("windowsPending", 0)),
+        facts.get("completeUntil"),
+        tuple(facts.get("heldBackBy", ())),
+        facts.get("durationMs", 0) / 1000,
+    )
+
+
 class Watcher:
-    """Progress of a query, each micro-batch once."""
+    """Progress of a query, each micro-batch once, and each look at the log that changed something."""
 
     def __init__(self) -> None:
         self._seen = -1
+        self._last: WindowProgress | None = None
 
-    def new(self, query: StreamingQuery) -> list[Progress]:
-        """Return the micro-batches with records that ended since the last call, in their order."""
+    def new(self, query: StreamingQuery | WindowQuery) -> list[Progress] | list[WindowProgress]:
+        """Return what ended since the last call, in its order: micro-batches with records, or the last look."""
+        if not isinstance(query, WindowQuery):
+            return self._batches(query)
+        facts = query.lastProgress
+        found = window_progress_of(facts) if facts else None
+        if found is None or (self._last is not None and found[:-1] == self._last[:-1]):
+            return []
+        self._last = found
+        return [found]
+
+    def _batches(self, query: StreamingQuery) -> list[Progress]:
         reports = [progress_of(json.loads(each.json)) for each in query.recentProgress]
         fresh = [each for each in reports if each.batch > self._seen and each.records]
         if fresh:

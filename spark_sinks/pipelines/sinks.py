@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame
 
+from spark_sinks.completeness.window_frame import LOG_END_COLUMN, START_COLUMN
 from spark_sinks.errors import SinkError
 from spark_sinks.pipelines.errors import PipelineError
 from weft.config.pipelines.pipeline import Pipeline
-from weft.config.pipelines.sinks import Console, Jdbc
+from weft.config.pipelines.sinks import Console, DeltaTable, Jdbc, Kafka, StreamTarget
 
 Sink = Callable[[DataFrame, int], None]
 """A sink: called with the rows of each micro-batch and the batch's number."""
@@ -40,32 +41,88 @@ def make_sink(pipeline: Pipeline) -> Sink:
         PipelineError: its settings do not suit each other.
     """
     kind, settings = pipeline.sink.chosen
-    if kind not in _MAKERS:
-        raise PipelineError(("sink", kind), f"a sink of kind {kind} cannot be run yet. Use {' or '.join(_MAKERS)}")
     try:
-        return _MAKERS[kind](pipeline.name, settings)
+        return _MAKERS[kind](pipeline, settings)
     except SinkError as error:
         raise PipelineError(("sink", kind), str(error)) from None
 
 
-def _console(_: str, settings: Console) -> Sink:
+def _console(_: Pipeline, settings: Console) -> Sink:
     return ConsoleSink(settings)
 
 
-def _jdbc(name: str, settings: Jdbc) -> Sink:
+def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
+    from spark_sinks.sinks import DeltaSink
+
+    source = pipeline.source
+    named: dict[str, Any] = {"name": pipeline.name, "partition_by": settings.partition_by or ()}
+    if pipeline.window_step is not None:
+        # A window is computed again from more of the log: the version that saw more replaces the other.
+        named |= {"keys": settings.keys or window_keys(pipeline), "order_by": LOG_END_COLUMN}
+    elif settings.mode == "replace":
+        named |= {"replace_partitions": True}
+    else:
+        named |= {"keys": settings.keys, "order_by": settings.order_by}
+        if settings.order_by is None:
+            named |= {"store": source.store, "stream": source.stream, "tenant": source.tenant}
+    return DeltaSink(settings.path, **named)
+
+
+def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:
+    from spark_sinks.sinks import StreamSink
+
+    return StreamSink(
+        settings.hub,
+        settings.stream,
+        pipeline.name,
+        store=pipeline.source.store,
+        tenant=settings.tenant,
+        token_file=settings.token_file,
+        ca_file=settings.ca_file,
+        source=pipeline.source.stream,
+        topics=settings.topics or (),
+        payload=settings.payload,
+    )
+
+
+def window_keys(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the columns that name a row of windows: the start of its window, and its group."""
+    step = pipeline.window_step
+    assert step is not None
+    assert step.window is not None
+    return (START_COLUMN, *(step.window.by or ()))
+
+
+def _jdbc(pipeline: Pipeline, settings: Jdbc) -> Sink:
     from spark_sinks.sinks import JdbcSink
 
+    has_windows = pipeline.window_step is not None
+    keys = settings.keys or (window_keys(pipeline) if has_windows else ())
     return JdbcSink(
         settings.url,
         settings.table,
-        keys=settings.keys or (),
-        newest_by=settings.newest_by,
-        query=None if settings.keys else name,
+        keys=keys,
+        newest_by=LOG_END_COLUMN if has_windows else settings.newest_by,
+        query=None if keys else pipeline.name,
         password_file=settings.password_file,
     )
 
 
-_MAKERS: dict[str, Callable[[str, Any], Sink]] = {"console": _console, "jdbc": _jdbc}
+def _kafka(_: Pipeline, settings: Kafka) -> Sink:
+    from spark_sinks.sinks import KafkaSink
+
+    return KafkaSink(
+        settings.brokers, settings.topic, key=settings.key, value=settings.value, options_file=settings.options_file
+    )
+
+
+_MAKERS: dict[str, Callable[[Pipeline, Any], Sink]] = {
+    "console": _console,
+    "delta": _delta,
+    "jdbc": _jdbc,
+    "kafka": _kafka,
+    "stream": _stream,
+}
 
 
 def output_mode(pipeline: Pipeline) -> str:

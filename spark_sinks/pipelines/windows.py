@@ -12,6 +12,8 @@ from spark_sinks.completeness.moment import Complete
 from spark_sinks.completeness.window_frame import END_COLUMN, START_COLUMN, WindowFrame, window_number
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.windows import complete_windows
+from spark_sinks.payloads.decoder import typed_fields
+from spark_sinks.payloads.frames import with_typed_columns
 from spark_sinks.pipelines.analysis import explained, is_of_spark
 from spark_sinks.pipelines.context import Context, with_lineage
 from spark_sinks.pipelines.errors import PipelineError
@@ -40,11 +42,19 @@ class Prepared:
         since = self.context.source.since
         if since is not None:
             frame = frame.where(F.col(TIME) >= F.lit(since).cast("timestamp"))
-        rows = all_steps(self.context.pipeline).apply(with_lineage(frame.drop(START_COLUMN, END_COLUMN)), self.context)
+        frame = with_lineage(_typed(frame.drop(START_COLUMN, END_COLUMN), self.context))
+        rows = all_steps(self.context.pipeline).apply(frame, self.context)
         need_time(self.context.pipeline, rows)
         start = window_number(self.every_us) * F.lit(self.every_us)
         rows = rows.withColumn(START_COLUMN, F.timestamp_micros(start))
         return rows.withColumn(END_COLUMN, F.timestamp_micros(start + F.lit(self.every_us)))
+
+
+def _typed(frame: DataFrame, context: Context) -> DataFrame:
+    schema = context.source.schema
+    return (
+        frame if schema is None else with_typed_columns(frame, schema, [field.name for field in typed_fields(schema)])
+    )
 
 
 def window_frame(pipeline: Pipeline) -> WindowFrame:
@@ -60,11 +70,6 @@ def window_step(pipeline: Pipeline) -> WindowStep:
     assert step is not None
     assert step.window is not None
     return step.window
-
-
-def window_keys(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the columns that name a row of the result: the start of its window, and its group."""
-    return (START_COLUMN, *(window_step(pipeline).by or ()))
 
 
 def start_windows(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> WindowQuery:

@@ -6,8 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from pyspark.sql.streaming import StreamingQuery
+from typing import Protocol, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -16,7 +15,27 @@ LOOK_S = 0.5
 """Time between two looks at a running query."""
 
 
-def await_termination(query: StreamingQuery, look: Callable[[StreamingQuery], None] | None = None) -> None:
+class Query(Protocol):
+    """A running query: Spark's ``StreamingQuery``, or one with the same methods."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        """Return whether it runs."""
+
+    def awaitTermination(self) -> bool | None:  # noqa: N802
+        """Wait until it has ended."""
+
+    def stop(self) -> None:
+        """End it."""
+
+    def exception(self) -> BaseException | None:
+        """Return the error with which it ended."""
+
+
+Running = TypeVar("Running", bound=Query)
+
+
+def await_termination(query: Running, look: Callable[[Running], None] | None = None) -> None:
     """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
 
     ``query.awaitTermination()`` waits too. But there PySpark answers a signal with calls to the JVM from within a call,

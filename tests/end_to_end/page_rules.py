@@ -116,6 +116,9 @@ RULES = {
         before=(TOUR, NO_JSON),
         says=(r"\|\s*m1\|\s*21\.5\|", r"\|\s*m1\|\s*NULL\|", r"\{payload -> it is not JSON: .*\}"),
     ),
+    "run-a-pipeline.md": Rule(
+        before=(TOUR,), says=(r"warm\.yaml is good", r"^machine-hours$", r"'machine': 'm1'", r"'mean': 2")
+    ),
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
     ),

@@ -149,9 +149,10 @@ def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
         "behind-an-existing-mosquitto.md": 3, "feed-from-a-plc-with-sparkplug.md": 1, "feed-from-node-red.md": 1,
         "replace-rabbitmq-at-the-edge.md": 2, "store-what-amqtt-receives.md": 1,
     }  # fmt: skip
+    steps = [("run-a-pipeline.md", "python")]
     tags = [("feed-from-a-plc-with-sparkplug.md", "python")]
     with_brokers = [(page, "sh") for page, count in brokers.items() for _ in range(count)]
-    assert sorted(left_out) == sorted([("open-the-table.md", "python")] * 5 + model + own + with_brokers + tags)
+    assert sorted(left_out) == sorted([("open-the-table.md", "python")] * 5 + model + own + with_brokers + tags + steps)
 
 
 def test_every_reason_to_leave_a_command_out_is_used() -> None:

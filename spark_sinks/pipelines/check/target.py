@@ -32,12 +32,20 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
     if kind == "stream":
         _need(path, frame.columns, (*POSITION, "payload"), "a row of a stream", report)
     if kind in ("delta", "jdbc"):
-        for setting in ("keys", "partition_by"):
+        for setting in ("keys", "order_by", "partition_by"):
             _need((*path, setting), frame.columns, getattr(settings, setting, None) or (), setting, report)
-        if not settings.keys and pipeline.window_step is None:
-            _need(path, frame.columns, POSITION, "appending each row once", report)
+        if _is_by_position(pipeline):
+            _need(path, frame.columns, POSITION, "writing each row once", report)
     if kind == "delta":
         _check_table(settings, frame, report)
+
+
+def _is_by_position(pipeline: Pipeline) -> bool:
+    """Return whether the sink knows rows by the place of their records in the log."""
+    settings = pipeline.sink.settings
+    if pipeline.window_step is not None or (isinstance(settings, DeltaSettings) and settings.mode == "replace"):
+        return False
+    return getattr(settings, "order_by", None) is None if isinstance(settings, DeltaSettings) else not settings.keys
 
 
 def _check_names(path: KeyPath, frame: DataFrame, report: Report) -> None:

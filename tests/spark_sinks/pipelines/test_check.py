@@ -99,7 +99,7 @@ TABLE_OF_MISTAKES = [
           "Sorting is not supported on streaming DataFrames"),
     Wrong("a table without positions", SOURCE + "steps: [sql: 'SELECT machine, _from FROM input']\n" + TABLE,
           "sink.delta", 4,
-          "appending each row once needs the column _shard, _offset, which the last step does not make. "
+          "writing each row once needs the column _shard, _offset, which the last step does not make. "
           "It makes machine, _from"),
     Wrong("a key that is none",
           SOURCE + "sink: {delta: {path: <dir>/t, mode: upsert, keys: [machin]}}\ncheckpoint: <dir>/c\n",

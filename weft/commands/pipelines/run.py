@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from spark_sinks.pipelines.progress import Progress
+    from spark_sinks.completeness.window_query import WindowQuery
+    from spark_sinks.pipelines.progress import Progress, WindowProgress
     from weft.config.load import Loaded
     from weft.config.pipelines.pipeline import Pipeline
+
+SHOWN_MAX = 3
+"""Maximum number of edge nodes in a line of progress."""
 
 
 @click.command("run")
@@ -101,7 +105,7 @@ class Show:
         self._watcher = Watcher()
         self._as_json = as_json
 
-    def __call__(self, query: StreamingQuery) -> None:
+    def __call__(self, query: StreamingQuery | WindowQuery) -> None:
         """Print what is new."""
         for progress in self._watcher.new(query):
             if self._as_json:
@@ -112,10 +116,25 @@ class Show:
             click.echo(err=True)
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: Progress | WindowProgress) -> str:
+    from spark_sinks.pipelines.progress import Progress
+
+    text = _of_batch(progress) if isinstance(progress, Progress) else _of_windows(progress)
+    return f"\r\x1b[K{text}" if sys.stderr.isatty() else text
+
+
+def _of_windows(progress: WindowProgress) -> str:
+    until = progress.complete_until or "no moment that is known"
+    waiting = f"; held back by {', '.join(progress.held_back_by[:SHOWN_MAX])}" if progress.held_back_by else ""
+    return (
+        f"{counted(progress.given, 'window')} written in {approximate_duration(progress.seconds)}, "
+        f"{progress.pending} pending, complete until {until}{waiting}"
+    )
+
+
+def _of_batch(progress: Progress) -> str:
     behind = "" if progress.behind is None else f", {counted(progress.behind, 'record')} behind"
-    text = (
+    return (
         f"micro-batch {progress.batch}: {counted(progress.records, 'record')} in "
         f"{approximate_duration(progress.seconds)}, {progress.rate:,.0f}/s{behind}"
     )
-    return f"\r\x1b[K{text}" if sys.stderr.isatty() else text

@@ -1,0 +1,114 @@
+"""``weft spark run``: the shipped pipelines over a log, killed and started again, as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.spark_sinks.conftest import EDGES, Hub
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes]
+COMMAND = [sys.executable, "-m", "weft", "spark"]
+CONF = ["--master", "local[2]", "--conf", "spark.driver.memory=512m", "--conf", "spark.sql.shuffle.partitions=2"]
+WAIT_S = 120.0
+
+
+def weft(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], check=False, cwd=cwd, capture_output=True, text=True, timeout=WAIT_S)
+
+
+@contextmanager
+def running(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """A pipeline in a process group of its own: its Java process ends with it."""
+    with (cwd / "said").open("w") as said:
+        process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, stderr=said, text=True, start_new_session=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(WAIT_S)
+
+
+def wait_for(said: Path, text: str, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + WAIT_S
+    while text not in said.read_text():
+        assert process.poll() is None, said.read_text()
+        assert time.monotonic() < end, said.read_text()
+        time.sleep(0.1)
+
+
+def rows(path: Path, *columns: str) -> list[tuple[Any, ...]]:
+    table = DeltaTable(str(path)).to_pyarrow_table(columns=list(columns))
+    return sorted(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+
+
+@pytest.mark.slow
+def test_clean_has_each_record_once_after_a_kill(plant: Hub, tmp_path: Path) -> None:
+    run = ["run", "clean", "--set", f"source.store={plant.root}", "--set", "trigger=1s", *CONF]
+    with running(*run, cwd=tmp_path) as process:
+        wait_for(tmp_path / "said", "micro-batch 0", process)
+        plant.write(1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+    plant.write(1)
+    plant.tier()
+    done = weft(*run, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = [(edge, seq) for edge, seq, _ in plant.expected()]
+    assert rows(tmp_path / "clean", "_edge", "_seq") == expected
+    ranges = [row[0][0] for row in rows(tmp_path / "clean", "_from")]
+    assert sorted((each["edge"], each["first"]) for each in ranges) == expected
+    with running(*run, cwd=tmp_path) as process:
+        wait_for(tmp_path / "checkpoint-of-clean" / "metadata", "id", process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0, (tmp_path / "said").read_text()
+    assert rows(tmp_path / "clean", "_edge", "_seq") == expected
+
+
+@pytest.mark.slow
+def test_machine_hours_are_those_of_all_records(plant: Hub, tmp_path: Path) -> None:
+    hours = ["--set", f"source.store={plant.root}", "--set", "steps[1].window.every=1s", "--set", "trigger=1s"]
+    run = ["run", "machine-hours", *hours, *CONF]
+    with running(*run, cwd=tmp_path) as process:
+        wait_for(tmp_path / "said", "windows", process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(WAIT_S)
+    plant.write(2)
+    done = weft(*run, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path / "machine-hours", "window_start", "machine", "records")
+    assert len({row[:2] for row in found}) == len(found)
+    assert sum(row[2] for row in found) == plant.rounds * 10 * len(EDGES)
+    complete = rows(tmp_path / "machine-hours", "window_start", "_complete")
+    assert any(is_complete for _, is_complete in complete)
+
+
+def test_a_pipeline_is_checked_and_run_once(plant: Hub, tmp_path: Path) -> None:
+    (tmp_path / "warm_steps.py").write_text("def warm(frame, above):\n    return frame.where(frame.t > above)\n")
+    (tmp_path / "warm.yaml").write_text(
+        f"name: warm\nsource: {{store: {plant.root}, stream: telemetry}}\nsteps:\n"
+        "  - sql: |\n      SELECT _edge, _seq, _from,\n"
+        "      CAST(get_json_object(CAST(payload AS STRING), '$.temperature') AS DOUBLE) AS t FROM input\n"
+        "  - {python: 'warm_steps:warm', options: {above: 28}}\n"
+        "sink: {console: {rows: 100}}\n"
+    )
+    done = weft("run", "warm.yaml", "--once", *CONF, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = sorted((row["_edge"], row["_seq"], row["t"]) for row in map(json.loads, done.stdout.splitlines()))
+    expected = [(edge, seq, 20.5 + seq % 10) for edge, seq, _ in plant.expected() if seq % 10 >= 8]
+    assert shown == expected
+    assert "micro-batch 0: 120 records" in done.stderr
+    done = weft("check", "warm.yaml", "--set", "steps[1].options.above=warm", "--json", *CONF, cwd=tmp_path)
+    assert json.loads(done.stdout)["good"], done.stderr
