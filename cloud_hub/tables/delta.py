@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import pyarrow as pa
 import pyarrow.dataset as pads
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
@@ -21,10 +20,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from weft.cloud_hub.tables.errors import TableConflict, TableError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.names import table_payload
+from weft.storage.table_log import ACTIONS_KEY
 
 T = TypeVar("T")
-ACTIONS_KEY = "weftActions"
-"""Key in a commit's info: the number of lines that follow, by which an entry cut short by a power cut is recognised."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Properties that turn deltalake's own checkpoints off: they are not synced. ``maintenance`` makes checkpoints when the
 log before them is durable."""
@@ -242,16 +240,3 @@ class DeltaHandle:
 
 def _add(file: DataFile, data_change: bool) -> Any:
     return AddAction(file.path, file.size, {}, file.modified_ms, data_change, file.stats)
-
-
-def whole_entry(data: bytes) -> bool:
-    """Return whether a log entry is complete, as far as can be seen."""
-    try:
-        lines = [msgspec.json.decode(line) for line in data.splitlines() if line]
-    except msgspec.DecodeError:
-        return False
-    if not lines or not all(isinstance(line, dict) for line in lines):
-        return False
-    info: dict[str, Any] = next((line["commitInfo"] for line in lines if isinstance(line.get("commitInfo"), dict)), {})
-    actions = info.get(ACTIONS_KEY)
-    return actions is None or actions == len(lines) - 1

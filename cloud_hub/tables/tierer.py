@@ -23,7 +23,6 @@ from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView
 from weft.cloud_hub.tables.statistics import COMPLETE_EARLIER, EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
-from weft.cloud_hub.tables.table_log import TableLog
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
@@ -31,6 +30,7 @@ from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
 from weft.storage.table.rows import row_schema
+from weft.storage.table_log import TableLog
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""

@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "table"),
         ("object_store", "segment_log"),
-        ("cluster", "manifest", "nodes", "offset_index"),
+        ("cluster", "manifest", "nodes", "offset_index", "table_log"),
         ("chunk_log",),
         ("audit",),
         ("trace",),

@@ -11,16 +11,16 @@ import contextlib
 import logging
 from collections.abc import Collection
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 
-from weft.cloud_hub.tables.delta import whole_entry
 from weft.storage.object_store import NotFound, ObjectStore
 
 _logger = logging.getLogger(__name__)
 _PARQUET_MAGIC = b"PAR1"
-
-
+ACTIONS_KEY = "weftActions"
+"""Key in a commit's info: the number of lines that follow, by which an entry cut short by a power cut is recognised."""
 ENTRIES_MAX = 4
 """Maximum number of entries that are read for transactions."""
 
@@ -136,3 +136,16 @@ class TableLog:
         if not entries or whole_entry((await self._store.get(entries[-1])).data):
             return []
         return entries[-1:]
+
+
+def whole_entry(data: bytes) -> bool:
+    """Return whether a log entry is complete, as far as can be seen."""
+    try:
+        lines = [msgspec.json.decode(line) for line in data.splitlines() if line]
+    except msgspec.DecodeError:
+        return False
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        return False
+    info: dict[str, Any] = next((line["commitInfo"] for line in lines if isinstance(line.get("commitInfo"), dict)), {})
+    actions = info.get(ACTIONS_KEY)
+    return actions is None or actions == len(lines) - 1
