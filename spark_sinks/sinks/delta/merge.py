@@ -1,0 +1,229 @@
+"""Rows that replace those with the same keys: which files of a table hold such rows, and what is left of these files.
+
+No row is changed in place. A file that holds a replaced row is read, and its other rows are written again; both become
+one version together with the new rows. deltalake's own MERGE does the same and syncs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from spark_sinks.blocking import run
+from spark_sinks.sinks.delta.columns import Layout
+from spark_sinks.sinks.delta.files import FileWriter, NewFile
+from spark_sinks.sinks.delta.keys import later, match
+from spark_sinks.sinks.delta.place import Place
+from spark_sinks.sinks.delta.table import HeldFile
+from spark_sinks.sinks.delta.task import RESULT_SCHEMA
+
+SMALL_FILE_BYTES = 8 << 20
+"""Size up to which a file is rewritten by the driver, its rows in one file with the new ones."""
+SMALL_FILES_MAX = 32
+"""Number of small files from which they are joined, whether or not they hold a replaced row."""
+JOINED_BYTES_MAX = 64 << 20
+"""Bytes of small files that the driver reads in one batch."""
+_BATCH_ROWS = 64 << 10
+
+
+class Merged(NamedTuple):
+    """Changes that a batch makes to the table's files."""
+
+    adds: list[NewFile]
+    removes: list[HeldFile]
+
+
+class _Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """The outcome of rewriting one file in a task."""
+
+    file: int
+    """Number of the file, whose rows are in ``files`` now, but for the replaced ones; -1 when all of them stay."""
+    files: list[NewFile]
+    losers: list[int]
+    """New rows that lost against a row of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriter:
+    """Leaves out of files the rows that are replaced.
+
+    Args:
+        wanted: the columns ``keys`` and ``order`` of the new rows, each key once.
+        order: columns by which a row of the file may win against the new one; none: the new one wins.
+    """
+
+    place: Place
+    layout: Layout
+    wanted: pa.Table
+    keys: tuple[str, ...]
+    order: tuple[str, ...]
+
+    def may_hold(self, file: HeldFile) -> bool:
+        """Return whether a row with one of the keys can be in the file, by its partition and bounds."""
+        return all(_may_match(file, name, self.wanted.column(name)) for name in self.keys)
+
+    def look(self, file: HeldFile) -> tuple[_Parquet, np.ndarray, list[int]]:
+        """Return an opened file, which of its rows stay, and which new rows lose against those."""
+        held = _Parquet(self.place, self.layout, file)
+        names = [name for name in self.layout.schema.names if name in {*self.keys, *self.order}]
+        found = held.table(names)
+        rows = match(found, self.wanted, self.keys)
+        stays = rows < 0
+        losers: list[int] = []
+        if self.order and not stays.all():
+            at = np.flatnonzero(~stays)
+            wins = later(found.take(pa.array(at)), self.wanted.take(pa.array(rows[at])), self.order)
+            stays[at[wins]] = True
+            losers = rows[at[wins]].tolist()
+        return held, stays, losers
+
+
+class _Parquet:
+    """A file of the table, its bytes in memory."""
+
+    def __init__(self, place: Place, layout: Layout, file: HeldFile) -> None:
+        data = run(place.store.get(f"{place.key}/{file.path}")).data
+        self._file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        self._layout, self._partition = layout, file.partition
+        self._held = {name.casefold(): name for name in self._file.schema_arrow.names}
+
+    def table(self, names: Sequence[str]) -> pa.Table:
+        """Return some columns of all rows."""
+        schema = pa.schema([self._layout.schema.field(name) for name in names])
+        present = [self._held[name.casefold()] for name in names if name.casefold() in self._held]
+        read = self._file.read(columns=present) if present else None
+        rows = self._file.metadata.num_rows
+        return pa.table([self._column(read, field, rows) for field in schema], schema=schema)
+
+    def rows(self, stays: np.ndarray) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that stay, with the table's columns."""
+        first = 0
+        for batch in self._file.iter_batches(_BATCH_ROWS):
+            mask = stays[first : first + batch.num_rows]
+            first += batch.num_rows
+            if mask.any():
+                kept = batch.filter(pa.array(mask))
+                columns = [self._column(kept, field, kept.num_rows) for field in self._layout.schema]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._layout.schema)
+
+    def _column(self, read: Any, field: pa.Field, rows: int) -> Any:
+        if field.name in self._partition:
+            return pa.repeat(pa.scalar(self._partition[field.name], field.type), rows)
+        held = self._held.get(field.name.casefold())
+        return pa.nulls(rows, field.type) if held is None else read.column(held).cast(field.type)
+
+
+def merge(spark: SparkSession, rewriter: Rewriter, rows: pa.Table, files: Sequence[HeldFile]) -> Merged:
+    """Write the new rows, and what else stood in files with rows that they replace.
+
+    Small files are rewritten here, large ones by Spark's tasks.
+
+    Args:
+        rows: the new rows, each key once, with the table's columns.
+        files: of the version on top of which the result is committed.
+
+    Raises:
+        StoreError, NotFound: a file cannot be read or written.
+    """
+    touched = [file for file in files if rewriter.may_hold(file)]
+    small, large = _small(touched)
+    join = len([file for file in files if file.size <= SMALL_FILE_BYTES]) >= SMALL_FILES_MAX
+    writer = FileWriter(rewriter.place, rewriter.layout)
+    removes, losers, adds = [], set[int](), list[NewFile]()
+    if join:
+        small = _joined(files, small)
+    for file in small:
+        held, stays, lost = rewriter.look(file)
+        losers.update(lost)
+        if join or not stays.all():
+            removes.append(file)
+            for batch in held.rows(stays):
+                writer.add(batch)
+    for outcome in _rewritten(spark, rewriter, large):
+        losers.update(outcome.losers)
+        if outcome.file >= 0:
+            removes.append(large[outcome.file])
+            adds += outcome.files
+    keep = np.ones(rows.num_rows, bool)
+    keep[list(losers)] = False
+    for batch in rows.filter(pa.array(keep)).to_batches(_BATCH_ROWS):
+        writer.add(batch)
+    return Merged([*adds, *writer.finish()], removes)
+
+
+def _small(touched: Sequence[HeldFile]) -> tuple[list[HeldFile], list[HeldFile]]:
+    """Return the touched files that the driver rewrites, and the others."""
+    small: list[HeldFile] = []
+    large: list[HeldFile] = []
+    room = JOINED_BYTES_MAX
+    for file in touched:
+        if file.size <= SMALL_FILE_BYTES and file.size <= room:
+            room -= file.size
+            small.append(file)
+        else:
+            large.append(file)
+    return small, large
+
+
+def _joined(files: Sequence[HeldFile], small: Sequence[HeldFile]) -> list[HeldFile]:
+    """Return the small files with further small ones, as far as there is room."""
+    found, room = list(small), JOINED_BYTES_MAX - sum(file.size for file in small)
+    paths = {file.path for file in small}
+    for file in sorted(files, key=lambda file: file.size):
+        if file.path not in paths and file.size <= min(SMALL_FILE_BYTES, room):
+            room -= file.size
+            found.append(file)
+    return found
+
+
+def _rewritten(spark: SparkSession, rewriter: Rewriter, files: Sequence[HeldFile]) -> list[_Outcome]:
+    """Rewrite files in tasks, one task each. A file without a replaced row has no outcome."""
+    if not files:
+        return []
+    task = _RewriteTask(rewriter, tuple(files))
+    numbers = spark.range(0, len(files), 1, len(files))
+    found = numbers.mapInArrow(task, RESULT_SCHEMA).collect()
+    return [msgspec.msgpack.decode(bytes(row[0]), type=_Outcome) for row in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _RewriteTask:
+    """The function of ``mapInArrow`` over the numbers of files."""
+
+    rewriter: Rewriter
+    files: tuple[HeldFile, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                held, stays, losers = self.rewriter.look(self.files[number])
+                written: list[NewFile] = []
+                if not stays.all():
+                    writer = FileWriter(self.rewriter.place, self.rewriter.layout)
+                    for rows in held.rows(stays):
+                        writer.add(rows)
+                    written = writer.finish()
+                if losers or not stays.all():
+                    outcome = _Outcome(number if not stays.all() else -1, written, losers)
+                    yield pa.RecordBatch.from_pydict({"result": [msgspec.msgpack.encode(outcome)]})
+
+
+def _may_match(file: HeldFile, name: str, wanted: pa.ChunkedArray) -> bool:
+    if name in file.partition:
+        return file.partition[name] in wanted.to_pylist()
+    if wanted.null_count or name not in file.low or name not in file.high:
+        return True
+    found = pc.min_max(wanted)
+    try:
+        return bool(file.low[name] <= found["max"].as_py() and found["min"].as_py() <= file.high[name])
+    except TypeError:
+        # Bounds of another type than the values: another engine's.
+        return True

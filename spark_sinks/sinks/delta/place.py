@@ -1,0 +1,80 @@
+"""The place of a table: the object store that holds it, and the same folder as deltalake names it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, field
+
+from spark_sinks.errors import SinkError
+from spark_sinks.source.store_options import with_environment
+from weft.storage.object_store import ObjectStore, StoreUnfit, open_store
+from weft.storage.object_store.protocol import check_key
+
+STORES_OPEN_MAX = 8
+"""Maximum number of stores that a process keeps open between batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A table's folder, as the driver sends it to executors."""
+
+    uri: str
+    root: str
+    """The folder above the table: its object store's root."""
+    key: str
+    """The table's name below ``root``."""
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Options for the object store; may hold credentials."""
+
+    @property
+    def store(self) -> ObjectStore:
+        """Return the store, which each process opens once."""
+        return _opened(self.root, self.options)
+
+    def location(self) -> tuple[str, dict[str, str]]:
+        """Return the URI and the storage options by which deltalake opens the table."""
+        return self.store.location(self.key)
+
+
+def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
+    """Return the place of a table.
+
+    Args:
+        uri: a path, ``file:///path`` or ``s3://bucket/path``.
+        options: for the object store; what is missing comes from the environment.
+
+    Raises:
+        SinkError: there can be no table.
+    """
+    text = os.fspath(uri).rstrip("/")
+    if text.startswith("file://"):
+        text = text.removeprefix("file://localhost").removeprefix("file://")
+    remote = "://" in text
+    if not remote:
+        text = os.path.abspath(text)
+    root, _, key = text.rpartition("/")
+    if remote and not text.startswith("s3://"):
+        raise SinkError(f"table {text!r}: expected a path, file:///path or s3://bucket/path")
+    if remote and root == "s3:/":
+        raise SinkError(f"table {text!r}: it names a bucket alone; add a folder for the table")
+    try:
+        check_key(key)
+    except ValueError:
+        raise SinkError(
+            f"table {text!r}: choose another name for the folder. It has only A-Z a-z 0-9 _ . = @ + ~ - and does not "
+            "begin with a dot or a dash"
+        ) from None
+    given = {name.upper(): value for name, value in options.items()}
+    named = with_environment(given, os.environ) if remote else given
+    place = Place(text, root or "/", key, tuple(sorted(named.items())))
+    try:
+        place.location()
+    except (ValueError, StoreUnfit) as error:
+        raise SinkError(f"table {text!r}: {error}") from error
+    return place
+
+
+@functools.lru_cache(STORES_OPEN_MAX)
+def _opened(root: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
+    return open_store(root, dict(options))

@@ -1,0 +1,353 @@
+"""``DeltaSink``: the sink itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.sinks.delta.columns import (
+    Layout,
+    arrow_columns,
+    check_partitioning,
+    missing_columns,
+    new_layout,
+    type_name,
+)
+from spark_sinks.sinks.delta.files import FileWriter, NewFile, partition_text
+from spark_sinks.sinks.delta.keys import last_of_each
+from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
+from spark_sinks.sinks.delta.place import place_of
+from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM, Followed, PositionFilter, Positions, merged_ends
+from spark_sinks.sinks.delta.table import Conflict, DurableTable, Reading
+from spark_sinks.sinks.delta.task import RESULT_SCHEMA, TaskResult, WriteTask, from_ipc
+from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
+from spark_sinks.source.stream_log import open_hub
+from weft.protocols.lane import NAME_RULE, valid_name
+
+ATTEMPTS_MAX = 20
+"""Maximum number of times that a batch is committed on top of another version because another writer was first."""
+STREAMS_MAX = 16
+UPSERT_BYTES_MAX = 512 << 20
+"""Bytes of new rows that one batch with keys may bring: the driver holds them."""
+_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+_logger = logging.getLogger(__name__)
+
+
+class _Written(NamedTuple):
+    """A batch as executors handed it over, for one state of the table."""
+
+    positions: Positions
+    layout: Layout
+    files: list[NewFile]
+    rows: pa.Table
+    ends: Positions
+
+
+class DeltaSink:
+    """Rows into a Delta table, for ``foreachBatch``.
+
+    **Append** (no ``keys``): every row is in the table exactly once, whatever was killed or repeated, and also if the
+    checkpoint was deleted. With the rows, one version of the table commits the log offsets that they came from; rows
+    below are left out. This holds where a row depends on its record alone (filters, columns, ``explode``). Rows carry
+    the ``_shard`` and ``_offset`` of the record that caused them.
+
+    **Upsert** (``keys``): a row replaces the one with the same keys; the last by ``order_by`` wins, without it the
+    one with the highest offset. With ``store`` and ``stream``, rows below the table's offsets are left out, as above:
+    a repeated batch changes nothing. Without them, for results of aggregates, ``order_by`` is needed: a repeated or
+    older row never replaces a newer one, and equal ones replace each other.
+
+    **Replace** (``replace_partitions``): the rows of a batch become the whole content of the partitions that they
+    name. Repeating a batch changes nothing.
+
+    When a call returns, its rows are durable. Killed before the commit, files are left that no version names: VACUUM
+    removes them.
+
+    Args:
+        uri: the table's folder: a path, ``file:///path`` or ``s3://bucket/path``. The table is made if there is none;
+            columns that it lacks are added.
+        store: root of the hub's store, for its identity; as for ``format("weft")``.
+        stream: the stream that the rows come from, or several, of which a column ``_stream`` names each row's.
+        tenant: whose stream.
+        keys: columns that make a row unique.
+        order_by: columns by which of two rows with the same keys the later one is known; nulls are lowest.
+        replace_partitions: see above; needs ``partition_by``.
+        partition_by: columns by which the table is partitioned; an existing table must have the same.
+        name: name of the writer. Two queries that write one stream into one table need two names.
+        storage_options: for the table's object store: ``{"AWS_REGION": ...}``. What is missing comes from the
+            environment.
+        store_options: for the hub's store; without them the same.
+
+    Raises:
+        SinkError: the arguments do not go together.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        *,
+        store: str | os.PathLike[str] | None = None,
+        stream: str | Sequence[str] | None = None,
+        tenant: str = "default",
+        keys: str | Sequence[str] | None = None,
+        order_by: str | Sequence[str] | None = None,
+        replace_partitions: bool = False,
+        partition_by: str | Sequence[str] = (),
+        name: str = "default",
+        storage_options: Mapping[str, str] | None = None,
+        store_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.place = place_of(uri, dict(storage_options or {}))
+        self.keys, self.order_by = _names("keys", keys), _names("order_by", order_by)
+        self.partition_by = _names("partition_by", partition_by)
+        self.replace_partitions = replace_partitions
+        self.name = name
+        self._source = _source(store, stream, tenant, store_options if store_options is not None else storage_options)
+        self._check(keys)
+        self._forget()
+
+    def _check(self, keys: object) -> None:
+        if not valid_name(self.name):
+            raise SinkError(f"name: expected {NAME_RULE}; got {self.name!r}")
+        if keys is not None and not self.keys:
+            raise SinkError("keys: expected one column or more; leave it out to append")
+        if self.keys and self.replace_partitions:
+            raise SinkError("keys and replace_partitions exclude each other; leave one out")
+        if self.order_by and not self.keys:
+            raise SinkError("order_by: only rows with keys have an order; add keys, or leave it out")
+        if self.replace_partitions and not self.partition_by:
+            raise SinkError("replace_partitions: name the columns of the partitions with partition_by")
+        if self.replace_partitions and self._source:
+            raise SinkError("replace_partitions keeps no offsets; leave store and stream out")
+        if not self._source and not self.replace_partitions and not self.order_by:
+            raise SinkError(
+                "store and stream: missing; name the hub's store and the stream that the rows come from. For results "
+                "of aggregates, which have no offset, give keys and order_by instead"
+            )
+
+    def _forget(self) -> None:
+        self._table: DurableTable | None = None
+        self._followed: Followed | None = None
+        self._known: tuple[str, int, Positions] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings. What was opened stays in this process."""
+        return {**self.__dict__, "_table": None, "_followed": None, "_known": None}
+
+    def __repr__(self) -> str:
+        """Return the table's place and the mode, no credentials."""
+        mode = f"keys={self.keys}" if self.keys else f"replace_partitions={self.replace_partitions}"
+        return f"DeltaSink({self.place.uri!r}, name={self.name!r}, {mode})"
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002  (Spark's signature)
+        """Write a batch. ``batch_id`` does not matter: a new checkpoint counts from 0 again.
+
+        Raises:
+            SinkError: the rows do not fit the table, or the table does not fit the log; nothing was written.
+            StoreError: the table's store did not answer.
+        """
+        rows = arrow_columns(frame.schema)
+        self._check_columns(rows)
+        written: _Written | None = None
+        latest: Conflict | None = None
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                reading = self._reading(rows)
+                positions = self._positions(reading)
+                if written is None or (written.positions, written.layout) != (positions, reading.layout):
+                    written = self._write(frame, reading.layout, positions)
+                self._commit(frame, reading, written)
+            except Conflict as conflict:
+                # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
+                self._known, latest = None, conflict
+            else:
+                return
+        raise SinkError(
+            f"table {self.place.uri}: other writers were first {ATTEMPTS_MAX} times ({latest}). Start the query again; "
+            "let fewer jobs write to the table at the same time"
+        )
+
+    def _check_columns(self, rows: pa.Schema) -> None:
+        check_partitioning(rows, self.partition_by)
+        for option, names in (("keys", self.keys), ("order_by", self.order_by)):
+            for name in names:
+                if name not in rows.names:
+                    raise SinkError(f"{option}: the rows have no column {name}; they have {', '.join(rows.names)}")
+        for name in self.keys:
+            if pa.types.is_nested(rows.field(name).type):
+                raise SinkError(f"keys: {name} is a {type_name(rows.field(name).type)}; keys are single values")
+        if self._source:
+            _check_positions(rows, self._source[1])
+
+    def _reading(self, rows: pa.Schema) -> Reading:
+        """Return the table, made or widened where it does not have all columns."""
+        if self._table is None:
+            self._table = DurableTable(self.place)
+        reading = self._table.open()
+        if reading is None:
+            Reading.create(self.place, new_layout(rows, self.partition_by))
+            reading = self._table.open()
+            if reading is None:
+                raise SinkError(
+                    f"table {self.place.uri}: it is not there right after it was made; is it being removed?"
+                )
+        reading.check_writable()
+        if self.partition_by != reading.layout.partition_by:
+            held = ", ".join(reading.layout.partition_by) or "nothing"
+            raise SinkError(
+                f"table {self.place.uri} is partitioned by {held}, not by {', '.join(self.partition_by) or 'nothing'}; "
+                "give partition_by as the table has it"
+            )
+        if (self.keys or self.replace_partitions) and reading.properties.get("delta.appendOnly", "") == "true":
+            raise SinkError(f"table {self.place.uri} is append-only (delta.appendOnly); leave keys out, or change that")
+        if missing := missing_columns(reading.layout.schema, rows):
+            reading.add_columns(missing)
+            raise Conflict("columns were added")
+        return reading
+
+    def _positions(self, reading: Reading) -> Positions:
+        """Return what the table has of each shard.
+
+        Raises:
+            SinkError: the table follows another store.
+        """
+        followed = self._opened_source()
+        if followed is None:
+            return {}
+        if self._known is not None and self._known[:2] == (reading.id, reading.version):
+            return self._known[2]
+        for stream in followed.streams:
+            number = reading.transaction(followed.cluster_app(stream))
+            if number is not None and number != followed.cluster_number:
+                raise SinkError(
+                    f"table {self.place.uri} has rows of stream {stream} of another hub's store, under the name "
+                    f"{self.name}: the offsets of the two mean different records. Write another table, or give the "
+                    "sink another name to have the rows of both"
+                )
+        found = {place: reading.transaction(app) for app, place in followed.apps().items()}
+        positions = {place: end for place, end in found.items() if end is not None}
+        self._known = (reading.id, reading.version, positions)
+        return positions
+
+    def _opened_source(self) -> Followed | None:
+        if self._followed is None and self._source is not None:
+            options, streams = self._source
+            try:
+                _, cluster = run(open_hub(options))
+            except ReadError as error:
+                raise SinkError(str(error)) from None
+            self._followed = Followed(cluster.cluster_id.hex(), cluster.shards, options.tenant, streams, self.name)
+        return self._followed
+
+    def _write(self, frame: DataFrame, layout: Layout, positions: Positions) -> _Written:
+        """Let executors write the rows that are new."""
+        known = PositionFilter(self._source[1], positions) if self._source else None
+        task = WriteTask(self.place, layout, known)
+        if self.keys:
+            task = WriteTask(self.place, layout, known, inline_bytes_max=None)
+        found = [_decoded(row[0]) for row in frame.mapInArrow(task, RESULT_SCHEMA).collect()]
+        if skipped := sum(result.skipped for result in found):
+            _logger.info("%s: left out %d rows that the table has", self.place.uri, skipped)
+        rows = from_ipc([result.rows for result in found], layout.schema)
+        ends = merged_ends([{(stream, shard): end for stream, shard, end in result.ends} for result in found])
+        files = [file for result in found for file in result.files]
+        if self.keys:
+            self._check_size(rows)
+            positional = [name for name in (OFFSET, SHARD) if self._source]
+            rows = last_of_each(rows, self.keys, [*self.order_by, *positional])
+        elif rows.num_rows:
+            writer = FileWriter(self.place, layout)
+            for batch in rows.to_batches():
+                writer.add(batch)
+            files, rows = [*files, *writer.finish()], rows.slice(0, 0)
+        return _Written(positions, layout, files, rows, ends)
+
+    def _check_size(self, rows: pa.Table) -> None:
+        if rows.nbytes > UPSERT_BYTES_MAX:
+            raise SinkError(
+                f"a batch with keys has {rows.nbytes >> 20} MiB of rows, at most {UPSERT_BYTES_MAX >> 20} MiB go "
+                "through the driver: lower max_records_per_trigger"
+            )
+
+    def _commit(self, frame: DataFrame, reading: Reading, written: _Written) -> None:
+        merged = self._merged(frame, reading, written)
+        if not merged.adds and not written.ends:
+            return
+        transactions: dict[str, int] = {}
+        if self._followed is not None:
+            transactions = {self._followed.app(place): end for place, end in written.ends.items()}
+            for stream in {stream for stream, _ in written.ends}:
+                transactions[self._followed.cluster_app(stream)] = self._followed.cluster_number
+        assert self._table is not None
+        version = self._table.commit(reading, merged.adds, merged.removes, transactions)
+        self._known = (reading.id, version, {**written.positions, **written.ends})
+
+    def _merged(self, frame: DataFrame, reading: Reading, written: _Written) -> Merged:
+        if self.replace_partitions:
+            named = {tuple(file.partition.values()) for file in written.files}
+            held = [
+                (tuple(partition_text(file.partition[name]) for name in self.partition_by), file)
+                for file in reading.files()
+            ]
+            return Merged(written.files, [file for values, file in held if values in named])
+        if not self.keys or not written.rows.num_rows:
+            return Merged(written.files, [])
+        wanted = written.rows.select([*dict.fromkeys((*self.keys, *self.order_by))])
+        rewriter = Rewriter(self.place, reading.layout, wanted, self.keys, self.order_by)
+        return merge(frame.sparkSession, rewriter, written.rows, reading.files())
+
+
+def _decoded(data: bytes) -> TaskResult:
+    return msgspec.msgpack.decode(bytes(data), type=TaskResult)
+
+
+def _names(option: str, given: str | Collection[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    names = tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else tuple(given)
+    if len(set(names)) < len(names) or not all(names):
+        raise SinkError(f"{option}: expected names of columns, each once; got {given!r}")
+    return names
+
+
+def _source(
+    store: str | os.PathLike[str] | None,
+    stream: str | Sequence[str] | None,
+    tenant: str,
+    store_options: Mapping[str, str] | None,
+) -> tuple[ReadOptions, tuple[str, ...]] | None:
+    if store is None and stream is None:
+        return None
+    streams = (stream,) if isinstance(stream, str) else tuple(stream or ())
+    if store is None or not streams:
+        raise SinkError("store and stream go together: give both, or none of them")
+    if len(streams) > STREAMS_MAX or len(set(streams)) < len(streams):
+        raise SinkError(f"stream: expected at most {STREAMS_MAX} streams, each once; got {', '.join(streams)}")
+    named = {f"{STORE_PREFIX}{option}": value for option, value in (store_options or {}).items()}
+    try:
+        found = [
+            parse_options({"store": os.fspath(store), "stream": each, "tenant": tenant, **named}) for each in streams
+        ]
+    except ReadError as error:
+        raise SinkError(str(error)) from None
+    return found[0], streams
+
+
+def _check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:
+    wanted = {SHARD: _NUMBERS, OFFSET: _NUMBERS} | ({STREAM: ("string",)} if len(streams) > 1 else {})
+    for name, kinds in wanted.items():
+        if name not in rows.names:
+            raise SinkError(
+                f"the rows have no column {name}, by which the table knows what it has: keep {', '.join(wanted)} of "
+                "the record that caused a row. Results of aggregates have none: give the sink keys and order_by "
+                "instead of store and stream"
+            )
+        if (kind := type_name(rows.field(name).type)) not in kinds:
+            raise SinkError(f"column {name} is a {kind}; leave it as the source has it")

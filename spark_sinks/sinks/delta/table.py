@@ -1,0 +1,285 @@
+"""A Delta table through deltalake: readings of it, and versions made on top of them.
+
+deltalake does not refuse a transaction version that is already there. So what is decided from a reading is committed
+on top of the version that was read, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.schema import Schema
+from deltalake.transaction import AddAction, RemoveAction
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.delta.columns import Layout, properties_of, table_layout
+from spark_sinks.sinks.delta.files import NewFile, partition_text
+from spark_sinks.sinks.delta.place import Place
+from weft.storage.table_log import ACTIONS_KEY, TableLog
+
+T = TypeVar("T")
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Properties that turn deltalake's own checkpoints off: they are not synced."""
+CHECKPOINT_VERSIONS = 100
+"""Versions between checkpoints."""
+WRITER_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+_DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invariants")
+"""Metadata of columns by which a table asks its writers to compute or check values."""
+
+
+class Conflict(Exception):
+    """A commit that lost against another writer, or whose outcome is unknown. Read the table again and decide again."""
+
+
+class HeldFile(NamedTuple):
+    """A file of the table's version."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    partition: dict[str, Any]
+    """Typed values by column."""
+    low: dict[str, Any]
+    """Least values of the columns that have bounds."""
+    high: dict[str, Any]
+
+
+def guarded(call: Callable[[], T], place: Place) -> T:
+    """Run a deltalake call.
+
+    Raises:
+        Conflict: another writer was first.
+        SinkError: anything else, Rust panics included.
+    """
+    try:
+        return call()
+    except (SinkError, Conflict):
+        raise
+    except CommitFailedError as error:
+        raise Conflict(_sentence(error)) from error
+    except Exception as error:
+        raise SinkError(f"table {place.uri}: {_sentence(error)}") from error
+    except BaseException as error:
+        # A Rust panic derives from BaseException, so that no `except Exception` swallows it; it must not end the query.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise SinkError(f"table {place.uri}: {_sentence(error)}") from error
+
+
+def _sentence(error: BaseException) -> str:
+    """Return the first line of an error: deltalake appends a backtrace."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class Reading:
+    """One reading of a table, and a commit on top of it. All methods block, and raise as ``guarded`` does."""
+
+    def __init__(self, place: Place, table: DeltaTable) -> None:
+        self._place, self._table = place, table
+        metadata = table.metadata()
+        self.id = str(metadata.id)
+        self.properties: dict[str, str] = dict(metadata.configuration)
+        self.layout: Layout = table_layout(
+            pa.schema(table.schema()), metadata.partition_columns, self.properties
+        )  # fmt: skip
+
+    @classmethod
+    def open(cls, place: Place) -> Reading | None:
+        """Return the table as it is now, or None when there is none."""
+        uri, options = place.location()
+
+        def opened() -> Reading | None:
+            try:
+                return cls(place, DeltaTable(uri, storage_options=options))
+            except TableNotFoundError:
+                return None
+
+        return guarded(opened, place)
+
+    @staticmethod
+    def create(place: Place, layout: Layout) -> None:
+        """Create an empty table unless one exists."""
+        uri, options = place.location()
+        guarded(
+            lambda: DeltaTable.create(
+                uri,
+                layout.schema,
+                mode="ignore",
+                partition_by=list(layout.partition_by),
+                configuration=properties_of(layout),
+                storage_options=options,
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=_NO_HOOKS,
+            ),
+            place,
+        )
+
+    @property
+    def version(self) -> int:
+        """Return the version that was read."""
+        return int(self._table.version())
+
+    def transaction(self, app_id: str) -> int | None:
+        """Return the version of an application's last transaction; None when it never committed."""
+        found = self._table.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def check_writable(self) -> None:
+        """Check that rows can be added and removed without what this writer does not do.
+
+        Raises:
+            SinkError: the table has demands that another engine must meet.
+        """
+        features = set(self._table.protocol().writer_features or ()) - WRITER_FEATURES
+        demands = sorted(features | {name for name in self.properties if name.startswith("delta.constraints.")})
+        if self.properties.get("delta.columnMapping.mode", "none") != "none":
+            demands.append("delta.columnMapping.mode")
+        demands += [name for name in _DEMANDS if name in self._table.schema().to_json()]
+        if demands:
+            raise SinkError(
+                f"table {self._place.uri} has {', '.join(demands)}, which this sink does not keep to; write it with "
+                "delta-spark, or write another table"
+            )
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add columns. Existing rows have null there. The table must be read again."""
+        new = Schema.from_arrow(pa.schema(fields)).fields
+        commit = CommitProperties(max_commit_retries=0)
+        guarded(
+            lambda: self._table.alter.add_columns(
+                new, commit_properties=commit, post_commithook_properties=_NO_HOOKS
+            ),
+            self._place,
+        )  # fmt: skip
+
+    def files(self) -> list[HeldFile]:
+        """Return the files of this version."""
+        return guarded(self._files, self._place)
+
+    def _files(self) -> list[HeldFile]:
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        found = []
+        for row in actions.to_pylist():
+            parts = {kind: _prefixed(row, kind) for kind in ("partition", "min", "max")}
+            found.append(HeldFile(row["path"], row["size_bytes"], parts["partition"], parts["min"], parts["max"]))
+        return found
+
+    def commit(
+        self, adds: Sequence[NewFile], removes: Iterable[HeldFile], transactions: Mapping[str, int], now_ms: int
+    ) -> int:
+        """Add and remove files and set transactions, in one version on top of this one. Return that version."""
+        actions: list[Any] = [
+            AddAction(file.path, file.size, file.partition, now_ms, True, file.stats) for file in adds
+        ]  # fmt: skip
+        actions += [
+            RemoveAction(
+                file.path, True, now_ms, file.size,
+                {name: partition_text(value) for name, value in file.partition.items()},
+            )
+            for file in removes
+        ]  # fmt: skip
+        made = [Transaction(app, version) for app, version in transactions.items()]
+        guarded(lambda: self._write(actions, made), self._place)
+        return self.version + 1
+
+    def _write(self, actions: list[Any], transactions: list[Any]) -> None:
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            self._table.schema(),
+            partition_by=list(self.layout.partition_by) or None,
+            commit_properties=CommitProperties(
+                max_commit_retries=0,
+                app_transactions=transactions,
+                custom_metadata={ACTIONS_KEY: len(actions) + len(transactions)},
+            ),
+            post_commithook_properties=_NO_HOOKS,
+        )
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of this version."""
+        guarded(self._table.create_checkpoint, self._place)
+
+    def clean_log(self) -> None:
+        """Remove log entries that are older than the table's retention and covered by a checkpoint."""
+        guarded(self._table.cleanup_metadata, self._place)
+
+
+def _prefixed(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {
+        name.removeprefix(f"{kind}."): value
+        for name, value in row.items()
+        if name.startswith(f"{kind}.") and (value is not None or kind == "partition")
+    }
+
+
+class DurableTable:
+    """A table whose every version is durable before something is built on it, and before it is claimed.
+
+    deltalake never syncs. On a directory a power cut could keep version n+1 and lose version n with its rows, or keep
+    a commit that Spark's checkpoint counts on only in part. A bucket needs none of it, and pays nothing for it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._log = TableLog(place.store, place.key)
+        self._mended = False
+        self._checkpointed = -1
+
+    def open(self) -> Reading | None:
+        """Return the table as it is now, durable; None when there is none.
+
+        Raises:
+            SinkError: it cannot be read.
+            StoreError: the store did not answer.
+        """
+        if not self._mended:
+            run(self._log.mend())
+            self._checkpointed = run(self._log.checkpoint_version())
+            self._mended = True
+        reading = Reading.open(self.place)
+        if reading is None:
+            # Moved away, perhaps, since a version was synced.
+            self._log = TableLog(self.place.store, self.place.key)
+            return None
+        run(self._log.sync(reading.version))
+        return reading
+
+    def commit(
+        self, reading: Reading, adds: Sequence[NewFile], removes: Iterable[HeldFile], transactions: Mapping[str, int]
+    ) -> int:
+        """Commit on top of a reading; durable when this returns. Return the version.
+
+        Raises:
+            Conflict, SinkError: as ``guarded``.
+            StoreError: the store did not answer.
+        """
+        version = reading.commit(adds, removes, transactions, time.time_ns() // 1_000_000)
+        run(self._log.sync(version))
+        if version - max(self._checkpointed, 0) >= CHECKPOINT_VERSIONS:
+            self._checkpoint()
+        return version
+
+    def _checkpoint(self) -> None:
+        reading = self.open()
+        if reading is not None:
+            reading.checkpoint()
+            self._checkpointed = run(self._log.sync_checkpoint())
+            reading.clean_log()
