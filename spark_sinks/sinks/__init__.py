@@ -6,17 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_sinks.sinks.delta.sink import DeltaSink
     from spark_sinks.sinks.jdbc.sink import JdbcSink
     from spark_sinks.sinks.kafka import KafkaSink
     from spark_sinks.sinks.stream.sink import StreamSink
 
 _PLACES = {
+    "DeltaSink": "spark_sinks.sinks.delta.sink",
     "JdbcSink": "spark_sinks.sinks.jdbc.sink",
     "KafkaSink": "spark_sinks.sinks.kafka",
     "StreamSink": "spark_sinks.sinks.stream.sink",
 }
 """Sink -> module, imported when it is asked for: each needs libraries that the others do without."""
-__all__ = ["JdbcSink", "KafkaSink", "StreamSink"]
+__all__ = ["DeltaSink", "JdbcSink", "KafkaSink", "StreamSink"]
 
 
 def __getattr__(name: str) -> Any:
