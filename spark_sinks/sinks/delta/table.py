@@ -234,11 +234,15 @@ class DurableTable:
     """A table whose every version is durable before something is built on it, and before it is claimed.
 
     deltalake never syncs. On a directory a power cut could keep version n+1 and lose version n with its rows, or keep
-    a commit that Spark's checkpoint counts on only in part. A bucket needs none of it, and pays nothing for it.
+    a commit that Spark's checkpoint counts on only in part. A bucket needs none of it.
+
+    Args:
+        clock: nanoseconds since 1970, for the times of files in the table's log.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, clock: Callable[[], int] = time.time_ns) -> None:
         self.place = place
+        self._clock = clock
         self._log = TableLog(place.store, place.key)
         self._mended = False
         self._checkpointed = -1
@@ -271,7 +275,7 @@ class DurableTable:
             Conflict, SinkError: as ``guarded``.
             StoreError: the store did not answer.
         """
-        version = reading.commit(adds, removes, transactions, time.time_ns() // 1_000_000)
+        version = reading.commit(adds, removes, transactions, self._clock() // 1_000_000)
         run(self._log.sync(version))
         if version - max(self._checkpointed, 0) >= CHECKPOINT_VERSIONS:
             self._checkpoint()
