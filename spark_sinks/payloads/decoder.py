@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from spark_sinks.payloads.formats import found, parts_of, plain
 from spark_sinks.payloads.misfits import MISSING, PAYLOAD, Misfit, RowMisfits, Unreadable, shown
 from spark_sinks.payloads.quick import Quick, Values
+from spark_sinks.payloads.quick_cbor import QuickCbor
 from spark_sinks.payloads.tree import Node, tree
 from spark_sinks.payloads.values import array_of, arrow_type, fit, in_json
 from weft.config.payload_schema.model import PayloadSchema
@@ -63,8 +64,10 @@ class PayloadDecoder:
         self._required = [number for number, each in enumerate(declared) if each.required]
         self._root = tree([each.path(name) for name, each in zip(self._names, declared, strict=True)])
         self._parts = parts_of(schema.format)
-        self._quick: Quick | None = None
-        if schema.format != "cbor":
+        self._quick: Quick | QuickCbor | None = None
+        if schema.format == "cbor":
+            self._quick = QuickCbor(self._root, self._kinds)
+        else:
             with contextlib.suppress(LookupError):  # The exact way is right for all schemas.
                 self._quick = Quick(self._root, self._kinds, schema.format)
 

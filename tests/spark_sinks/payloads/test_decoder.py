@@ -248,8 +248,8 @@ def exact(payload: bytes, fields: Any, encoding: str, columns: list[str]) -> Row
     return row | ({MISFIT_COLUMN: dict(row[MISFIT_COLUMN] or ())} if MISFIT_COLUMN in row else {})
 
 
-@pytest.mark.parametrize("encoding", ["json", "msgpack"])
-@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("encoding", ["json", "msgpack", "cbor"])
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_row_is_the_same_by_every_way_and_whatever_is_beside_it(encoding: str, data: st.DataObject) -> None:
     def encoded(value: Any) -> bytes:

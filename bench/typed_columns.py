@@ -1,0 +1,132 @@
+"""Typed columns: payloads decoded per second of a core, by format, and beside ``from_json`` over the same table.
+
+``python -m bench.typed_columns [--records N] [--runs N]`` decodes four fields of readings of about 100 bytes. First all
+of them fit, then one in a hundred does not. The queries in Spark run on ``local[1]``, turn by turn, and each
+figure is a median. Results go to bench/results.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cbor2
+import click
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from bench.common import encode_batch, write_results
+from bench.log_writer import Delivery, LogWriter
+from bench.spark import BATCH_RECORDS, INTERVAL_NS, START, STREAM, TOPIC, tier
+from spark_sinks import read, session
+from spark_sinks.payloads.decoder import PayloadDecoder
+from weft.config.payload_schema.model import SchemaFormat
+from weft.config.payload_schema.text import parse_schema
+
+FIELDS = "temperature double, vibration double, n bigint, unit string"
+ENCODERS: dict[SchemaFormat, Callable[[Any], bytes]] = {
+    "json": lambda value: json.dumps(value).encode(),
+    "msgpack": msgspec.msgpack.encode,
+    "cbor": cbor2.dumps,
+}
+SLICE = 1 << 16
+
+
+def readings(rng: random.Random, count: int, misfits_percent: float = 0) -> list[dict[str, Any]]:
+    """Return readings, some of which have text for a number."""
+    found = []
+    for _ in range(count):
+        is_wrong = rng.random() * 100 < misfits_percent
+        found.append({
+            "temperature": "hot" if is_wrong else round(rng.gauss(60, 5), 3), "vibration": rng.random(),
+            "n": rng.randrange(10**6), "unit": rng.choice(["C", "F"]), "device": f"press-{rng.randrange(200)}",
+        })  # fmt: skip
+    return found
+
+
+def decoder_figures(records: int, runs: int) -> dict[str, Any]:
+    """Return payloads per second and core, without Spark: all columns with ``_misfit``."""
+    figures: dict[str, Any] = {}
+    for name, encode in ENCODERS.items():
+        decoder = PayloadDecoder(
+            parse_schema(FIELDS, payload_format=name), ["temperature", "vibration", "n", "unit", "_misfit"]
+        )
+        for case, misfits in (("", 0), ("_one_percent_misfits", 1)):
+            payloads = [encode(each) for each in readings(random.Random(1), min(records, SLICE), misfits)]
+            column = pa.array(payloads, pa.binary())
+            decoder.columns(column)
+            seconds = []
+            for _ in range(runs):
+                started = time.process_time()  # of this core, whatever else the machine does
+                decoder.columns(column)
+                seconds.append(time.process_time() - started)
+            figures[f"{name}{case}"] = round(len(payloads) / statistics.median(seconds))
+    return figures
+
+
+def make_table(root: str, records: int) -> None:
+    """Write a log and fold it into a table."""
+    rng = random.Random(2)
+    pool = [ENCODERS["json"](each) for each in readings(rng, 20_000)]
+    writer = LogWriter(root, stream=STREAM)
+    keys = [f"plant/{i % 4}/m{i % 200}/telemetry".encode() for i in range(BATCH_RECORDS)]
+    for seq in range(0, records, BATCH_RECORDS):
+        payloads = rng.choices(pool, k=min(BATCH_RECORDS, records - seq))
+        data = encode_batch(seq, START + seq * INTERVAL_NS, INTERVAL_NS, keys[: len(payloads)], payloads)
+        writer.write(Delivery("press-shop-7", [data], topics=[TOPIC]), received=START + seq * INTERVAL_NS + 10**9)
+
+
+def summed(frame: DataFrame) -> None:
+    """Use all four fields of every row."""
+    frame.agg(F.sum("temperature"), F.sum("vibration"), F.sum("n"), F.max("unit")).collect()
+
+
+def spark_figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
+    """Return records per second of the same query by typed columns and by ``from_json``, turn by turn."""
+
+    def by_from_json() -> DataFrame:
+        text = F.col("payload").cast("string")
+        return read(spark, STREAM, store=root).select(F.from_json(text, FIELDS).alias("f")).select("f.*")
+
+    ways = {"typed": lambda: read(spark, STREAM, store=root, schema=FIELDS), "from_json": by_from_json}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(runs + 1):
+        for way, load in ways.items():
+            started = time.perf_counter()
+            summed(load())
+            if turn:
+                seconds[way].append(time.perf_counter() - started)
+    medians = {way: statistics.median(times) for way, times in seconds.items()}
+    figures: dict[str, Any] = {f"{way}_records_per_second": round(records / median) for way, median in medians.items()}
+    return figures | {"ratio": round(medians["from_json"] / medians["typed"], 2)}
+
+
+@click.command(help=__doc__)
+@click.option("--records", default=1_000_000, show_default=True)
+@click.option("--runs", default=5, show_default=True)
+def main(records: int, runs: int) -> None:
+    """Run it all and write the results."""
+    import asyncio
+
+    results: dict[str, Any] = {"records": records, "runs": runs, "fields": FIELDS}
+    results["decoder_records_per_second"] = decoder_figures(records, runs)
+    with tempfile.TemporaryDirectory() as root:
+        make_table(root, records)
+        spark = session("local[1]")
+        results["tail"] = spark_figures(spark, root, records, runs)
+        asyncio.run(tier(root))
+        results["table"] = spark_figures(spark, root, records, runs)
+        spark.stop()
+    print(json.dumps(results, indent=2))
+    print(write_results("typed-columns", results))
+
+
+if __name__ == "__main__":
+    main()
