@@ -1,5 +1,5 @@
 """Audits of a stream, counted by executors."""
 
-from spark_sinks.audit.job import audit
+from spark_sinks.audit.job import audit, check
 
-__all__ = ["audit"]
+__all__ = ["audit", "check"]

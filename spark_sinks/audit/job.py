@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle  # Between this driver and its executors, as Spark itself does.
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_sinks.blocking import run
@@ -29,6 +31,7 @@ from weft.storage.table.errors import TableError
 
 WAVE_TASKS_MAX = 512
 """Maximum number of tasks of one Spark job: bounds the counts that are in the driver before they are summed up."""
+REASON_CHARACTERS_MAX = 500
 _PARTS = "part binary, error string"
 
 
@@ -52,19 +55,31 @@ def audit(
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
-        ReadError: an argument is not what it should be, the store holds no hub, does not answer, or its table cannot be
-            opened.
+        ReadError: an argument is not what it should be, the store holds no hub, does not answer, its table cannot be
+            opened, or the job failed, as on executors that lack Weft.
     """
     register(spark)
-    options = parse_options(
-        {
-            "store": os.fspath(store),
-            "tenant": tenant,
-            "stream": stream,
-            **{f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()},
-        }
-    )
-    return run(_audit(spark, options, payloads=payloads))
+    return run(_audit(spark, _options(stream, store, tenant, store_options or {}), payloads=payloads))
+
+
+def check(
+    stream: str,
+    *,
+    store: str | os.PathLike[str],
+    tenant: str = "default",
+    store_options: Mapping[str, str] | None = None,
+) -> None:
+    """Check what ``audit`` is given, without a session of Spark.
+
+    Raises:
+        ReadError: as ``audit``, but for the table.
+    """
+    run(open_hub(_options(stream, store, tenant, store_options or {})))
+
+
+def _options(stream: str, store: str | os.PathLike[str], tenant: str, store_options: Mapping[str, str]) -> ReadOptions:
+    named = {f"{STORE_PREFIX}{name}": value for name, value in store_options.items()}
+    return parse_options({"store": os.fspath(store), "tenant": tenant, "stream": stream, **named})
 
 
 async def _audit(spark: SparkSession, options: ReadOptions, *, payloads: bool) -> AuditReport:
@@ -76,6 +91,15 @@ async def _audit(spark: SparkSession, options: ReadOptions, *, payloads: bool) -
         raise ReadError(f"store {options.store!r} does not answer: {error}") from error
     except TableError as error:
         raise ReadError(f"the table of {options.stream} cannot be opened: {error}") from error
+    except PySparkException as error:
+        raise ReadError(f"the Spark job failed: {_reason(error)}") from error
+
+
+def _reason(error: PySparkException) -> str:
+    """Return the line that says why a job failed: Spark puts the trace of a worker in front of its last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    python = [line for line in lines if re.match(r"[\w.]*(Error|Exception|NotFound): ", line)]
+    return (python or lines or [type(error).__name__])[0][:REASON_CHARACTERS_MAX]
 
 
 def on_executors(spark: SparkSession, options: ReadOptions) -> Runner:

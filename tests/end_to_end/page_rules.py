@@ -110,7 +110,17 @@ RULES = {
     "change-a-running-node.md": Rule(before=(TOUR,), says=(r"^configuration 1 ",)),
     "full-disk-or-link-down.md": Rule(before=(TOUR,), answers={"weft log drop": "y\n"}, says=("records",)),
     "prove-nothing-is-missing.md": Rule(
-        before=(TOUR,), says=('"complete_up_to"', "good: every record is in the log once", r"\|\s*m1\|\s*3\|\s*3\|")
+        before=(TOUR,),
+        says=(
+            '"complete_up_to"',
+            "good: every record is in the log once",
+            r"^True \d+ \[\]",
+            r"\|\s*m1\|\s*3\|\s*3\|",
+        ),
+    ),
+    "trace-a-row.md": Rule(
+        before=(TOUR,),
+        says=(r"row machine=m1", r"telemetry, lane press-shop-7/\w{16}, seq", r"plant/press/m1/telemetry"),
     ),
     "read-in-spark.md": Rule(
         before=(TOUR, NO_JSON),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,7 +31,8 @@ def store(tmp_path: Path) -> str:
 @pytest.fixture
 def silver(tmp_path: Path) -> str:
     lineage = [{"edge": LANE.edge, "log": LOG, "first": 2, "last": 4, "count": 3}]
-    rows = pa.table({"machine": ["m1", "m2"], "mean": [1.0, 2.0], "_from": [lineage, lineage]})
+    window = {"start": datetime(2023, 11, 14, 22, tzinfo=UTC), "end": datetime(2023, 11, 14, 23, tzinfo=UTC)}
+    rows = pa.table({"machine": ["m1", "m2"], "window": [window] * 2, "mean": [1.0, 2.0], "_from": [lineage] * 2})
     write_deltalake(str(tmp_path / "silver"), rows)
     return str(tmp_path / "silver")
 
@@ -39,7 +41,7 @@ def test_a_row_of_a_table(store: str, silver: str) -> None:
     done = weft("trace", "--store", store, "--table", silver, "--where", "machine = 'm1' -- the first")
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
-        "row machine=m1, mean=1.0",
+        'row machine=m1, window={"start":"2023-11-14T22:00:00Z","end":"2023-11-14T23:00:00Z"}, mean=1.0',
         f"  telemetry, lane press-1/{LOG}, seq 2 to 4: 3 records",
         "    2023-11-14T22:13:22.000000Z 2 plant/a/m1/telemetry 0",
         "    2023-11-14T22:13:23.000000Z 3 plant/a/m1/telemetry 1",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from weft.output import counted
 from weft.text.record import shown, shown_payload
@@ -44,11 +45,19 @@ def print_traces(traces: Sequence[Trace], looked: Looked, *, more: bool) -> None
 
 def _row(row: Mapping[str, Any]) -> str:
     cells = (
-        f"{shown(name)}={_cut(shown(str(value)))}"
+        f"{shown(name)}={_cut(shown(_cell(value)))}"
         for name, value in row.items()
         if value is not None and name not in {"_from", "payload"}
     )
     return ", ".join(cells)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return repr(value)
+    return msgspec.json.encode(value, enc_hook=str).decode().strip('"')
 
 
 def _cut(text: str) -> str:

@@ -12,10 +12,14 @@ from spark_sinks import ReadError
 from spark_sinks.audit import audit, job
 from tests.spark_sinks.conftest import Hub
 from tests.storage.audit.stores import DAMAGE, HARMLESS, Planting, written
+from tests.storage.object_store.buckets import s3_endpoint
 from weft.storage.audit import log_plan, table_task
 from weft.storage.audit.audit import audit as local_audit
+from weft.storage.audit.log_task import LogTask
 from weft.storage.audit.report import AuditReport
 from weft.storage.object_store import open_store
+
+pytestmark = pytest.mark.spark
 
 KEY = ("default", "telemetry")
 
@@ -56,3 +60,27 @@ def test_errors_say_what_to_do(spark: SparkSession, hub: Hub, tmp_path: Path) ->
         audit(spark, "Telemetry!", store=hub.root)
     hub.write(1)
     assert audit(spark, "alarms", store=hub.root).lanes == []
+
+
+@pytest.mark.s3
+def test_executors_read_a_bucket_without_a_file_system_of_spark(spark: SparkSession) -> None:
+    with s3_endpoint() as endpoint:
+        options = dict(endpoint.options)
+        hub = Hub(f"{endpoint.new_bucket()}/weft", options)
+        hub.write(3)
+        hub.tier()
+        hub.write(1)
+        found = audit(spark, "telemetry", store=hub.root, store_options=options)
+        assert (found.agrees, found.total("records"), found.total("waiting")) == (True, 160, 40)
+        assert found == asyncio.run(local_audit(open_store(hub.root, options), *KEY))
+        with pytest.raises(ReadError, match="does not answer"):
+            audit(
+                spark, "telemetry", store=hub.root, store_options={**options, "AWS_ENDPOINT_URL": "http://127.0.0.1:1"}
+            )
+
+
+def test_a_job_that_fails_says_why(spark: SparkSession, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.write(1)
+    monkeypatch.setattr(LogTask, "__reduce__", lambda _: (exec, ("raise OSError('no room on the executor')",)))
+    with pytest.raises(ReadError, match=r"^the Spark job failed: OSError: no room on the executor"):
+        audit(spark, "telemetry", store=hub.root)

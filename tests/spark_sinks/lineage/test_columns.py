@@ -6,10 +6,13 @@ import random
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks.lineage.columns import FROM_TYPE, merged, of_record
+
+pytestmark = pytest.mark.spark
 
 ROWS = "machine string, _edge string, _log string, _seq bigint"
 Range = tuple[str, str, int, int, int]

@@ -10,6 +10,8 @@ from spark_sinks import ReadError, read
 from spark_sinks.lineage import merged, of_record, trace
 from tests.spark_sinks.conftest import Hub
 
+pytestmark = pytest.mark.spark
+
 SECONDS = 3
 
 

@@ -62,17 +62,20 @@ def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> Audi
 
 
 def _on_spark(master: str, uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
-    from spark_sinks.audit import audit
+    from spark_sinks.audit import audit, check
     from spark_sinks.errors import ReadError
     from spark_sinks.runtime.session import session
 
-    spark = session(master)
     try:
-        return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)
+        # A session takes seconds to start, and a cluster's minutes: mistakes are found before.
+        check(stream, store=uri, tenant=tenant)
+        spark = session(master)
+        try:
+            return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)
+        finally:
+            spark.stop()
     except ReadError as error:
         raise Failed(str(error)) from None
-    finally:
-        spark.stop()
 
 
 _COUNTS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
