@@ -33,6 +33,10 @@ def declared(
         raise ReadError("payload_format: there is no schema; give its columns with the option schema")
     if schema is None or isinstance(schema, PayloadSchema):
         return schema
+    if not isinstance(schema, str | Mapping):
+        raise ReadError(
+            f"schema: expected a text such as 'temperature float, unit string', or a mapping; got {schema!r}"
+        )
     try:
         return parse_schema(schema, payload_format=payload_format)
     except ConfigError as error:

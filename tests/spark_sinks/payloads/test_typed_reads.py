@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -17,6 +18,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from spark_sinks import ReadError, read
 from spark_sinks.source.data_source import WeftSource
 from tests.spark_sinks.conftest import EDGES, STREAM, Hub
+from weft.config.payload_schema.model import SchemaField
+from weft.config.payload_schema.types import SCALARS
 from weft.protocols.payloads import PayloadKind
 
 pytestmark = pytest.mark.spark
@@ -120,6 +123,7 @@ def test_what_is_not_used_is_not_decoded(spark: SparkSession, hub: Hub) -> None:
          "otherwise, for example `machine_value`, and set `from: machine`"),
         ({"schema": "a int", "payload_format": "xml"}, "payload_format: expected json, cbor, msgpack; got 'xml'"),
         ({"payload_format": "json"}, "payload_format: there is no schema"),
+        ({"schema": json.dumps(SCHEMA), "payload_format": "json"}, "schema: has a format of its own"),
         ({"schema": "a int", "columns": "b"}, "columns: the stream has no b; it has _offset"),
     ],
 )  # fmt: skip
@@ -128,6 +132,20 @@ def test_a_wrong_schema_is_refused(hub: Hub, options: dict[str, str], sentence: 
     with pytest.raises(ReadError) as caught:
         WeftSource({"store": hub.root, "stream": STREAM} | options).schema()
     assert sentence in str(caught.value)
+
+
+def test_a_schema_that_is_neither_text_nor_mapping_is_refused(spark: SparkSession, hub: Hub) -> None:
+    wrong: Any = 5
+    with pytest.raises(
+        ReadError, match="schema: expected a text such as 'temperature float, unit string', or a mapping"
+    ):
+        read(spark, STREAM, store=hub.root, schema=wrong)
+
+
+def test_every_type_and_setting_is_in_the_reference() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "spark.md").read_text()
+    words = [*SCALARS, "array<float>", "decimal(10,2)", *(field.encode_name for field in fields(SchemaField))]
+    assert [word for word in words if f"`{word}`" not in page] == []
 
 
 def test_a_running_query_tells_once_of_new_columns(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
