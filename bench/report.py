@@ -179,6 +179,9 @@ def tables(results: list[Facts]) -> list[str]:
     return table(("payload", "records/s of a core", "time beside bytes"), rows)
 
 
+TAIL_LABELS = {"few_columns": "`_offset,_time,_key,payload`", "noop": "noop", "aggregate": "aggregate"}
+
+
 def spark(results: Facts) -> list[str]:
     """History beside plain Parquet, and the tail."""
     history, tail = results["history"], results["tail"]
@@ -186,12 +189,20 @@ def spark(results: Facts) -> list[str]:
         (f"history, {name}", history[name]["ratio"], f"{history[name]['records_per_second'] / 1e6:.2f} M")
         for name in ("noop", "aggregate")
     ]
-    rows += [
-        (f"tail, {name}", "-", f"{tail[name]['records_per_second'] / 1e6:.2f} M") for name in ("noop", "aggregate")
-    ]
+    for name, label in TAIL_LABELS.items():
+        if name in tail:
+            rows.append((f"tail, {label}", "-", f"{tail[name]['records_per_second'] / 1e6:.2f} M"))
     rows.append(("tierer (log to table)", "-", f"{results['tier']['rows_per_second'] / 1e6:.2f} M"))
     head = f"Spark {results['spark']}, {results['master']}, {results['records']:,} records."
-    return [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
+    lines = [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
+    if "hour" in results:
+        hour = results["hour"]
+        lines += ["", f"One edge node and one hour take 1/{hour['bytes_ratio']:.0f} of the table's bytes."]
+    if "microbatch" in results:
+        batch = results["microbatch"]
+        took = f"{batch['weft']['triggerExecution']:.0f} ms beside {batch['rate']['triggerExecution']:.0f} ms"
+        lines += ["", f"A micro-batch of {batch['records']} records takes {took} of Spark's rate source."]
+    return lines
 
 
 def spark_kafka(results: Facts) -> list[str]:

@@ -8,7 +8,6 @@ Each figure is a median. Results go to bench/results.
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,9 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench import spark as tail
 from bench.common import write_results
+from bench.spark.log import STREAM, make_log
+from bench.spark.measure import in_turns, noop
 from spark_sinks import session
 from tests.support.kafka import VERSION, Kafka, connector_jars, kafka
 
@@ -50,7 +50,7 @@ def from_kafka(spark: SparkSession, server: Kafka) -> DataFrame:
 
 def from_weft(spark: SparkSession, root: str, columns: str | None = None) -> DataFrame:
     """Return the whole stream, with all columns or some."""
-    reader = spark.read.format("weft").option("store", root).option("stream", tail.STREAM)
+    reader = spark.read.format("weft").option("store", root).option("stream", STREAM)
     return (reader if columns is None else reader.option("columns", columns)).load()
 
 
@@ -77,9 +77,9 @@ def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str
         ours, theirs = ("_key", "_time", "payload"), ("key", "timestamp", "value")
         cases: dict[str, dict[str, Callable[[], None]]] = {
             "noop": {
-                "kafka": lambda: tail.noop(from_kafka(spark, server)),
-                "weft": lambda: tail.noop(from_weft(spark, root, COLUMNS)),
-                "weft, all columns": lambda: tail.noop(from_weft(spark, root)),
+                "kafka": lambda: noop(from_kafka(spark, server)),
+                "weft": lambda: noop(from_weft(spark, root, COLUMNS)),
+                "weft, all columns": lambda: noop(from_weft(spark, root)),
             },
             "aggregate": {
                 "kafka": lambda: aggregate(from_kafka(spark, server), *theirs),
@@ -90,13 +90,8 @@ def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str
         found: dict[str, Any] = {"records": records, "runs": runs, "spark": spark.version, "kafka": VERSION}
         assert from_kafka(spark, server).count() == records
         for name, ways in cases.items():
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
-            for turn in range(runs + 1):
-                for way, work in ways.items():
-                    took = tail.timed(work)
-                    if turn:
-                        seconds[way].append(took)
-            found[name] = {way: round(records / statistics.median(times)) for way, times in seconds.items()}
+            seconds = in_turns(ways, runs)
+            found[name] = {way: round(records / median) for way, median in seconds.items()}
     return found
 
 
@@ -106,7 +101,7 @@ def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str
 def main(records: int, runs: int) -> None:
     """Run it and write the results."""
     with tempfile.TemporaryDirectory() as root:
-        tail.make_log(root, records)
+        records = make_log(root, records).records
         spark = session("local[2]", **connector_conf())
         results = figures(spark, root, records, runs)
         spark.stop()

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from bench.common import encode_batch, write_results
 from bench.log_writer import Delivery, LogWriter
-from bench.spark import BATCH_RECORDS, INTERVAL_NS, START, STREAM, TOPIC, tier
+from bench.spark.log import BATCH_RECORDS, START_S, STREAM, TOPIC, tier
 from spark_sinks import read, session
 from spark_sinks.payloads.decoder import PayloadDecoder
 from weft.config.payload_schema.model import SchemaFormat
@@ -37,6 +37,8 @@ ENCODERS: dict[SchemaFormat, Callable[[Any], bytes]] = {
     "cbor": cbor2.dumps,
 }
 SLICE = 1 << 16
+START = START_S * 10**9
+INTERVAL_NS = 100_000
 
 
 def readings(rng: random.Random, count: int, misfits_percent: float = 0) -> list[dict[str, Any]]:
