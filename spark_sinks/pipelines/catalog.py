@@ -54,4 +54,5 @@ def located(name: str, settings: Sequence[str] = ()) -> Loaded[Pipeline]:
 
 def is_file(name: str) -> bool:
     """Return whether a name is that of a file, and not of a shipped pipeline."""
-    return os.path.exists(name) or os.sep in name or name.endswith((".yaml", ".yml"))
+    # A folder is none: a table made by a pipeline often has its name.
+    return os.path.isfile(name) or os.sep in name or name.endswith((".yaml", ".yml"))

@@ -36,7 +36,7 @@ def ship(spark: SparkSession, pipeline: Pipeline) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="weft-code-") as folder:
         path = os.path.join(folder, "weft_code.zip")
-        write_archive(path, [*PACKAGES, *_modules(pipeline)])
+        write_archive(path, code_of(pipeline))
         if is_connect(spark):
             spark.addArtifact(path, pyfile=True)
         else:
@@ -56,8 +56,13 @@ class MissingLibraries(RuntimeError):
         )
 
 
-def _modules(pipeline: Pipeline) -> Iterator[str]:
-    """Yield the top packages of the Python steps that stand in a folder of the user's own."""
+def code_of(pipeline: Pipeline) -> Iterator[str]:
+    """Yield the packages and modules to send: ours, and those of the Python steps that are no installed library.
+
+    Raises:
+        PipelineError: a step's module is compiled.
+    """
+    yield from PACKAGES
     for at, step in enumerate(pipeline.steps):
         if step.python is None:
             continue

@@ -70,11 +70,12 @@ def test_clean_has_each_record_once_after_a_kill(plant: Hub, tmp_path: Path) -> 
     assert rows(tmp_path / "clean", "_edge", "_seq") == expected
     ranges = [row[0][0] for row in rows(tmp_path / "clean", "_from")]
     assert sorted((each["edge"], each["first"]) for each in ranges) == expected
+    plant.write(1)
     with running(*run, cwd=tmp_path) as process:
-        wait_for(tmp_path / "checkpoint-of-clean" / "metadata", "id", process)
+        wait_for(tmp_path / "said", "micro-batch", process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0, (tmp_path / "said").read_text()
-    assert rows(tmp_path / "clean", "_edge", "_seq") == expected
+    assert rows(tmp_path / "clean", "_edge", "_seq") == [(edge, seq) for edge, seq, _ in plant.expected()]
 
 
 @pytest.mark.slow
