@@ -122,6 +122,9 @@ RULES = {
         before=(TOUR,),
         says=(r"row machine=m1", r"telemetry, lane press-shop-7/\w{16}, seq", r"plant/press/m1/telemetry"),
     ),
+    "write-a-table-from-spark.md": Rule(
+        before=(TOUR,), says=(r"^readings \d", r"^newest \d", r"^hours \d", r"^days \d")
+    ),
     "read-in-spark.md": Rule(
         before=(TOUR, NO_JSON),
         says=(r"\|\s*m1\|\s*21\.5\|", r"\|\s*m1\|\s*NULL\|", r"\{payload -> it is not JSON: .*\}"),
