@@ -1,0 +1,154 @@
+"""The stream sink through kills, TLS, tokens, redirects, and records that are in the table only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream import last_record
+from spark_sinks.sinks.stream.positions import parse_position
+from tests.edge_node.servers.listeners.certificates import Authority, Pem
+from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
+from tests.support.processes import Node
+from tests.support.waiting import wait_until
+from weft.cloud_hub.api.tokens import Scope, create_token
+from weft.protocols.shard.placement import shard_of
+
+ROWS = 6000
+
+
+def started(hub: StreamHub, stream: str, seed: int) -> subprocess.Popen[str]:
+    command = [
+        sys.executable, "-m", "tests.spark_sinks.sinks.stream.sending",
+        hub.url, hub.store, stream, str(ROWS), str(seed),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "sending\n"
+    return process
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(590)])])
+def test_a_sink_and_a_hub_that_are_killed_leave_each_row_once(own_hub: StreamHub, kills: int) -> None:
+    chance = random.Random(kills)
+    for number in range(kills):
+        process = started(own_hub, "clean", number)
+        time.sleep(chance.uniform(0.1, 1.5))  # any moment of the conversation
+        if number % 3 == 1:
+            own_hub.kill()
+            own_hub.start()
+            time.sleep(chance.uniform(0, 0.5))
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    last = started(own_hub, "clean", -1)
+    last.communicate(timeout=120)
+    assert last.returncode == 0
+    found = own_hub.offsets("clean")
+    assert [each for each in found if each[0] == 0] == [(0, offset, 0) for offset in range(ROWS)]
+    assert [each for each in found if each[0] == 1] == [(1, offset, n) for offset in range(ROWS) for n in range(2)]
+    assert own_hub.problems("clean") == []
+
+
+def test_a_lanes_last_record_is_found_in_the_table_as_in_the_log(hub: StreamHub) -> None:
+    settings = hub.settings("tabled")
+    send(settings, rows(4, range(30), each=2))
+    wait_until(lambda: hub.counts()["tabled"] == (60, 60))
+    lane = settings.lane(4)
+
+    async def both(seq: int) -> tuple[str | None, str | None]:
+        log, state = await last_record.lane_state(settings, "", lane)
+        return await last_record._in_log(log, state, lane, seq), last_record._in_table(log.store, lane, seq)
+
+    assert asyncio.run(both(59)) == ("4:29:1", "4:29:1")
+    assert asyncio.run(both(7)) == ("4:3:1", "4:3:1")
+    assert [parse_position(text) for text in asyncio.run(both(60))] == [None, None]
+
+
+@contextlib.contextmanager
+def tls_proxy(pem: Pem, port: int) -> Iterator[str]:
+    """TLS in front of a hub, as a load balancer has it. The URL."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pem.certificate, pem.key)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, there[1]), copy(there[0], writer))
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0, ssl=context))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    server.close()
+    if left := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(left, timeout=5))
+    loop.close()
+
+
+def test_tls_is_checked_and_a_token_opens_the_lanes_of_its_query_only(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tokens = str(tmp_path / "tokens")
+    token = create_token(tokens, "clean", Scope.EDGE, edge="spark-clean")
+    reader = create_token(tokens, "reader", Scope.READER)
+    hub = StreamHub(tmp_path)
+    hub.config_path.write_text(f"{hub.config_path.read_text()}tokens_file: {tokens}\n")
+    node = Node("hub", hub.config_path)
+    try:
+        with tls_proxy(authority.sign("127.0.0.1"), hub.port) as url:
+            given: dict[str, object] = {"urls": (url,), "token": token, "ca": Path(authority.path).read_text()}
+            settings = hub.settings("clean", **given)
+            assert send(settings, rows(0, range(5)))[0]["sent"] == 5
+            assert token not in repr(settings)
+            for changes, sentence in (
+                ({"ca": None}, "certificate is refused"),
+                ({"token": None}, r"does not accept the token, or there is none \(401\)"),
+                ({"token": "x" * 40}, r"\(401\)"),
+                ({"token": reader}, "has to be of scope edge"),
+                ({"query": "other"}, "is not for edge spark-other"),
+                ({"tenant": "other"}, "is not for edge spark-clean of tenant other"),
+            ):
+                with pytest.raises(SinkError, match=sentence):
+                    send(hub.settings("clean", **(given | changes)), rows(0, range(9)))
+    finally:
+        node.stop()
+
+
+@pytest.mark.processes
+def test_a_redirect_leads_to_the_process_that_has_the_lane(tmp_path: Path) -> None:
+    hub = StreamHub(tmp_path)
+    hub.config_path.write_text(hub.config_path.read_text().replace("processes: 1", "processes: 2"))
+    hub.start()
+    try:
+        names = [next(f"q{n}" for n in range(64) if shard_of("default", f"spark-q{n}", 2) == s) for s in range(2)]
+        for name in names:
+            settings = hub.settings("both", query=name)
+            assert send(settings, rows(0, range(40)))[0]["sent"] == 40
+            assert send(settings, rows(0, range(60)))[0]["sent"] == 20
+        assert sorted(hub.offsets("both")) == sorted([(0, offset, 0) for offset in range(60)] * 2)
+    finally:
+        hub.stop()
