@@ -131,6 +131,7 @@ RULES = {
     ),
     "run-a-pipeline.md": Rule(
         before=(TOUR,), says=(r"warm\.yaml is good", r"^machine-hours$", r"'machine': 'm1'", r"'mean': 2")
+    ),
     "send-rows-back-into-a-stream.md": Rule(
         programs=("curl",),
         before=(TOUR,),

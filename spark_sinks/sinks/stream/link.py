@@ -119,7 +119,6 @@ class Link:
             SinkError: the hub refuses one, or does not answer for ``patience_s``.
         """
         self._lanes |= {lane.identity: lane for lane in lanes}
-        self._moved = self._clock()
         self._until(lambda: all(lane.state is LaneState.OPEN for lane in lanes))
 
     def send(self, lane: ProducerLane) -> None:
@@ -129,7 +128,6 @@ class Link:
             SinkError: the hub takes nothing for ``patience_s``, or refuses.
             Superseded: another task has the lane.
         """
-        self._moved = self._clock() if not any(each.in_flight for each in self._lanes.values()) else self._moved
         self._until(lambda: lane.state is LaneState.OPEN and lane.next_to_send is None)
 
     def wait_until_durable(self) -> None:
@@ -160,6 +158,7 @@ class Link:
 
     def _until(self, is_reached: Callable[[], bool]) -> None:
         """Work until a condition holds."""
+        since = self._clock()  # the task may have waited for Spark for minutes, which is no fault of the hub
         while True:
             try:
                 if self._connection is None:
@@ -174,7 +173,7 @@ class Link:
                 self._lost(error)
             except CodecError as error:
                 self._lost(ConnectionFailed(f"the hub broke the link protocol: {error}"))
-            if self._clock() - self._moved > self._settings.patience_s:
+            if self._clock() - max(since, self._moved) > self._settings.patience_s:
                 self.abandon()
                 why = f": {self._why}" if self._why else "; look at the hub's store"
                 raise SinkError(
@@ -277,6 +276,11 @@ class Link:
     def _take(self, frame: Frame) -> None:
         match frame:
             case Welcome():
+                if self.cluster_id not in ("", frame.cluster_id):
+                    self.abandon()
+                    raise SinkError(
+                        f"the URLs lead to two hubs, {self.cluster_id} and {frame.cluster_id}; name the nodes of one"
+                    )
                 self.window_bytes = min(frame.window_bytes, WINDOW_BYTES)
                 self.batch_bytes_max, self.cluster_id = frame.batch_bytes_max, frame.cluster_id
                 self._hub_clock = frame.clock

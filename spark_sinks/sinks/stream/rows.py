@@ -16,6 +16,7 @@ from spark_sinks.sinks.stream.positions import Position
 
 NANOSECONDS = 1000
 """Nanoseconds in a microsecond, the unit of Spark's times."""
+TIME_US_MAX = ((1 << 63) - 1) // NANOSECONDS
 
 
 def ordered(frame: DataFrame, tasks: int) -> DataFrame:
@@ -108,6 +109,11 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
             ordinal = given if given is not None else ordinal + 1 if is_next else 0
             shard_before, offset_before = shard, offset
             _check(shard, offset, key=key, payload=payload, time=time)
+            if abs(time) > TIME_US_MAX:
+                raise SinkError(
+                    f"the row of offset {offset} of shard {shard} has the time {time} us; a stream takes times between "
+                    "the years 1678 and 2262"
+                )
             position = Position(offset, ordinal)
             # Arrow gives a map as pairs; a null value has no text.
             own = sorted((name, value) for name, value in headers or () if value is not None)

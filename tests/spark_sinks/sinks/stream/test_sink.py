@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark_sinks import complete_until
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import StreamSink
 from tests.spark_sinks.conftest import EDGES, Hub
@@ -80,6 +81,35 @@ def test_marks_say_up_to_when_the_derived_stream_is_complete(
     answer = get_json(f"{hub.url}/v1/streams/marked/completeness")
     assert answer["complete_up_to"] == "2023-11-14T22:15:00.000000000Z"
     assert len(answer["covers"]) == 2
+    # A micro-batch without rows of shard 1 moves its lane, too; a moment that goes back moves none.
+    moments = [moment + timedelta(minutes=5), moment]
+    for batch_id, _ in enumerate(list(moments), 1):
+        later = StreamSink(hub.url, "marked", "marked", store=hub.store, complete=lambda frame, _: moments.pop(0))
+        later(frame.where("_shard = 0").withColumn("_offset", F.col("_offset") + batch_id), batch_id)
+        answer = get_json(f"{hub.url}/v1/streams/marked/completeness")
+        assert answer["complete_up_to"] == "2023-11-14T22:20:00.000000000Z"
+
+
+@pytest.mark.slow
+def test_the_sources_own_moment_below_a_micro_batch_is_the_derived_streams(
+    spark: SparkSession, tmp_path: Path, hub: StreamHub
+) -> None:
+    source = Hub(str(tmp_path / "source"))
+    source.write(5)
+    checkpoint = tmp_path / "checkpoint"
+
+    def below(frame: DataFrame, batch_id: int) -> datetime | None:
+        ends = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2]
+        return complete_until(spark, "telemetry", store=source.root, at=ends).moment
+
+    sink = StreamSink(hub.url, "timely", "timely", store=hub.store, complete=below)
+    named = {"store": source.root, "stream": "telemetry", "max_records_per_trigger": 120}
+    frame = spark.readStream.format("weft").options(**named).load()
+    run(frame.where("_seq % 10 = 0").withColumnRenamed("_key", "key"), sink, checkpoint)
+    moment = complete_until(spark, "telemetry", store=source.root).moment
+    assert moment is not None
+    answer = get_json(f"{hub.url}/v1/streams/timely/completeness")
+    assert answer["complete_up_to"] == f"{moment:%Y-%m-%dT%H:%M:%S}.000000000Z"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream.encoding import BatchEncoder, Row
 from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded
 from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.positions import Position
@@ -121,6 +122,7 @@ def test_an_epoch_above_the_hubs_clock_is_overcome(hub: StreamHub) -> None:
         ({"_offset": None}, "_shard and _offset must be those of the record that caused it"),
         ({"_payload": None}, "the row of offset 4 of shard 0 has no payload"),
         ({"_time": None}, "has no time"),
+        ({"_time": 1 << 62}, "a stream takes times between"),
         ({"_key": b"k" * 70_000}, "has a key of 70000 bytes"),
         ({"_payload": bytes(70 << 20)}, "cannot be sent|begins a batch of"),
         ({"_ordinal": -1}, "number the rows of one source record from 0"),
@@ -161,6 +163,24 @@ def test_a_hub_that_is_killed_is_waited_for_and_gets_the_rest_once(own_hub: Stre
     assert (answer["end"], answer["sent"]) == (30_000, 30_000)
     assert own_hub.offsets("killed") == [(0, offset, 0) for offset in range(30_000)]
     assert own_hub.problems("killed") == []
+
+
+def test_a_wait_for_sparks_rows_is_no_fault_of_the_hub(hub: StreamHub) -> None:
+    """The connection is lost meanwhile, as after minutes without a word."""
+    settings = hub.settings("slow", patience_s=2.0)
+    now = [0.0]
+    link = Link(settings, no_epoch, clock=lambda: now[0])
+    lane = ProducerLane(settings.lane(0))
+    link.open(lane)
+    lane.resume(None)
+    now[0] += 1000.0
+    assert link._connection is not None
+    link._connection.abandon()
+    lane.add(BatchEncoder(1, 1 << 20).encode([Row(Position(0, 0), 1, b"k", b"p", ())], 0), Position(0, 0))
+    link.send(lane)
+    link.wait_until_durable()
+    link.close()
+    assert lane.acked == 1
 
 
 def test_a_node_that_does_not_answer_is_passed_over(hub: StreamHub) -> None:
