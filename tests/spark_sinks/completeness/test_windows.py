@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_sinks import complete_windows, read
+from spark_sinks import ReadError, complete_windows, read
 from spark_sinks.completeness.window_query import WindowQuery
+from spark_sinks.completeness.window_store import _StateFile
 from tests.spark_sinks.completeness.conftest import EDGES, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
 
 VALUE = "CAST(CAST(payload AS STRING) AS BIGINT)"
@@ -19,6 +23,7 @@ AGGREGATE = {"records": "count(*)", "mean": f"avg({VALUE})", "edges": "sort_arra
 OUTAGE = range(5, 53)
 """Hours in which paint-1 is offline: two days."""
 OUTAGE_END = MIDNIGHT // SECOND + OUTAGE.stop * 3600
+WAIT_S = 120.0
 Key = tuple[datetime, str]
 
 
@@ -91,7 +96,6 @@ def test_an_outage_of_two_days_neither_blocks_windows_nor_loses_its_data(
     assert table.complete == {True}
     fleet.hours(OUTAGE.start, OUTAGE.stop, ["press-1", "press-2"])
     progress = look()
-    spark_own(spark, fleet, tmp_path / "own")
     assert "paint-1" in progress["heldBackBy"][0]
     during = {key: row for key, row in table.rows.items() if row.window_start.day == 16}
     assert len(during) == 48, "both machines, each hour of the 16th"
@@ -104,9 +108,144 @@ def test_an_outage_of_two_days_neither_blocks_windows_nor_loses_its_data(
     assert table.complete == {True}
     assert table.values() == recomputed(spark, fleet)
 
-    # The same input through Spark's own watermark: it had gone on without paint-1, and drops what comes behind it. Only
-    # the last hour of the outage was still open.
+
+@pytest.mark.slow
+def test_sparks_own_watermark_loses_what_comes_after_the_outage(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    """The same input, looked at by both at the same moments."""
+    table = Table()
+    fleet.hours(0, OUTAGE.start)
+    fleet.hours(OUTAGE.start, OUTAGE.stop, ["press-1", "press-2"])
+    windows(spark, fleet, table, tmp_path / "state").awaitTermination()
+    spark_own(spark, fleet, tmp_path / "own")
+    fleet.deliver(fleet.records("paint-1", OUTAGE.stop * PER_HOUR), hour=OUTAGE.stop)
+    fleet.hours(OUTAGE.stop, OUTAGE.stop + 4)
+    windows(spark, fleet, table, tmp_path / "state").awaitTermination()
     own = spark_own(spark, fleet, tmp_path / "own").where(F.col("window.end") <= F.timestamp_seconds(F.lit(OUTAGE_END)))
     expected = OUTAGE.stop * PER_HOUR * len(EDGES)
     assert sum(row.records for row in table.rows.values() if row.window_start < in_local(OUTAGE_END)) == expected
+    # Spark had gone on without paint-1 and drops what comes behind. Only the last hour of the outage was still open.
     assert expected - own.agg(F.sum("count")).first()[0] == (len(OUTAGE) - 1) * PER_HOUR
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def test_a_query_that_dies_anywhere_and_loses_its_checkpoint_ends_with_the_same_table(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, folder = Table(), tmp_path / "state"
+
+    def die() -> None:
+        raise Killed
+
+    def look() -> None:
+        windows(spark, fleet, table, folder).awaitTermination()
+
+    fleet.hours(0, 2)
+    look()
+    fleet.hours(2, 4, ["press-1", "press-2"])
+    table.fail = die
+    with pytest.raises(Killed):
+        look()  # before the table's commit
+    table.fail = lambda: None
+    with monkeypatch.context() as patch:
+        patch.setattr(_StateFile, "save", lambda *_: die())
+        with pytest.raises(Killed):
+            look()  # after it, before the state was kept
+    writes = len(table.writes)
+    look()
+    assert len(table.writes) == writes + 1, "the state was not kept, so the same rows are upserted again"
+    look()
+    assert len(table.writes) == writes + 1, "and now it was"
+    shutil.rmtree(folder)
+    fleet.deliver(fleet.records("paint-1", 4 * PER_HOUR), hour=4)
+    fleet.hours(4, 5)
+    look()
+    assert table.complete == {True}
+    assert table.values() == recomputed(spark, fleet)
+
+
+def test_a_running_query_closes_a_window_by_a_mark_alone(spark: SparkSession, fleet: Fleet) -> None:
+    """An idle edge says how far it is, and no record comes with it: Spark's engine would not begin a batch for that."""
+    table, written = Table(), threading.Event()
+    table.fail = written.set
+    fleet.hours(0, 1)
+    fleet.deliver(*(fleet.records(edge, PER_HOUR + 3) for edge in EDGES), hour=1.5)
+    query = windows(spark, fleet, table, None, trigger="100ms")
+    try:
+        assert written.wait(WAIT_S)
+        written.clear()
+        fleet.deliver(*(fleet.records(edge, PER_HOUR + 3) for edge in EDGES), hour=2)
+        assert written.wait(WAIT_S), query.exception()
+        assert query.isActive
+    finally:
+        query.stop()
+    assert not query.isActive
+    assert query.awaitTermination()
+    assert query.exception() is None
+    assert table.values() == recomputed(spark, fleet)
+    assert {row.records for row in table.rows.values()} == {9, 6, 3}
+
+
+def test_sql_and_functions_make_windows_of_selected_edges(spark: SparkSession, fleet: Fleet) -> None:
+    fleet.hours(0, 2)
+    fleet.hours(2, 3, ["press-1"])
+    sql = "SELECT window_start, window_end, machine, count(*) AS records FROM {rows} GROUP BY ALL"
+    made: list[Table] = [Table(), Table()]
+    windows(spark, fleet, made[0], None, aggregate=sql, edges=["press-1"]).awaitTermination()
+    windows(
+        spark,
+        fleet,
+        made[1],
+        None,
+        prepare=lambda rows: rows.where("_edge = 'press-1'"),
+        aggregate=lambda rows: rows.groupBy("window_start", "window_end", "machine").agg(F.count("*").alias("records")),
+        complete={"edges": ["press-1"]},
+    ).awaitTermination()
+    assert made[0].rows == made[1].rows
+    assert len(made[0].rows) == 6
+    assert made[0].complete == {True}
+
+
+def test_windows_carry_the_records_that_they_are_made_of(spark: SparkSession, fleet: Fleet) -> None:
+    fleet.hours(0, 2)
+    table = Table()
+    windows(spark, fleet, table, None).awaitTermination()
+    row = table.rows[in_local(MIDNIGHT // SECOND + 3600), "m0"]
+    assert [(each.edge, each["first"], each["last"], each["count"]) for each in row["_from"]] == [
+        (edge, 6, 10, 3) for edge in sorted(EDGES)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"every": "500ms"}, "every: expected a duration of 1s or more"),
+        ({"every": "1 hour"}, "every: expected a duration such as"),
+        ({"by": ["line", "nothing"]}, "by: the result has no column nothing"),
+        ({"aggregate": "SELECT machine, count(*) FROM {rows} GROUP BY ALL"}, "no column window_start, window_end"),
+        ({"aggregate": lambda rows: None}, "returned NoneType"),
+        ({"complete": {"grace": "10m", "edge": "all"}}, "complete: no such setting edge"),
+        ({"complete": {"grace": "a while"}}, "grace: expected a duration"),
+        ({"trigger": "now"}, "trigger: expected a duration"),
+        ({"checkpoint": "gs://bucket/x"}, "checkpoint: 'gs://bucket/x' is no store"),
+    ],
+)
+def test_mistakes(spark: SparkSession, fleet: Fleet, options: dict[str, Any], problem: str) -> None:
+    fleet.hours(0, 1)
+    with pytest.raises(ReadError, match=problem):
+        windows(spark, fleet, Table(), options.pop("checkpoint", None), **options).awaitTermination()
+
+
+def test_two_queries_with_one_state_are_told_apart(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
+    fleet.hours(0, 1)
+    late = _StateFile(str(tmp_path))
+    assert late.load() is None
+    windows(spark, fleet, Table(), tmp_path).awaitTermination()
+    with pytest.raises(ReadError, match="another query has written"):
+        late.save("{}")
+    with pytest.raises(ReadError, match="windows of 3600 s, and this query makes windows of 60 s"):
+        windows(spark, fleet, Table(), tmp_path, every="1m").awaitTermination()
