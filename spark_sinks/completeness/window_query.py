@@ -144,6 +144,7 @@ class WindowSteps:
             rows.append(
                 self._read(
                     at,
+                    schema=self._options.schema,
                     since=in_datetime(since * 1000) if since > _MOMENTS_US[0] else None,
                     until=in_datetime(until * 1000) if until < _MOMENTS_US[1] else None,
                 )

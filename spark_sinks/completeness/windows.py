@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -15,6 +16,8 @@ from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
 from spark_sinks.completeness.window_store import KeepsState, Sink, open_window_store
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import parse_names
+from spark_sinks.source.typed import declared
+from weft.config.payload_schema.model import PayloadSchema
 
 EVERY_NS_MIN = 1_000_000_000
 
@@ -36,6 +39,8 @@ def complete_windows(
     tenant: str = "default",
     edges: Collection[str] | None = None,
     keys: Collection[str] | None = None,
+    schema: PayloadSchema | str | Mapping[str, Any] | None = None,
+    payload_format: str | None = None,
     name: str | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> WindowQuery:
@@ -67,6 +72,8 @@ def complete_windows(
         heal_every: least time between two rounds that give out again windows that changed since they were given out.
         edges: only records of these edges; ``complete`` then waits for them alone, unless it names others.
         keys: only records with these keys or topic filters.
+        schema: fields of the payloads that become typed columns, as in ``read``.
+        payload_format: as in ``read``.
         name: name of the query, in errors and progress.
 
     Raises:
@@ -79,6 +86,7 @@ def complete_windows(
         stream_options(stream, store, tenant, store_options),
         edges=None if edges is None else frozenset(_names("edges", edges)),
         keys=None if keys is None else _names("keys", keys),
+        schema=declared(schema, payload_format),
     )
     rule = _rule(complete)
     if options.edges is not None and rule.edges == "all":

@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from spark_sinks import ReadError, complete_windows, read
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.window_store import _StateFile
-from tests.spark_sinks.completeness.conftest import EDGES, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
+from tests.spark_sinks.completeness.conftest import EDGES, HOUR, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
+from weft.protocols.chunk import Mark
 
 VALUE = "CAST(CAST(payload AS STRING) AS BIGINT)"
 AGGREGATE = {"records": "count(*)", "mean": f"avg({VALUE})", "edges": "sort_array(collect_set(_edge))"}
@@ -210,6 +211,17 @@ def test_sql_and_functions_make_windows_of_selected_edges(spark: SparkSession, f
     assert made[0].complete == {True}
 
 
+def test_typed_columns_are_there_to_aggregate(spark: SparkSession, fleet: Fleet) -> None:
+    fleet.hours(0, 1)
+    table = Table()
+    typed = {
+        "schema": "missing float",
+        "aggregate": {"records": "count(*)", "wrong": "count(_misfit)", "n": "avg(missing)"},
+    }
+    windows(spark, fleet, table, None, **typed).awaitTermination()
+    assert {(row.records, row.wrong, row.n) for row in table.rows.values()} == {(9, 9, None)}
+
+
 def test_windows_carry_the_records_that_they_are_made_of(spark: SparkSession, fleet: Fleet) -> None:
     fleet.hours(0, 2)
     table = Table()
@@ -218,6 +230,26 @@ def test_windows_carry_the_records_that_they_are_made_of(spark: SparkSession, fl
     assert [(each.edge, each["first"], each["last"], each["count"]) for each in row["_from"]] == [
         (edge, 6, 10, 3) for edge in sorted(EDGES)
     ]
+
+
+def test_an_edge_that_is_back_after_it_was_given_up_opens_its_windows_again(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    table = Table()
+
+    def look() -> set[int]:
+        windows(spark, fleet, table, tmp_path, complete={"retired_after": "8h"}).awaitTermination()
+        first = in_local(MIDNIGHT // SECOND)
+        return {(start - first).seconds // 3600 for (start, _), row in table.rows.items() if not row._complete}
+
+    fleet.hours(0, 2)
+    fleet.hours(2, 11, ["press-1", "press-2"])
+    assert look() == set(), "paint-1 is not waited for"
+    fleet.deliver(fleet.records("paint-1", 5 * PER_HOUR, Mark(MIDNIGHT + 3 * HOUR, 3 * PER_HOUR)), hour=11)
+    assert look() == {3, 4}, "it has delivered five hours, and said that three are whole"
+    fleet.deliver(fleet.records("paint-1", 11 * PER_HOUR), hour=11)
+    assert look() == set()
+    assert table.values() == recomputed(spark, fleet)
 
 
 @pytest.mark.parametrize(
