@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_sinks.completeness.moment import Complete, duration_ns, stream_options
+from spark_sinks.completeness.moment import ALL, Complete, duration_ns, stream_options
 from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
 from spark_sinks.completeness.window_store import KeepsState, Sink, open_window_store
@@ -52,10 +52,10 @@ def complete_windows(
     complete. Each time it is computed from all records of the window that the log has, so the result is that of a
     batch query over the whole stream, whatever the order in which records came.
 
-    Each row is right after a kill at any instant and after the loss of the checkpoint: the state is written after the
-    rows, or with them, and rows are upserted. A window without rows is not given out. Windows that lie in the future of
-    the fabric's clock wait for it. An aggregate that leaves groups out by their values (HAVING) may leave behind the
-    row of a group that was there before; filter rows in ``prepare`` instead.
+    Each row is right after a kill at any instant and after the loss of the checkpoint: rows are upserted, and the state
+    is kept after them or with them. A window without rows is not given out. Windows in the future of the fabric's clock
+    wait for it. Filter rows in ``prepare``, not groups by their values (HAVING): the row of a group that falls out
+    stays.
 
     Args:
         every: length of the windows, 1s or more, aligned to 1970 in UTC.
@@ -79,30 +79,34 @@ def complete_windows(
     Raises:
         ReadError: an argument is not what it should be.
     """
-    every_ns = duration_ns("every", every)
-    if every_ns < EVERY_NS_MIN or every_ns % 1000:
-        raise ReadError(f"every: expected a duration of 1s or more, in whole microseconds; got {every!r}")
     options = replace(
         stream_options(stream, store, tenant, store_options),
         edges=None if edges is None else frozenset(_names("edges", edges)),
         keys=None if keys is None else _names("keys", keys),
         schema=declared(schema, payload_format),
     )
-    rule = _rule(complete)
-    if options.edges is not None and rule.edges == "all":
-        rule = replace(rule, edges=sorted(options.edges))
-    frame = WindowFrame(every_ns // 1000, _names("by", by) if by else (), aggregate, prepare)
+    frame = WindowFrame(_every_us(every), _names("by", by) if by else (), aggregate, prepare)
     window_store = open_window_store(sink, None if checkpoint is None else os.fspath(checkpoint))
     heal_s = duration_ns("heal_every", heal_every) / 1e9
-    steps = WindowSteps(spark, options, frame, rule, window_store, heal_s=heal_s)
+    steps = WindowSteps(spark, options, frame, _rule(complete, options.edges), window_store, heal_s=heal_s)
     interval_s = None if trigger is None else duration_ns("trigger", trigger) / 1e9
     return WindowQuery(spark, steps, name=name or stream, interval_s=interval_s)
 
 
-def _rule(complete: Complete | Mapping[str, object] | None) -> Complete:
-    if isinstance(complete, Complete):
-        return complete
-    given = dict(complete or {})
+def _every_us(every: str | timedelta) -> int:
+    every_ns = duration_ns("every", every)
+    if every_ns < EVERY_NS_MIN or every_ns % 1000:
+        raise ReadError(f"every: expected a duration of 1s or more, in whole microseconds; got {every!r}")
+    return every_ns // 1000
+
+
+def _rule(complete: Complete | Mapping[str, object] | None, edges: Collection[str] | None) -> Complete:
+    """Return the rule; without another word, the edges to wait for are those whose records are read."""
+    rule = complete if isinstance(complete, Complete) else _from_fields(dict(complete or {}))
+    return replace(rule, edges=sorted(edges)) if edges is not None and rule.edges == ALL else rule
+
+
+def _from_fields(given: Mapping[str, object]) -> Complete:
     known = Complete.__dataclass_fields__
     if unknown := [name for name in given if name not in known]:
         raise ReadError(f"complete: no such setting {', '.join(unknown)}; the settings are {', '.join(known)}")
