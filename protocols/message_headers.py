@@ -1,6 +1,7 @@
 """Names of the headers in which records keep what a protocol says of a message, the same for every protocol.
 
-docs/reference/message-headers.md has the table: what each of them is in MQTT, AMQP and HTTP. What only one protocol has
+docs/reference/message-headers.md has the table: what each of them is in MQTT, AMQP and HTTP. Two of them are set by
+queries in Spark only. What only one protocol has
 begins with that protocol's name and stands with its code (``mqtt.payload-format``).
 """
 
@@ -30,6 +31,10 @@ SENT: Final = "weft.sent"
 """Nanoseconds since 1970: when the publisher made the message, as it says."""
 SUBJECT: Final = "weft.subject"
 """Text: what the publisher says the message is about, or its type."""
+LINEAGE: Final = "weft.lineage"
+"""Text: the records that went into a row of a pipeline, JSON as Spark writes the column ``_from``."""
+POSITION: Final = "weft.position"
+"""Text, ``shard:offset:ordinal``: the source record that caused the row of a query, and the row's place behind it."""
 USER_ID: Final = "weft.user-id"
 """Text: user name of the publisher, as authenticated or checked against it."""
 

@@ -29,7 +29,7 @@ class KafkaSink:
     Guarantee: at least once. When this returns, every row of the micro-batch is acknowledged by all in-sync replicas of
     the topic. A batch that is interrupted is written again from its beginning, so messages may come twice. Each message
     names the record that it comes from in its headers, by which consumers recognise repeats: ``weft.lane``
-    (``EDGE/LOG``) and ``weft.seq``, ``weft.shard`` and ``weft.offset``, and ``weft.from`` (JSON) for the column
+    (``EDGE/LOG``) and ``weft.seq``, ``weft.shard`` and ``weft.offset``, and ``weft.lineage`` (JSON) for the column
     ``_from``. ``weft.time`` has ``_time`` in microseconds since 1970.
 
     With ``ordered``, messages with one key come in the order of the log, but for repeats. So a consumer drops every
@@ -142,7 +142,7 @@ class KafkaSink:
             yield _header("weft.offset", F.col("_offset"))
         if "_from" in columns:
             found = True
-            yield _header("weft.from", F.to_json("_from"))
+            yield _header("weft.lineage", F.to_json("_from"))
         if "_time" in columns:
             yield _header("weft.time", F.unix_micros("_time"))
         if not found:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from weft.protocols.lane import Lane
+from weft.protocols.message_headers import LINEAGE
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -20,7 +21,7 @@ from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.trace.errors import TraceError
 from weft.storage.trace.finding import Finder, Looked, Row, Wanted
 from weft.storage.trace.narrowing import NOTHING, Narrowing
-from weft.storage.trace.used import LINEAGE_HEADER, Used, parse_used
+from weft.storage.trace.used import Used, parse_used
 
 STEPS_MAX = 8
 """Maximum number of streams behind each other: more are a circle."""
@@ -123,7 +124,7 @@ class Tracer:
 
     async def _record(self, row: Row, behind: tuple[str, ...]) -> Record:
         record = _record(row)
-        lineage = (record.headers or {}).get(LINEAGE_HEADER)
+        lineage = (record.headers or {}).get(LINEAGE)
         if lineage is not None and len(behind) < STEPS_MAX:
             # The record's own key and number are of this stream; what it was made of has others.
             levels = {name: value for name, value in row.items() if not name.startswith("_") and value is not None}

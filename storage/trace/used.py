@@ -12,8 +12,6 @@ from weft.protocols.ranges import SEQ_END
 from weft.storage.trace.errors import TraceError
 
 FROM_COLUMN = "_from"
-LINEAGE_HEADER = "weft.lineage"
-"""Header with the lineage of a record that a pipeline wrote, in JSON."""
 RANGES_MAX = 10_000
 """Maximum number of ranges of one row."""
 _LOG_DIGITS = 16

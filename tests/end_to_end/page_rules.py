@@ -135,7 +135,7 @@ RULES = {
     "send-rows-back-into-a-stream.md": Rule(
         programs=("curl",),
         before=(TOUR,),
-        says=(r"sent=[1-9]", '"weft.from"', "good: every record is in the log once"),
+        says=(r"sent=[1-9]", '"weft.position"', "good: every record is in the log once"),
     ),
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")

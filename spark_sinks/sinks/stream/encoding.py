@@ -10,11 +10,11 @@ import zstandard
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.lane import Batch
-from spark_sinks.sinks.stream.positions import LINEAGE_HEADER, POSITION_HEADER, Position
+from spark_sinks.sinks.stream.positions import Position
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.columns import KEY_BYTES_MAX, HeaderPairs
-from weft.protocols.message_headers import stored_name
+from weft.protocols.message_headers import LINEAGE, POSITION, stored_name
 
 ORIGIN = 1
 """Number of the query's origin in its lanes."""
@@ -46,9 +46,9 @@ class Row(NamedTuple):
 
 def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], lineage: str | None) -> HeaderPairs:
     """Return the headers of a record: its position, what went into it, and the row's own."""
-    pairs = [(POSITION_HEADER, position.text(shard))]
+    pairs = [(POSITION, position.text(shard))]
     if lineage is not None:
-        pairs.append((LINEAGE_HEADER, lineage))
+        pairs.append((LINEAGE, lineage))
     return (*pairs, *((stored_name(name), value) for name, value in own))
 
 

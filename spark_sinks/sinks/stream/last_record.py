@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.positions import POSITION_HEADER, Position, parse_position
+from spark_sinks.sinks.stream.positions import Position, parse_position
 from spark_sinks.sinks.stream.settings import ProducerSettings
 from weft.protocols import batch
 from weft.protocols.chunk import Chunk, section_entries
 from weft.protocols.lane import Lane, format_log_id
+from weft.protocols.message_headers import POSITION
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import ShardLog, table_key
@@ -145,5 +146,5 @@ def _in_table(store: ObjectStore, lane: Lane, seq: int) -> str | None:
 
 
 def _text(headers: Mapping[str, object]) -> str | None:
-    text = headers.get(POSITION_HEADER)
+    text = headers.get(POSITION)
     return text if isinstance(text, str) else None

@@ -1,7 +1,7 @@
 """Positions: which row of a query a record of a producer lane is.
 
 A position is the offset of the source record that caused the row, and the row's place among the rows of that record.
-Each record carries its own in a header, so the lane itself says how far a query has come.
+Each record carries its own in the header ``weft.position``, so the lane itself says how far a query has come.
 """
 
 from __future__ import annotations
@@ -9,10 +9,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-POSITION_HEADER = "weft.from"
-"""Header with the position: ``shard:offset:ordinal``."""
-LINEAGE_HEADER = "weft.lineage"
-"""Header with the records that went into the row, JSON as Spark writes the column ``_from``."""
 _TEXT = re.compile(r"(\d{1,10}):(\d{1,19}):(\d{1,10})")
 
 

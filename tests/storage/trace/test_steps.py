@@ -13,12 +13,13 @@ from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.storage.audit.stores import collect
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
+from weft.protocols.message_headers import LINEAGE
 from weft.protocols.shard.placement import shard_of
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.trace.errors import TraceError
 from weft.storage.trace.steps import Step, Tracer
-from weft.storage.trace.used import LINEAGE_HEADER, Used, parse_record
+from weft.storage.trace.used import Used, parse_record
 
 TOPICS = ["plant/{line}/{machine}/telemetry"]
 LOG = "0000000000000007"
@@ -132,7 +133,7 @@ async def test_a_record_that_a_pipeline_made_leads_to_those_of_devices(store: Ob
 
 async def alert(log: LogWriter, lineage: list[dict[str, object]]) -> None:
     """A record of another stream, as a pipeline writes it."""
-    headers: HeaderPairs = ((LINEAGE_HEADER, msgspec.json.encode(lineage).decode()),)
+    headers: HeaderPairs = ((LINEAGE, msgspec.json.encode(lineage).decode()),)
     columns = batch.columns_from_lists(
         struct.pack("<q", START + 9 * SECOND), [b"alerts/m1"], [b'{"machine":"m1","heat":99}'], {0: headers}
     )

@@ -49,7 +49,7 @@ class StreamHub(DemoHub):
 
     def offsets(self, stream: str) -> list[tuple[int, ...]]:
         """Source positions of the stream's records, as the log has them."""
-        texts = [dict(record["headers"])["weft.from"] for record in self.stream_records(stream)]
+        texts = [dict(record["headers"])["weft.position"] for record in self.stream_records(stream)]
         return [tuple(map(int, text.split(":"))) for text in texts]
 
     def problems(self, stream: str) -> list[str]:
