@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.runtime.workers import NEEDED
+from spark_sinks.source.data_source import WeftSource
 from weft.config.pipelines.pipeline import Pipeline
 
 PACKAGES = ("weft", "spark_sinks", "pyspark_weft")
@@ -34,16 +35,25 @@ def ship(spark: SparkSession, pipeline: Pipeline) -> None:
         PipelineError: a package is too large to be sent.
         MissingLibraries: executors lack libraries that have to be installed there.
     """
-    with tempfile.TemporaryDirectory(prefix="weft-code-") as folder:
-        path = os.path.join(folder, "weft_code.zip")
-        write_archive(path, code_of(pipeline))
-        if is_connect(spark):
-            spark.addArtifact(path, pyfile=True)
-        else:
-            spark.sparkContext.addPyFile(path)
+    if is_connect(spark):
+        with tempfile.TemporaryDirectory(prefix="weft-code-") as folder:
+            spark.addArtifact(_archive(folder, pipeline), pyfile=True)
+    else:
+        # Executors fetch it from this path when they start, and one that was lost is replaced hours later. Spark
+        # removes its temporary folder when the session ends.
+        folder = tempfile.mkdtemp(prefix="weft-code-", dir=spark.sparkContext._temp_dir)
+        spark.sparkContext.addPyFile(_archive(folder, pipeline))
+    # Again: what was registered before does not know the files that were added since.
+    spark.dataSource.register(WeftSource)
     missing = _missing_on_executors(spark)
     if missing:
         raise MissingLibraries(missing)
+
+
+def _archive(folder: str, pipeline: Pipeline) -> str:
+    path = os.path.join(folder, "weft_code.zip")
+    write_archive(path, code_of(pipeline))
+    return path
 
 
 class MissingLibraries(RuntimeError):

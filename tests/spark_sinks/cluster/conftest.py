@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,3 +64,20 @@ def job(cluster: SparkCluster, name: str, place: Place, **arguments: object) -> 
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-6000:]}"
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the libraries of ``.[spark]`` and cannot import Weft, as on a machine that was set up once."""
+    folder = tmp_path_factory.mktemp("python") / "bare"
+    venv.create(folder, with_pip=False)
+    packages = sysconfig.get_path("purelib")
+    inner = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
+    # A folder named in a .pth file becomes part of the path; the .pth files in it, as of our editable install, do not.
+    (Path(inner) / "libraries.pth").write_text(f"{packages}\n")
+    python = folder / "bin" / "python"
+    lacks = subprocess.run(
+        [python, "-c", "import pyarrow, pyspark, weft"], check=False, cwd=folder, capture_output=True, text=True
+    )
+    assert "No module named 'weft'" in lacks.stderr
+    return python

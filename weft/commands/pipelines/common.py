@@ -77,6 +77,8 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
 
     for name, options in NO_PERFORMANCE_DATA.items():
         os.environ.setdefault(name, options)
+    if not master.startswith("local"):
+        find_our_code()
     try:
         with stderr_to(log or os.devnull):
             spark = session(master, **confs)
@@ -88,6 +90,19 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         yield spark
     finally:
         _stop(spark)
+
+
+def find_our_code() -> None:
+    """Let the Python processes that plan reads on this machine import Weft, before the session starts.
+
+    Their Python is that of the executors (``PYSPARK_PYTHON``), which may lack it. Executors get it with the job; of a
+    streaming query's plan, Spark looks for it in a folder of the query's own, where files of the job are not.
+    """
+    import spark_sinks
+
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(spark_sinks.__file__)))
+    found = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{found}" if found else folder
 
 
 def _no_session(master: str, error: Exception) -> str:
