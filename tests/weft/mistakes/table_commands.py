@@ -62,10 +62,10 @@ COMMANDS = [
     Mistake(
         "the schema of a node that is none",
         "config schema sensor",
-        "Usage: weft config schema [OPTIONS] {edge|hub}\n"
+        "Usage: weft config schema [OPTIONS] {edge|hub|pipeline}\n"
         "Try 'weft config schema --help' for help.\n"
         "\n"
-        "Error: Invalid value for '{edge|hub}': 'sensor' is not one of 'edge', 'hub'.",
+        "Error: Invalid value for '{edge|hub|pipeline}': 'sensor' is not one of 'edge', 'hub', 'pipeline'.",
         in_process=True,
     ),
     Mistake(

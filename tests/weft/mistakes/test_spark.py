@@ -30,9 +30,9 @@ OPTIONS: list[tuple[str, dict[str, str], str]] = [
     ("a path in place of the store", {"path": "<store>"}, "path: no such option; did you mean store?"),
     ("a misspelt option", GOOD | {"startng": "latest"}, "startng: no such option; did you mean starting?"),
     (
-        "an option that is none", GOOD | {"format": "json"},
-        "format: no such option; the options are store, tenant, stream, starting, ending, edges, keys, columns, "
-        "max_records_per_trigger and store.*",
+        "an option that is none", GOOD | {"compression": "zstd"},
+        "compression: no such option; the options are store, tenant, stream, starting, ending, since, until, edges, "
+        "keys, columns, schema, payload_format, max_records_per_trigger, fail_on_data_loss and store.*",
     ),
     (
         "a stream's name with capitals", GOOD | {"stream": "Telemetry"},
