@@ -10,6 +10,7 @@ from crc32c import crc32c
 
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk_footer import GapRange
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.placement import shard_of
@@ -31,6 +32,8 @@ class Delivery(NamedTuple):
     """Origins that the batches name."""
     mark: Mark | None = None
     """Statement of the edge about the lane; None says that everything up to now is here."""
+    gaps: Sequence[GapRange] = ()
+    """Numbers that can never come."""
 
 
 class LogWriter:
@@ -105,5 +108,13 @@ class LogWriter:
         topics = list(delivery.topics) or None
         told = mark, topics, delivery.payload
         return LaneUpdate(
-            self.tenant, delivery.edge, delivery.log_id, self.stream, 1, ranges, [], *told, [*delivery.origins]
+            self.tenant,
+            delivery.edge,
+            delivery.log_id,
+            self.stream,
+            1,
+            ranges,
+            [*delivery.gaps],
+            *told,
+            [*delivery.origins],
         )

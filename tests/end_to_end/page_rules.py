@@ -16,6 +16,7 @@ PAGES = (
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorial").glob("*.md")),
     ROOT / "docs" / "reference" / "api.md",
     ROOT / "docs" / "reference" / "spark.md",
 )
@@ -136,6 +137,16 @@ RULES = {
         programs=("curl",),
         before=(TOUR,),
         says=(r"sent=[1-9]", '"weft.position"', "good: every record is in the log once"),
+    ),
+    "machine-hours.md": Rule(
+        says=(
+            r"\{temperature -> expected a number of 64 bits, got \"hot\"\}",
+            r"machine-minutes\.yaml is good",
+            r"m1 .* 2 +2 +22\.0 +1490 +True",
+            r"m2 .* 2 +1 +19\.0 +910 +True",
+            "good: every record is in the log once",
+            r"plant/press/m1/telemetry \{\"temperature\": 22\.5",
+        )
     ),
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
