@@ -19,7 +19,8 @@ PREFIX = "weft."
 OPTIONS_BYTES_MAX = 65_536
 _SURE = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
 """Producer settings on which the guarantee rests."""
-_SECRET = ("password", "jaas", "secret")
+_SAME = {"all": ("all", "-1"), "true": ("true",)}
+_SECRET = ("password", "jaas", "secret", "keystore.key")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class KafkaSink:
             SinkError: the rows do not say where they come from, or the session has no Kafka connector.
             PySparkException: Kafka does not take a message, or does not answer within ``kafka.delivery.timeout.ms``.
         """
-        writer = self.messages(frame).write.format("kafka").options(**_SURE, **self.options, **self._from_file())
+        writer = self.messages(frame).write.format("kafka").options(**self.settings())
         writer = writer.option("kafka.bootstrap.servers", self.bootstrap_servers).option("topic", self.topic)
         try:
             writer.save()
@@ -92,6 +93,14 @@ class KafkaSink:
             raise SinkError(
                 f"this session has no Kafka connector; start it with spark.jars.packages={package}"
             ) from None
+
+    def settings(self) -> dict[str, str]:
+        """Return the options of Spark's connector; those of the file win. They may hold secrets.
+
+        Raises:
+            SinkError: the file cannot be read, or has a setting without which messages may be lost.
+        """
+        return {**_SURE, **self.options, **self._from_file()}
 
     def messages(self, frame: DataFrame) -> DataFrame:
         """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector takes them.
@@ -192,5 +201,6 @@ def _header(name: str, value: Column) -> Column:
 
 
 def _check_option(where: str, name: str, value: str) -> None:
-    if name in _SURE and value not in (_SURE[name], "-1"):
-        raise SinkError(f"{where}: {name} is {_SURE[name]}: without it messages may be lost; take it away")
+    sure = _SURE.get(name.lower())  # Spark takes names of options in any case.
+    if sure is not None and value.lower() not in _SAME[sure]:
+        raise SinkError(f"{where}: {name} is {sure}: without it messages may be lost; take it away")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -43,7 +44,7 @@ class Layout:
         return pa.schema([field for field in self.schema if field.name not in self.partition_by])
 
     def aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with the table's columns; those that they lack are null."""
+        """Return the rows with the table's columns; those that they lack are null, as are empty texts of partitions."""
         index = {name: at for at, name in enumerate(batch.schema.names)}
         columns = []
         for field in self.schema:
@@ -51,7 +52,11 @@ class Layout:
             if at is None:
                 columns.append(pa.nulls(batch.num_rows, field.type))
             else:
-                columns.append(batch.column(at).cast(field.type))
+                column = batch.column(at).cast(field.type)
+                if field.name in self.partition_by and pa.types.is_string(field.type):
+                    # The table's log has no empty text: it reads as null. A key must not differ from what is read back.
+                    column = pc.if_else(pc.equal(column, ""), None, column)
+                columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 

@@ -54,16 +54,27 @@ def match(found: pa.Table, wanted: pa.Table, keys: Sequence[str]) -> np.ndarray:
 
 
 def later(left: pa.Table, right: pa.Table, order: Sequence[str]) -> np.ndarray:
-    """Return for each pair of rows whether the left one comes after the right one by ``order``; nulls are lowest."""
+    """Return for each pair of rows whether the left one comes after the right one by ``order``.
+
+    Nulls are lowest and NaN is highest, as where rows of one batch are sorted.
+    """
     after, equal = np.zeros(left.num_rows, bool), np.ones(left.num_rows, bool)
     for name in order:
         ours, theirs = left.column(name), right.column(name).cast(left.schema.field(name).type)
         no_ours, no_theirs = _bools(pc.is_null(ours)), _bools(pc.is_null(theirs))
+        ours_nan, theirs_nan = _are_nan(ours), _are_nan(theirs)
         greater = _bools(pc.fill_null(pc.greater(ours, theirs), False)) | (~no_ours & no_theirs)
-        same = _bools(pc.fill_null(pc.equal(ours, theirs), False)) | (no_ours & no_theirs)
+        greater |= ours_nan & ~theirs_nan
+        same = _bools(pc.fill_null(pc.equal(ours, theirs), False)) | (no_ours & no_theirs) | (ours_nan & theirs_nan)
         after |= equal & greater
         equal &= same
     return after
+
+
+def _are_nan(values: pa.ChunkedArray) -> np.ndarray:
+    if not pa.types.is_floating(values.type):
+        return np.zeros(len(values), bool)
+    return _bools(pc.fill_null(pc.is_nan(values), False))
 
 
 def _bools(values: pa.ChunkedArray) -> np.ndarray:

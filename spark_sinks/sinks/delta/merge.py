@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ SMALL_FILES_MAX = 32
 JOINED_BYTES_MAX = 64 << 20
 """Bytes of small files that the driver reads in one batch."""
 _BATCH_ROWS = 64 << 10
+_CUT = timedelta(milliseconds=1)
 
 
 class Merged(NamedTuple):
@@ -66,9 +68,10 @@ class Rewriter:
     keys: tuple[str, ...]
     order: tuple[str, ...]
 
-    def may_hold(self, file: HeldFile) -> bool:
-        """Return whether a row with one of the keys can be in the file, by its partition and bounds."""
-        return all(_may_match(file, name, self.wanted.column(name)) for name in self.keys)
+    def touched(self, files: Sequence[HeldFile]) -> list[HeldFile]:
+        """Return the files in which a row with one of the keys can be, by their partitions and bounds."""
+        known = [_KeyValues.of(name, self.wanted.column(name), self.layout) for name in self.keys]
+        return [file for file in files if all(values.may_be_in(file) for values in known)]
 
     def look(self, file: HeldFile) -> tuple[_Parquet, np.ndarray, list[int]]:
         """Return an opened file, which of its rows stay, and which new rows lose against those."""
@@ -133,8 +136,7 @@ def merge(spark: SparkSession, rewriter: Rewriter, rows: pa.Table, files: Sequen
     Raises:
         StoreError, NotFound: a file cannot be read or written.
     """
-    touched = [file for file in files if rewriter.may_hold(file)]
-    small, large = _small(touched)
+    small, large = _small(rewriter.touched(files))
     join = len([file for file in files if file.size <= SMALL_FILE_BYTES]) >= SMALL_FILES_MAX
     writer = FileWriter(rewriter.place, rewriter.layout)
     removes, losers, adds = [], set[int](), list[NewFile]()
@@ -216,14 +218,35 @@ class _RewriteTask:
                     yield pa.RecordBatch.from_pydict({"result": [msgspec.msgpack.encode(outcome)]})
 
 
-def _may_match(file: HeldFile, name: str, wanted: pa.ChunkedArray) -> bool:
-    if name in file.partition:
-        return file.partition[name] in wanted.to_pylist()
-    if wanted.null_count or name not in file.low or name not in file.high:
-        return True
-    found = pc.min_max(wanted)
-    try:
-        return bool(file.low[name] <= found["max"].as_py() and found["min"].as_py() <= file.high[name])
-    except TypeError:
-        # Bounds of another type than the values: another engine's.
-        return True
+class _KeyValues(NamedTuple):
+    """The values of one key column in the new rows."""
+
+    name: str
+    low: Any
+    high: Any
+    has_null: bool
+    in_partitions: frozenset[Any]
+    """All values, where the table is partitioned by the column."""
+
+    @classmethod
+    def of(cls, name: str, column: pa.ChunkedArray, layout: Layout) -> _KeyValues:
+        """Return what is to be compared with each file."""
+        bounds = pc.min_max(column)
+        values = frozenset(pc.unique(column).to_pylist()) if name in layout.partition_by else frozenset[Any]()
+        return cls(name, bounds["min"].as_py(), bounds["max"].as_py(), column.null_count > 0, values)
+
+    def may_be_in(self, file: HeldFile) -> bool:
+        """Return whether one of the values can be in a file."""
+        name = self.name
+        if name in file.partition:
+            return file.partition[name] in self.in_partitions
+        if self.has_null or name not in file.low or name not in file.high:
+            return True
+        high = file.high[name]
+        if isinstance(high, datetime):
+            high += _CUT  # Other engines cut the bounds of times to milliseconds, this one too.
+        try:
+            return bool(file.low[name] <= self.high and self.low <= high)
+        except TypeError:
+            # Bounds of another type than the values: another engine's.
+            return True

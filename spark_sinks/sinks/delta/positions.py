@@ -7,7 +7,7 @@ version = the offset after the last. What a checkpoint of Spark says, or whether
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -61,23 +61,37 @@ class PositionFilter:
 
     streams: tuple[str, ...]
     positions: Mapping[StreamShard, int]
+    floors: Mapping[StreamShard, int] = field(default_factory=dict)
+    """Per (stream, shard) the end of what earlier micro-batches of this run brought."""
 
     def new_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Positions]:
         """Return the rows from the positions on, and the end of their offsets.
 
         Raises:
-            SinkError: a row without a position, or of another stream.
+            SinkError: a row without a position, of another stream, or behind rows of an earlier micro-batch: it would
+                be left out as one that the table has.
         """
         shards, offsets = _numbers(batch, SHARD), _numbers(batch, OFFSET)
         new = np.zeros(batch.num_rows, bool)
         ends: Positions = {}
         for stream, of_stream in self._streams(batch):
             for shard in np.unique(shards[of_stream]).tolist():
-                rows = of_stream & (shards == shard) & (offsets >= self.positions.get((stream, shard), 0))
+                of_shard = of_stream & (shards == shard)
+                self._check_floor(stream, shard, offsets[of_shard])
+                rows = of_shard & (offsets >= self.positions.get((stream, shard), 0))
                 if rows.any():
                     new |= rows
                     ends[stream, shard] = int(offsets[rows].max()) + 1
         return (batch if new.all() else batch.filter(pa.array(new))), ends
+
+    def _check_floor(self, stream: str, shard: int, offsets: np.ndarray) -> None:
+        floor = self.floors.get((stream, shard), 0)
+        if int(offsets.min()) < floor:
+            raise SinkError(
+                f"a row of offset {offsets.min()} of shard {shard} of {stream} comes behind rows of an earlier "
+                f"micro-batch, which ended at {floor}. Give each row the {SHARD} and {OFFSET} of the record that made "
+                "it now. For results of windows give the sink keys and order_by, and no store"
+            )
 
     def _streams(self, batch: pa.RecordBatch) -> list[tuple[str, np.ndarray]]:
         if len(self.streams) == 1:
@@ -113,4 +127,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
             f"{column.null_count} rows have no {name}: they came from no record of the stream, or a join made them. "
             f"Give each row the {SHARD} and {OFFSET} of the record that caused it"
         )
-    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    if len(numbers) and numbers.min() < 0:
+        raise SinkError(f"a row has the {name} {numbers.min()}; leave it as the source has it")
+    return numbers

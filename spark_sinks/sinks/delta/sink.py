@@ -26,8 +26,8 @@ from spark_sinks.sinks.delta.keys import last_of_each
 from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
 from spark_sinks.sinks.delta.place import place_of
 from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM, Followed, PositionFilter, Positions, merged_ends
-from spark_sinks.sinks.delta.table import Conflict, DurableTable, Reading
-from spark_sinks.sinks.delta.task import RESULT_SCHEMA, TaskResult, WriteTask, from_ipc
+from spark_sinks.sinks.delta.table import Conflict, DurableTable, HeldFile, Reading
+from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import open_hub
 from weft.protocols.lane import NAME_RULE, valid_name
@@ -35,8 +35,8 @@ from weft.protocols.lane import NAME_RULE, valid_name
 ATTEMPTS_MAX = 20
 """Maximum number of times that a batch is committed on top of another version because another writer was first."""
 STREAMS_MAX = 16
-UPSERT_BYTES_MAX = 512 << 20
-"""Bytes of new rows that one batch with keys may bring: the driver holds them."""
+FORGETTING_PROPERTY = "delta.setTransactionRetentionDuration"
+"""Property by which engines drop old transactions, the positions among them."""
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _logger = logging.getLogger(__name__)
 
@@ -136,18 +136,24 @@ class DeltaSink:
         self._table: DurableTable | None = None
         self._followed: Followed | None = None
         self._known: tuple[str, int, Positions] | None = None
+        self._seen: Positions = {}
+        """Ends of what this run of the query has written."""
+        self._batch_id = -1
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings. What was opened stays in this process."""
-        return {**self.__dict__, "_table": None, "_followed": None, "_known": None}
+        return {**self.__dict__, "_table": None, "_followed": None, "_known": None, "_seen": {}, "_batch_id": -1}
 
     def __repr__(self) -> str:
         """Return the table's place and the mode, no credentials."""
         mode = f"keys={self.keys}" if self.keys else f"replace_partitions={self.replace_partitions}"
         return f"DeltaSink({self.place.uri!r}, name={self.name!r}, {mode})"
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:  # noqa: ARG002  (Spark's signature)
-        """Write a batch. ``batch_id`` does not matter: a new checkpoint counts from 0 again.
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Write a batch.
+
+        ``batch_id`` says nothing about what the table has: a new checkpoint counts from 0 again. A higher one than that
+        of the call before means that the query goes on, so that no row may come from behind.
 
         Raises:
             SinkError: the rows do not fit the table, or the table does not fit the log; nothing was written.
@@ -155,6 +161,8 @@ class DeltaSink:
         """
         rows = arrow_columns(frame.schema)
         self._check_columns(rows)
+        if batch_id <= self._batch_id:
+            self._seen = {}  # a repetition, or another run
         written: _Written | None = None
         latest: Conflict | None = None
         for _ in range(ATTEMPTS_MAX):
@@ -168,6 +176,7 @@ class DeltaSink:
                 # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
                 self._known, latest = None, conflict
             else:
+                self._seen, self._batch_id = merged_ends([self._seen, written.ends]), batch_id
                 return
         raise SinkError(
             f"table {self.place.uri}: other writers were first {ATTEMPTS_MAX} times ({latest}). Start the query again; "
@@ -183,6 +192,9 @@ class DeltaSink:
         for name in self.keys:
             if pa.types.is_nested(rows.field(name).type):
                 raise SinkError(f"keys: {name} is a {type_name(rows.field(name).type)}; keys are single values")
+        for name in self.order_by:
+            if pa.types.is_nested(rows.field(name).type):
+                raise SinkError(f"order_by: {name} is a {type_name(rows.field(name).type)}; order by single values")
         if self._source:
             _check_positions(rows, self._source[1])
 
@@ -204,6 +216,11 @@ class DeltaSink:
             raise SinkError(
                 f"table {self.place.uri} is partitioned by {held}, not by {', '.join(self.partition_by) or 'nothing'}; "
                 "give partition_by as the table has it"
+            )
+        if self._source and FORGETTING_PROPERTY in reading.properties:
+            raise SinkError(
+                f"table {self.place.uri} forgets transactions after a while ({FORGETTING_PROPERTY}), and with "
+                "them which rows it has; remove that property"
             )
         if (self.keys or self.replace_partitions) and reading.properties.get("delta.appendOnly", "") == "true":
             raise SinkError(f"table {self.place.uri} is append-only (delta.appendOnly); leave keys out, or change that")
@@ -248,18 +265,19 @@ class DeltaSink:
 
     def _write(self, frame: DataFrame, layout: Layout, positions: Positions) -> _Written:
         """Let executors write the rows that are new."""
-        known = PositionFilter(self._source[1], positions) if self._source else None
+        known = PositionFilter(self._source[1], positions, dict(self._seen)) if self._source else None
         task = WriteTask(self.place, layout, known)
         if self.keys:
-            task = WriteTask(self.place, layout, known, inline_bytes_max=None)
+            task = WriteTask(self.place, layout, known, None, UPSERT_BYTES_MAX)
         found = [_decoded(row[0]) for row in frame.mapInArrow(task, RESULT_SCHEMA).collect()]
         if skipped := sum(result.skipped for result in found):
             _logger.info("%s: left out %d rows that the table has", self.place.uri, skipped)
         rows = from_ipc([result.rows for result in found], layout.schema)
         ends = merged_ends([{(stream, shard): end for stream, shard, end in result.ends} for result in found])
+        self._check_shards(ends)
         files = [file for result in found for file in result.files]
         if self.keys:
-            self._check_size(rows)
+            check_size(rows.nbytes, UPSERT_BYTES_MAX)
             positional = [name for name in (OFFSET, SHARD) if self._source]
             rows = last_of_each(rows, self.keys, [*self.order_by, *positional])
         elif rows.num_rows:
@@ -269,12 +287,14 @@ class DeltaSink:
             files, rows = [*files, *writer.finish()], rows.slice(0, 0)
         return _Written(positions, layout, files, rows, ends)
 
-    def _check_size(self, rows: pa.Table) -> None:
-        if rows.nbytes > UPSERT_BYTES_MAX:
-            raise SinkError(
-                f"a batch with keys has {rows.nbytes >> 20} MiB of rows, at most {UPSERT_BYTES_MAX >> 20} MiB go "
-                "through the driver: lower max_records_per_trigger"
-            )
+    def _check_shards(self, ends: Positions) -> None:
+        """Refuse shards that the hub's store has not: their positions would never be looked up."""
+        for stream, shard in ends:
+            if self._followed is not None and shard >= self._followed.shards:
+                raise SinkError(
+                    f"a row of {stream} is of shard {shard}, and the hub's store has {self._followed.shards} shards; "
+                    f"leave {SHARD} as the source has it"
+                )
 
     def _commit(self, frame: DataFrame, reading: Reading, written: _Written) -> None:
         merged = self._merged(frame, reading, written)
@@ -291,17 +311,24 @@ class DeltaSink:
 
     def _merged(self, frame: DataFrame, reading: Reading, written: _Written) -> Merged:
         if self.replace_partitions:
-            named = {tuple(file.partition.values()) for file in written.files}
-            held = [
-                (tuple(partition_text(file.partition[name]) for name in self.partition_by), file)
-                for file in reading.files()
-            ]
-            return Merged(written.files, [file for values, file in held if values in named])
+            return _replaced(written.files, reading.files(), self.partition_by)
         if not self.keys or not written.rows.num_rows:
             return Merged(written.files, [])
         wanted = written.rows.select([*dict.fromkeys((*self.keys, *self.order_by))])
         rewriter = Rewriter(self.place, reading.layout, wanted, self.keys, self.order_by)
         return merge(frame.sparkSession, rewriter, written.rows, reading.files())
+
+
+def _replaced(new: list[NewFile], held: Sequence[HeldFile], partition_by: Sequence[str]) -> Merged:
+    """Return the changes by which new files become the whole content of their partitions."""
+    paths = {file.path for file in new}
+    if paths & {file.path for file in held}:
+        # They are committed, and the answer was lost. A version that adds and removes a file has no defined meaning.
+        return Merged([], [])
+    named = {tuple(file.partition.values()) for file in new}
+    return Merged(
+        new, [file for file in held if tuple(partition_text(file.partition[name]) for name in partition_by) in named]
+    )
 
 
 def _decoded(data: bytes) -> TaskResult:

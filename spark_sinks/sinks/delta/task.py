@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
+from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta.columns import Layout
 from spark_sinks.sinks.delta.files import FileWriter, NewFile
 from spark_sinks.sinks.delta.place import Place
@@ -15,6 +16,8 @@ from spark_sinks.sinks.delta.positions import PositionFilter, Positions, merged_
 
 INLINE_BYTES_MAX = 128 << 10
 """Bytes of rows up to which a task sends them to the driver, which makes one file of all tasks' few rows."""
+UPSERT_BYTES_MAX = 512 << 20
+"""Bytes of new rows that one batch with keys may bring: the driver holds them."""
 RESULT_SCHEMA = "result binary"
 
 
@@ -36,15 +39,21 @@ class WriteTask:
 
     Args:
         inline_bytes_max: bytes of rows up to which no file is written; None never writes one.
+        held_bytes_max: bytes of rows without a file, above which the task fails.
     """
 
     place: Place
     layout: Layout
     positions: PositionFilter | None
     inline_bytes_max: int | None = INLINE_BYTES_MAX
+    held_bytes_max: int = UPSERT_BYTES_MAX
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one result, or none when there are no rows."""
+        """Yield one result, or none when there are no rows.
+
+        Raises:
+            SinkError: the rows have no true place in the log, or are more than the driver can hold.
+        """
         held: list[pa.RecordBatch] = []
         writer: FileWriter | None = None
         ends: list[Positions] = []
@@ -60,7 +69,9 @@ class WriteTask:
             if writer is None:
                 held.append(rows)
                 held_bytes += rows.nbytes
-                if self.inline_bytes_max is not None and held_bytes > self.inline_bytes_max:
+                if self.inline_bytes_max is None:
+                    check_size(held_bytes, self.held_bytes_max)
+                elif held_bytes > self.inline_bytes_max:
                     writer = FileWriter(self.place, self.layout)
                     for early in held:
                         writer.add(early)
@@ -72,6 +83,19 @@ class WriteTask:
             files = [] if writer is None else writer.finish()
             result = TaskResult(files, to_ipc(held, self.layout.schema), listed, seen - kept)
             yield pa.RecordBatch.from_pydict({"result": [msgspec.msgpack.encode(result)]})
+
+
+def check_size(size: int, bytes_max: int) -> None:
+    """Check that rows with keys fit into the driver's memory.
+
+    Raises:
+        SinkError: they do not.
+    """
+    if size > bytes_max:
+        raise SinkError(
+            f"a batch with keys has {size >> 20} MiB of rows or more, at most {bytes_max >> 20} MiB go through the "
+            "driver: lower max_records_per_trigger"
+        )
 
 
 def to_ipc(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> bytes:

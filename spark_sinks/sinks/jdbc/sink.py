@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.jdbc.address import check_url, connect, shown
 from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target
-from spark_sinks.sinks.jdbc.columns import as_copied, columns_of
+from spark_sinks.sinks.jdbc.columns import NAME_BYTES_MAX, as_copied, columns_of
 
 if TYPE_CHECKING:
     from psycopg import Error
@@ -27,8 +27,11 @@ class JdbcSink:
     """Writer of micro-batches into a table of PostgreSQL, for ``foreachBatch``.
 
     Guarantee: a micro-batch is one transaction. With ``keys`` a row replaces the row with the same keys, so a batch
-    that is written again changes nothing. Without ``keys`` rows are appended exactly once: the transaction also stores
-    up to which log offset each shard is in the table, and rows below are left out. Neither depends on the checkpoint.
+    that is written again changes nothing. Without ``newest_by``, a batch that comes late replaces newer rows: one of a
+    driver that was cut off and lives on, or of a query that lost its checkpoint, until it has caught up.
+
+    Without ``keys`` rows are appended exactly once, whatever happens to the checkpoint: the transaction also stores up
+    to which log offset each shard is in the table, and rows below are left out.
 
     The rows come through the driver's memory, a micro-batch at a time: ``max_records_per_trigger`` bounds it. Only the
     driver connects to the database, and only it needs psycopg (the extra ``postgresql``).
@@ -69,6 +72,9 @@ class JdbcSink:
             raise SinkError(f"keys: expected a list of column names; write [{self.keys!r}]")
         if not all(self.table.split(".")) or self.table.count(".") > 1:
             raise SinkError(f"table: expected NAME or SCHEMA.NAME; got {self.table!r}")
+        for name in (*self.table.split("."), self.positions_table):
+            if len(name.encode()) > NAME_BYTES_MAX or "\0" in name or not name:
+                raise SinkError(f"table: PostgreSQL takes names of 1 to {NAME_BYTES_MAX} bytes; got {name!r}")
         if not self.keys and not self.query:
             raise SinkError(
                 "query: rows that are appended need a name under which their positions are kept; or give keys"

@@ -53,7 +53,9 @@ def ordered(frame: DataFrame, tasks: int) -> DataFrame:
         _headers(types).alias("_headers"),
         _lineage(types).alias("_lineage"),
     )
-    by = ["_offset", "_ordinal", "_key", "_payload", "_time", "_lineage"]
+    by: list[str | Column] = ["_offset", "_ordinal", "_key", "_payload", "_time", "_lineage"]
+    if "headers" in types:
+        by.append(F.array_sort(F.map_entries("_headers")))
     return picked.repartition(tasks, "_shard").sortWithinPartitions("_shard", *by)
 
 

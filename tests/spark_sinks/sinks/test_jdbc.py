@@ -174,6 +174,7 @@ def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
         ({"keys": "machine"}, r"write \['machine'\]"),
         ({"query": "q", "newest_by": "n"}, "give keys too"),
         ({"query": "q", "table": "a.b.c"}, "expected NAME or SCHEMA.NAME"),
+        ({"query": "q", "table": "a." + "t" * 64}, "names of 1 to 63 bytes"),
     ],
 )
 def test_arguments_are_checked_before_anything_starts(arguments: dict[str, Any], sentence: str) -> None:

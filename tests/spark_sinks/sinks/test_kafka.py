@@ -85,6 +85,8 @@ def test_results_say_where_they_come_from(spark: SparkSession) -> None:
         ({"options": {"kafka.sasl.jaas.config": "s3cret"}}, "holds a secret; put it into a file"),
         ({"options": {"kafka.ssl.key.password": "s3cret"}}, "holds a secret; put it into a file"),
         ({"options": {"kafka.acks": "1"}}, "kafka.acks is all: without it messages may be lost"),
+        ({"options": {"Kafka.Acks": "0"}}, "Kafka.Acks is all: without it messages may be lost"),
+        ({"options": {"kafka.ssl.keystore.key": "PEM"}}, "holds a secret; put it into a file"),
         ({"headers": {"weft.seq": "_seq"}}, "weft.seq is the sink's own"),
         ({"topic": ""}, "both are needed"),
     ],
@@ -106,3 +108,10 @@ def test_what_is_missing_is_said(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="line 3: expected NAME=VALUE") as refused:
         sink(options_file=str(file))(frame, 0)
     assert "hush-hush" not in str(refused.value)
+
+
+def test_an_option_may_stand_in_several_places_and_the_file_wins(tmp_path: Path) -> None:
+    file = tmp_path / "producer.properties"
+    file.write_text("linger.ms=9\nacks=-1\n")
+    made = sink(options={"kafka.acks": "all", "kafka.linger.ms": "5"}, options_file=str(file))
+    assert made.settings() == {"kafka.acks": "-1", "kafka.enable.idempotence": "true", "kafka.linger.ms": "9"}

@@ -141,7 +141,7 @@ def test_other_writers_change_nothing(job: Job) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DurableTable, "commit", interrupted)
-        late(source, 1)
+        late(source, 0)
     assert not meanwhile
     found = rows(job.table, "_edge", "_seq", "unit")
     assert sorted(row[:2] for row in found if row[2] is None) == [row[:2] for row in job.hub.expected()]

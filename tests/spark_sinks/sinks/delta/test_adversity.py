@@ -1,0 +1,131 @@
+"""What another engine, a lost answer or odd values do to a table: no row doubled, lost or left out in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.delta import DeltaSink
+from spark_sinks.sinks.delta import sink as sink_module
+from spark_sinks.sinks.delta.table import Conflict, Reading
+from tests.spark_sinks.conftest import STREAM, Hub
+from tests.spark_sinks.sinks.delta.tables import rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "lake" / "hours"
+
+
+def test_a_commit_whose_answer_was_lost_loses_no_partition(
+    spark: SparkSession, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store repeats a request whose answer was lost, and says that the version exists."""
+    frame = spark.createDataFrame([("m1", 1), ("m2", 2)], "machine string, hour int")
+    sink = DeltaSink(table, replace_partitions=True, partition_by="hour")
+    sink(frame, 0)
+    commit, lost = Reading.commit, [True]
+
+    def unanswered(self: Reading, *given: Any) -> int:
+        version = commit(self, *given)
+        if lost:
+            lost.pop()
+            raise Conflict("the version exists")
+        return version
+
+    monkeypatch.setattr(Reading, "commit", unanswered)
+    sink(frame.withColumn("machine", F.lit("new")), 1)
+    assert not lost
+    assert rows(table, "machine", "hour") == [("new", 1), ("new", 2)]
+
+
+def test_an_empty_text_and_null_are_one_partition_and_one_key(spark: SparkSession, table: Path) -> None:
+    """Delta cannot tell them apart in a column of partitions, so no key may rest on the difference."""
+    sink = DeltaSink(table, keys="machine", order_by="n", partition_by="machine")
+    schema = "machine string, n int"
+    sink(spark.createDataFrame([("", 1), (None, 0), ("m1", 1)], schema), 0)
+    sink(spark.createDataFrame([("", 2), ("m1", 2)], schema), 1)
+    assert rows(table, "machine", "n") == sorted([(None, 2), ("m1", 2)], key=repr)
+
+
+def test_keys_are_found_in_files_that_another_engine_wrote(spark: SparkSession, table: Path) -> None:
+    """Bounds of times are cut to milliseconds, those of long texts to their beginning."""
+    sink = DeltaSink(table, keys="at, machine", order_by="n")
+    long = "m" * 300
+    frame = spark.sql(
+        "SELECT timestamp'2026-11-01 12:00:00.123456' AS at, repeat('m', 300) AS machine, id AS n FROM range(1)"
+    )
+    sink(frame, 0)
+    sink(frame.withColumn("machine", F.lit("a")), 1)
+    DeltaTable(str(table)).optimize.compact()
+    sink(frame.withColumn("n", F.lit(5).cast("long")), 2)
+    assert rows(table, "machine", "n") == [("a", 0), (long, 5)]
+
+
+def test_nan_is_the_highest_value_however_batches_are_cut(spark: SparkSession, table: Path) -> None:
+    sink = DeltaSink(table, keys="machine", order_by="n")
+    nan = spark.createDataFrame([("m1", float("nan"))], "machine string, n double")
+    five = spark.createDataFrame([("m1", 5.0)], "machine string, n double")
+    sink(nan, 0)
+    sink(five, 1)
+    assert repr(rows(table, "n")) == "[(nan,)]"
+    sink(five.withColumn("machine", F.lit("m2")), 2)
+    sink(nan.withColumn("machine", F.lit("m2")), 3)
+    sink(nan.union(five).withColumn("machine", F.lit("m3")), 4)
+    assert repr(rows(table, "n")) == "[(nan,), (nan,), (nan,)]"
+    with pytest.raises(SinkError, match="order_by: n is a array<int>"):
+        sink(five.withColumn("n", F.array(F.lit(1))), 5)
+
+
+def test_rows_without_a_true_place_are_refused(spark: SparkSession, hub: Hub, table: Path) -> None:
+    hub.write(1)
+    frame = hub.load(spark)
+    sink = DeltaSink(table, store=hub.root, stream=STREAM)
+    with pytest.raises(PythonException, match="_offset -1"):
+        sink(frame.withColumn("_offset", F.lit(-1).cast("long")), 0)
+    with pytest.raises(SinkError, match="shard 7, and the hub's store has"):
+        sink(frame.withColumn("_shard", F.lit(7)), 0)
+    assert rows(table, "_seq") == []
+
+
+def test_rows_that_come_behind_are_told_and_not_left_out(spark: SparkSession, hub: Hub, table: Path) -> None:
+    """A stateful step gives out a row late, under the offset of a record of an earlier micro-batch."""
+    hub.write(2)
+    frame = hub.load(spark)
+    sink = DeltaSink(table, store=hub.root, stream=STREAM)
+    sink(frame.where("_offset < 10"), 0)
+    with pytest.raises(PythonException, match="comes behind rows of an earlier micro-batch"):
+        sink(frame.where("_offset >= 9"), 1)
+    sink(frame.where("_offset >= 10"), 1)
+    sink(frame, 0)
+    assert sorted(rows(table, "_edge", "_seq", "payload")) == hub.expected()
+
+
+def test_a_table_that_forgets_transactions_is_refused(spark: SparkSession, hub: Hub, table: Path) -> None:
+    hub.write(1)
+    sink = DeltaSink(table, store=hub.root, stream=STREAM)
+    sink(hub.load(spark), 0)
+    DeltaTable(str(table)).alter.set_table_properties(
+        {"delta.setTransactionRetentionDuration": "interval 7 days"}, raise_if_not_exists=False
+    )
+    with pytest.raises(SinkError, match=r"forgets transactions after a while \(delta\.setTransactionRetention"):
+        sink(hub.load(spark), 1)
+
+
+def test_rows_that_the_driver_cannot_hold_stop_in_the_task(
+    spark: SparkSession, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "UPSERT_BYTES_MAX", 1 << 20)
+    frame = spark.range(40_000).selectExpr("id AS n", "repeat('x', 100) AS text")
+    sink = DeltaSink(table, keys="n", order_by="n")
+    with pytest.raises(PythonException, match="lower max_records_per_trigger"):
+        sink(frame, 0)
