@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from spark_sinks import complete_until
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import StreamSink
+from spark_sinks.sinks.stream.rows import ordered
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from weft.demo.fabric import get_json
@@ -157,3 +158,15 @@ def test_an_argument_that_cannot_be_is_refused_at_once(arguments: dict[str, obje
     with pytest.raises(SinkError, match=sentence) as caught:
         StreamSink(**(given | arguments))  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
+
+
+def test_rows_that_differ_in_headers_alone_have_one_order(spark: SparkSession) -> None:
+    """A repeated micro-batch gives each row of one record the same place, in whichever order Spark brings them."""
+    schema = "_shard int, _offset long, _time timestamp, key string, payload string, headers map<string,string>"
+    moment = datetime(2026, 11, 1, tzinfo=UTC)
+    made = [(0, 7, moment, "k", "p", {"to": name}) for name in ("b", "a", "c")]
+    found = [
+        [row["_headers"] for row in ordered(spark.createDataFrame(each, schema).coalesce(1), 1).collect()]
+        for each in (made, made[::-1])
+    ]
+    assert found == [[{"to": name} for name in "abc"]] * 2
