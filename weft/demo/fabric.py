@@ -32,6 +32,7 @@ listen: 127.0.0.1:{hub_port}
 store: {directory}/store
 shards: 2
 processes: 1
+mark_interval: 1s
 tables: {{interval: 1s}}
 """
 
@@ -50,6 +51,8 @@ streams:
 {streams}links:
   cloud:
     to: http://127.0.0.1:{link_port}
+    mark_interval: 1s
+    retry_max: 1s
 """
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from weft.demo.devices import AMQP_DEVICE, HTTP_DEVICE
 from weft.demo.fabric import DEADBAND
+from weft.demo.hours import HOUR_S, Comparison, MachineHours
 from weft.demo.thinned import Thinned
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 Check = tuple[str, str, str, bool | None]
 """(what, count, note, whether it is as it must be)."""
-HOURS_SHOWN = 4
+HOURS_SHOWN = 2
 """Hours per device in the printed table; the job computes all of them."""
 
 
@@ -147,6 +148,27 @@ def show_audit(console: Console, acked: Acked, report: AuditReport, messages: Me
     return _show_checks(
         console, "Audit", [(what, f"{count:,}", note, good) for what, count, note, good in checks], report.problems
     )
+
+
+def show_hours(console: Console, hours: MachineHours, found: Comparison, records: int) -> bool:
+    """Print the pipeline's table beside the batch job, and return whether they agree."""
+    early, whole = hours.early, hours.whole
+    assert early is not None
+    assert whole is not None
+    checks: list[Check] = [
+        ("windows", f"{found.windows:,}", f"'hours' of {HOUR_S} s, by arrival", None),
+        ("  seen incomplete", f"{len(hours.late):,}", "written before all was there", None),
+        (f"  {early.start:%H:%M:%S} incomplete", f"{early.records:,}", f"records of {early.devices} devices", None),
+        (
+            f"  {whole.start:%H:%M:%S} complete", f"{whole.records:,}", f"records of {whole.devices} devices",
+            whole.records > early.records,
+        ),
+        ("rows: window and device", f"{found.rows:,}", "", None),
+        ("  incomplete now", f"{found.incomplete:,}", "must be 0", found.incomplete == 0),
+        ("  unlike a batch job", f"{found.different:,}", "over all data: must be 0", found.different == 0),
+        ("records in them", f"{found.records:,}", "must equal the hub's log", found.records == records),
+    ]  # fmt: skip
+    return _show_checks(console, "Machine hours", checks, [])
 
 
 def show_thinned(console: Console, acked: int, thinned: Thinned, report: AuditReport) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import shlex
 import shutil
 import signal
 import sys
@@ -12,23 +13,37 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from weft.demo.devices import AMQP_DEVICE, HTTP_DEVICE
 from weft.demo.fabric import STREAM, THINNED, THINNED_STREAM, DemoHub, DeviceProcess, Edge, FabricError
+from weft.demo.hours import COMPLETE_TIMEOUT_S, HOUR_S, PIPELINE, MachineHours, compare_rows, recomputed
 from weft.demo.network import Relay
-from weft.demo.report import Acked, count_messages, hourly_statistics, show_audit, show_statistics, show_thinned
+from weft.demo.report import (
+    Acked,
+    count_messages,
+    hourly_statistics,
+    show_audit,
+    show_hours,
+    show_statistics,
+    show_thinned,
+)
 from weft.demo.spark import SparkStart
 from weft.demo.thinned import compare, points_of, readings_of
 
 CUT_AT = 0.25
 """Fraction of the first edge's messages after which its network is cut."""
 CUT_SECONDS = 5.0
+"""Shortest time of the cut, which lasts until the pipeline has written a window without the edge: Spark needs a while
+to start."""
+CUT_SECONDS_MAX = 300.0
+"""Time after which a demo without such a window fails. A machine that is busy with other work takes minutes."""
 KILL_AT = 0.45
 """Fraction of the second edge's messages after which it is killed."""
 DEVICE_RATE = 1500.0
@@ -69,11 +84,15 @@ class Demo:
         self._relay = Relay(self.hub.port)
         self.shop = Edge(directory, "press-shop", self._relay.port, THINNED)
         self.greenhouse = Edge(directory, "greenhouse", self.hub.port, THINNED)
+        self.hours = MachineHours(directory, self.hub.store, (self.shop.name, self.greenhouse.name))
+        self._spark = SparkStart()
+        self._cut_at: datetime | None = None
         self._directory = directory
         self._devices: list[DeviceProcess] = []
 
     def start(self) -> None:
-        """Start the hub and both edges."""
+        """Start the hub and both edges, and Spark in the background."""
+        self._spark.start()
         self.console.print(f"Everything is in {self._directory}", soft_wrap=True, highlight=False)
         for service in (self.hub, self.shop, self.greenhouse):
             service.start()
@@ -101,7 +120,8 @@ class Demo:
                 counts = [self._count(devices) for devices in self._devices]
                 for bar, (acked, messages) in zip(bars.devices, counts, strict=True):
                     progress.update(bar, completed=acked, total=messages)
-                self._show_hub(bars, self._count_messages())
+                counts_at_hub = self._show_hub(bars, self._count_messages())
+                self._follow_pipeline(counts_at_hub)
                 fractions = [acked / total if total else 0.0 for acked, total in counts]
                 faults = [fault for fault in faults if not fault(fractions)]
                 if all(0 < total == acked for acked, total in counts) and not faults:
@@ -132,22 +152,37 @@ class Demo:
         return counts
 
     def _cut_network(self) -> Callable[[list[float]], bool]:
-        since: list[float] = []
-
         def step(fractions: list[float]) -> bool:
-            if not since and fractions[0] >= CUT_AT:
-                self._relay.cut()
-                since.append(time.monotonic())
-                self.console.print(
-                    f"[yellow]cut[/]   {self.shop.name}: no network for {CUT_SECONDS:.0f} s; its devices go on"
-                )
-            elif since and time.monotonic() - since[0] >= CUT_SECONDS:
-                self._relay.restore()
-                self.console.print(f"[green]back[/]  {self.shop.name}: the network is back")
-                return True
-            return False
+            if self._cut_at is None:
+                if fractions[0] >= CUT_AT:
+                    self._relay.cut()
+                    self._cut_at = datetime.now(UTC)
+                    self.console.print(f"[yellow]cut[/]   {self.shop.name}: no network; its devices go on")
+                return False
+            seconds = (datetime.now(UTC) - self._cut_at).total_seconds()
+            if seconds >= CUT_SECONDS_MAX:
+                raise FabricError(f"{PIPELINE} wrote no window of the outage; see {self._spark_log}")
+            if seconds < CUT_SECONDS or self.hours.early is None:
+                return False
+            self._relay.restore()
+            self.console.print(f"[green]back[/]  {self.shop.name}: the network is back after {seconds:.0f} s")
+            return True
 
         return step
+
+    def _follow_pipeline(self, counts: dict[str, tuple[int, int]]) -> None:
+        """Start the pipeline once there are Spark and the stream, and tell of the window that the outage makes late."""
+        spark = self._spark.session()
+        if spark is not None and not self.hours.is_started and counts.get(STREAM, (0, 0))[0]:
+            self.hours.start(spark)
+            self.console.print(f"[green]up[/]    pipeline {PIPELINE} in Spark; its hours are {HOUR_S} s here")
+        seen = self.hours.look(self._cut_at)
+        if seen is not None:
+            color, kind, word = ("yellow", "early", "incomplete")
+            if seen is self.hours.whole:
+                color, kind, word = ("green", "whole", "complete")
+            moments = f"window {seen.start:%H:%M:%S} at {seen.at:%H:%M:%S}"
+            self.console.print(f"[{color}]{kind}[/] {moments}: {word}, {seen}", highlight=False)
 
     def _kill_edge(self) -> Callable[[list[float]], bool]:
         def step(fractions: list[float]) -> bool:
@@ -171,26 +206,47 @@ class Demo:
             }
             behind = sum(edge["functions"][THINNED_STREAM]["lag_records"] for edge in edges)
             counts = self._show_hub(bars, ends[STREAM])
+            self._follow_pipeline(counts)
             if not behind and all(counts.get(name) == (end, end) for name, end in ends.items()):
+                self._complete(counts)
                 return
             time.sleep(POLL_INTERVAL_S)
         raise FabricError(f"not everything arrived within {DRAIN_TIMEOUT_S:.0f} s; see the logs in {self._directory}")
 
-    def prove(self, acked: Acked, spark: Any) -> bool:
+    def _complete(self, counts: dict[str, tuple[int, int]]) -> None:
+        """Wait until the pipeline has written every window as complete, and end it."""
+        deadline = time.monotonic() + COMPLETE_TIMEOUT_S
+        while not (self.hours.is_done(counts[STREAM][0]) and self.hours.whole):
+            if time.monotonic() >= deadline:
+                raise FabricError(
+                    f"not all windows were complete within {COMPLETE_TIMEOUT_S:.0f} s; see {self._spark_log}"
+                )
+            self._follow_pipeline(counts)
+            time.sleep(POLL_INTERVAL_S)
+        self.hours.stop()
+
+    @property
+    def _spark_log(self) -> Path:
+        return self._directory / "spark.log"
+
+    def prove(self, acked: Acked) -> bool:
         """Run the Spark job and the audits. Return whether everything agrees."""
         from spark_sinks import read
         from weft.storage.audit.audit import audit
         from weft.storage.object_store import open_store
 
         with self.console.status("Spark: statistics per device and hour"):
-            frame = read(spark, STREAM, store=self.hub.store).cache()
+            frame = read(self._spark.session(), STREAM, store=self.hub.store).cache()
             statistics = hourly_statistics(frame)
         show_statistics(self.console, statistics)
+        with self.console.status("Spark: all windows once more, as a batch job"):
+            comparison = compare_rows(self.hours.rows(), recomputed(frame))
         with self.console.status("Audit: every lane, record and row"):
             store = open_store(self.hub.store)
             report = asyncio.run(audit(store, "default", STREAM))
             messages = count_messages(frame)
-        good = show_audit(self.console, acked, report, messages)
+        good = show_hours(self.console, self.hours, comparison, report.total("records"))
+        good = show_audit(self.console, acked, report, messages) and good
         with self.console.status("Audit: what functions left out"):
             raw = [readings_of(edge.name, edge.data_dir) for edge in (self.shop, self.greenhouse)]
             thinned = compare(raw[0] | raw[1], *points_of(self.hub.store))
@@ -205,6 +261,8 @@ class Demo:
         processes = (self.hub, self.shop, self.greenhouse)
         programs = Path(sys.executable).parent
         show = f'read(session(), "{STREAM}", store="{self.hub.store}", columns="device,_time,_seq").show()'
+        windows = f'print(DeltaTable("{self.hours.table}").to_pandas().sort_values("window_start"))'
+        settings = " ".join(f"--set {shlex.quote(each)}" for each in self.hours.settings)
         self.console.print(
             f"""
 Everything is left running in {self._directory}:
@@ -216,12 +274,17 @@ Everything is left running in {self._directory}:
   {programs}/weft audit {STREAM} --store {self.hub.store}
   {programs}/weft edge tail {self.shop.config_path} {THINNED_STREAM}
   {programs}/python -c 'from spark_sinks import *; {show}'
+  {programs}/python -c 'from deltalake import *; {windows}'
+  {programs}/weft trace --store {self.hub.store} --table {self.hours.table} --rows 1 --records 5
+  {programs}/weft spark run {PIPELINE} {settings}
 Stop it with: kill {" ".join(str(service.pid) for service in processes)}; remove it with: rm -r {self._directory}""",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
 
     def stop(self) -> None:
-        """End every process."""
+        """End the pipeline and every process."""
+        self._spark.finish(SPARK_START_S_MAX)
+        self.hours.stop()
         for devices in self._devices:
             devices.stop()
         for service in (self.shop, self.greenhouse, self.hub):
@@ -250,7 +313,7 @@ def main(keep: bool = False) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        good = _run(demo, directory / "spark.log")
+        good = _run(demo, directory)
         if good and keep:
             demo.how_to_look_around()
     except KeyboardInterrupt:
@@ -274,21 +337,14 @@ def main(keep: bool = False) -> int:
     return 0 if good else 1
 
 
-def _run(demo: Demo, spark_log: Path) -> bool:
-    started = time.monotonic()
-    demo.start()
-    spark_start = SparkStart(spark_log)
-    spark_start.start()
-    try:
-        acked = demo.replay()
-    except BaseException:
-        spark_start.join(SPARK_START_S_MAX)  # the interpreter must not end in the middle of a native import
-        raise
-    spark = spark_start.session()
+def _run(demo: Demo, directory: Path) -> bool:
     from spark_sinks.runtime.quiet import stderr_to
 
-    with stderr_to(spark_log):  # what its Python side says when it is interrupted
-        good = demo.prove(acked, spark)
+    started = time.monotonic()
+    # The JVM keeps the stderr it is started with, and has much to say; so has Spark's Python side when interrupted.
+    with stderr_to(directory / "spark.log"):
+        demo.start()
+        good = demo.prove(demo.replay())
     verdict = "[green]Everything agrees.[/]" if good else "[red]The counts do not agree.[/]"
     demo.console.print(f"{verdict} Took {time.monotonic() - started:.0f} s.")
     return good
