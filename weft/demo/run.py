@@ -261,7 +261,9 @@ class Demo:
         processes = (self.hub, self.shop, self.greenhouse)
         programs = Path(sys.executable).parent
         show = f'read(session(), "{STREAM}", store="{self.hub.store}", columns="device,_time,_seq").show()'
-        windows = f'print(DeltaTable("{self.hours.table}").to_pandas().sort_values("window_start"))'
+        where = f"machine = '{SHOP_DEVICES[1]}'"
+        columns = '["window_start", "machine", "records", "mean", "_complete"]'
+        windows = f'print(DeltaTable("{self.hours.table}").to_pandas(columns={columns}).sort_values("window_start"))'
         settings = " ".join(f"--set {shlex.quote(each)}" for each in self.hours.settings)
         self.console.print(
             f"""
@@ -275,10 +277,10 @@ Everything is left running in {self._directory}:
   {programs}/weft edge tail {self.shop.config_path} {THINNED_STREAM}
   {programs}/python -c 'from spark_sinks import *; {show}'
   {programs}/python -c 'from deltalake import *; {windows}'
-  {programs}/weft trace --store {self.hub.store} --table {self.hours.table} --rows 1 --records 5
+  {programs}/weft trace --store {self.hub.store} --table {self.hours.table} --where "{where}" --rows 1 --records 5
   {programs}/weft spark run {PIPELINE} {settings}
 Stop it with: kill {" ".join(str(service.pid) for service in processes)}; remove it with: rm -r {self._directory}""",
-            soft_wrap=True, highlight=False,
+            soft_wrap=True, highlight=False, markup=False,
         )  # fmt: skip
 
     def stop(self) -> None:
