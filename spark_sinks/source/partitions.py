@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -74,6 +74,9 @@ class ChunkPart:
     slices: tuple[ChunkSlice, ...]
 
 
+_Piece = tuple[ChunkPart, ChunkSlice]
+
+
 @dataclass(frozen=True)
 class TablePart:
     """Offsets ``[first, end)`` of a shard from table files."""
@@ -104,36 +107,47 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
         return
     settle()
     try:
-        for part in partition.parts:
-            yield from _part_rows(partition.context, part, schema)
+        yield from _table_rows(partition, schema)
+        yield from _chunk_rows(partition, schema)
     except (FileNotFoundError, NotFound) as error:
         again = partition.context.again
         raise ReadError(f"{error} was deleted after this read was planned; {again}") from None
 
 
-def _part_rows(context: ReadContext, part: ChunkPart | TablePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    wanted = masks(context.options, timed=isinstance(part, ChunkPart))
-    declared = context.options.schema
-    stored = row_schema(context.fields, context.payload).names
-    columns = needed(declared, list(dict.fromkeys([*schema.names, *wanted])), stored)
-    keep = [mask for found in wanted.values() for mask in found]
-    rows = _chunk_rows(context, part, columns) if isinstance(part, ChunkPart) else _table_rows(context, part, columns)
-    for batch in rows:
-        kept = batch
-        for mask in keep:
-            kept = kept.filter(mask(kept))
-        if kept.num_rows:
-            typed = typed_arrays(kept, declared, schema.names)
-            arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
-                      for field in schema]  # fmt: skip
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+class _Wanted:
+    """The rows and columns that a task yields, of those that one tier has."""
+
+    def __init__(self, context: ReadContext, schema: pa.Schema, *, timed: bool) -> None:
+        wanted = masks(context.options, timed=timed)
+        stored = row_schema(context.fields, context.payload).names
+        self._declared = context.options.schema
+        self._schema = schema
+        self._keep = [mask for found in wanted.values() for mask in found]
+        self.columns = needed(self._declared, list(dict.fromkeys([*schema.names, *wanted])), stored)
+        """Stored columns to read."""
+
+    def rows_of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the wanted rows of stored ones, in exactly the schema."""
+        for batch in batches:
+            kept = batch
+            for mask in self._keep:
+                kept = kept.filter(mask(kept))
+            if kept.num_rows:
+                typed = typed_arrays(kept, self._declared, self._schema.names)
+                arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
+                          for field in self._schema]  # fmt: skip
+                yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def _chunk_rows(context: ReadContext, part: ChunkPart, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    log = ShardLog(_store(context.options.store, context.options.store_options), context.cluster, part.shard)
-    for group in _groups(part.slices):
-        for piece, data in zip(group, run(_fetch(log, group)), strict=True):
-            yield from section_rows(
+def _chunk_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the chunks. Sections of several shards are fetched at once: a micro-batch has a small one of
+    each."""
+    context = task.context
+    wanted = _Wanted(context, schema, timed=True)
+    pieces = [(part, piece) for part in task.parts if isinstance(part, ChunkPart) for piece in part.slices]
+    for group in _groups(pieces):
+        for (part, piece), data in zip(group, run(_fetch(context, group)), strict=True):
+            rows = section_rows(
                 piece.section,
                 data,
                 piece.lanes,
@@ -142,26 +156,29 @@ def _chunk_rows(context: ReadContext, part: ChunkPart, columns: list[str]) -> It
                 lambda lane: context.topics.get(lane, ()),
                 part.first,
                 part.end,
-                columns=columns,
+                columns=wanted.columns,
                 edges=context.options.edges,
                 payload=context.payload,
                 clocks=piece.clocks,
                 rows_max=BATCH_ROWS_MAX,
             )
+            yield from wanted.rows_of(rows)
 
 
-async def _fetch(log: ShardLog, group: list[ChunkSlice]) -> list[bytes]:
-    return await asyncio.gather(*(log.section(piece.n, piece.section) for piece in group))
+async def _fetch(context: ReadContext, group: list[_Piece]) -> list[bytes]:
+    store = _store(context.options.store, context.options.store_options)
+    logs = {shard: ShardLog(store, context.cluster, shard) for shard in {part.shard for part, _ in group}}
+    return await asyncio.gather(*(logs[part.shard].section(piece.n, piece.section) for part, piece in group))
 
 
-def _groups(slices: tuple[ChunkSlice, ...]) -> Iterator[list[ChunkSlice]]:
-    group: list[ChunkSlice] = []
+def _groups(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    group: list[_Piece] = []
     size = 0
-    for piece in slices:
+    for part, piece in pieces:
         if group and (size + piece.section.length > FETCH_BYTES or len(group) == FETCH_SECTIONS_MAX):
             yield group
             group, size = [], 0
-        group.append(piece)
+        group.append((part, piece))
         size += piece.section.length
     if group:
         yield group
@@ -172,7 +189,15 @@ def _store(uri: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
     return open_store(uri, dict(options))
 
 
-def _table_rows(context: ReadContext, part: TablePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _table_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    parts = [part for part in task.parts if isinstance(part, TablePart)]
+    if parts:
+        wanted = _Wanted(task.context, schema, timed=False)
+        for part in parts:
+            yield from wanted.rows_of(_scanned(task.context, part, wanted.columns))
+
+
+def _scanned(context: ReadContext, part: TablePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
     assert context.table is not None
     # Files written before a topic level was named lack its column; the schema given here fills it with nulls.
     spelled = context.table.columns
