@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks import ReadError, read, table
 from tests.spark_sinks.conftest import EDGES, START, STREAM, Hub, records
@@ -22,6 +23,19 @@ def test_history_and_tail_are_one(spark: SparkSession, hub: Hub, tiered: int, mo
         hub.tier()
     hub.write(more)
     assert records(read(spark, STREAM, store=hub.root)) == hub.expected()
+
+
+def test_a_stream_without_a_tail_is_planned_as_plain_parquet(spark: SparkSession, hub: Hub) -> None:
+    hub.write(2)
+    hub.tier()
+    ours, theirs = read(spark, STREAM, store=hub.root), table(spark, STREAM, store=hub.root)
+
+    def plan(frame: DataFrame) -> str:
+        return re.sub(r"#\d+", "", frame._jdf.queryExecution().analyzed().toString())
+
+    assert plan(ours) == plan(theirs)
+    assert "Relation" in plan(ours)
+    assert "Project" not in plan(ours)
 
 
 @pytest.mark.slow
