@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 from PIL import Image
 
 PATH = Path(__file__).parent / "a-stream-in-spark.ipynb"
 CELL_S_MAX = 240
+JAVA_ENDS_S_MAX = 30
 LOGS = "stderr"
 """Stream of a cell on which Spark logs: with times, and other lines on each machine."""
 
@@ -35,8 +37,17 @@ def execute(notebook: NotebookNode) -> NotebookNode:
     # The kernel takes this Python, whatever kernels the machine has installed.
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     client = NotebookClient(notebook, timeout=CELL_S_MAX, resources={"metadata": {"path": str(PATH.parent)}})
-    client.create_kernel_manager().kernel_spec.argv = command
+    manager = client.create_kernel_manager()
+    manager.kernel_spec.argv = command
+    started: list[psutil.Process] = []
+
+    def remember(**_: object) -> None:
+        started.extend(psutil.Process(manager.provisioner.pid).children(recursive=True))
+
+    client.on_notebook_complete = remember
     done = client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    # Java ends behind the kernel, and removes its temporary files then.
+    psutil.wait_procs(started, JAVA_ENDS_S_MAX)
     return _without_noise(done)
 
 
@@ -60,6 +71,8 @@ def _text(output: NotebookNode) -> str:
     if "image/png" in data:
         return "picture"
     text = str(output.text if output.output_type == "stream" else data.get("text/plain", output.output_type))
+    # Spark decides into how many files it writes a few rows.
+    text = re.sub(r"\d+ of \d+ table files", "N table files", text)
     return re.sub(r"\d+\.\d{7,}", lambda match: f"{float(match[0]):.6g}", text)
 
 
