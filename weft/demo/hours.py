@@ -24,8 +24,8 @@ GRACE_S = 2
 LOOK_S = 0.5
 """Time between two looks at the table."""
 COMPLETE_TIMEOUT_S = 120.0
-STOP_S_MAX = 10.0
-"""Longest wait for the end of a pipeline that is stopped: one in the middle of its first job ends late."""
+STOP_S_MAX = 3.0
+"""Longest wait for the end of a pipeline that is stopped: a person who pressed Ctrl-C waits for it."""
 FIGURES = {"mean": "avg", "lowest": "min", "highest": "max", "deviation": "stddev_samp"}
 """Columns of the table with a measured value -> Spark's function that makes it. The median is an approximation, and
 may differ from one computation to the next."""
