@@ -23,6 +23,8 @@ CODEC_ROUNDS = 20_000
 STORM = "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing"
 BROKER_STORM = "tests/end_to_end/test_broker_storms.py::test_kills_lose_and_double_nothing_of_amqp_and_http"
 BROKER_KILLS = 30
+SPARK_STORM = "tests/spark_sinks/cluster/test_storm.py::test_tables_equal_those_of_a_run_without_kills"
+SPARK_KILLS = 50
 DECODER_S = 40
 """How long one seed fuzzes a decoder, each in its turn."""
 FUZZ_S = 60
@@ -137,6 +139,11 @@ def _broker_storm(seed: int) -> int:
     return BROKER_KILLS
 
 
+def _spark_storm(seed: int) -> int:
+    _pytest([SPARK_STORM], {"WEFT_STORM_SEED": str(seed), "WEFT_STORM_KILLS": str(SPARK_KILLS)})
+    return SPARK_KILLS
+
+
 def _codec(seed: int) -> int:
     from tests.fuzz.mqtt_damage import run_damaged
 
@@ -193,6 +200,10 @@ JOBS: Mapping[str, Job] = {
     "broker_storms": Job(
         "kills under AMQP and HTTP", _broker_storm,
         f"WEFT_STORM_SEED={{seed}} WEFT_STORM_KILLS={BROKER_KILLS} {_AGAIN} pytest {BROKER_STORM}", slice_seeds=1,
+    ),
+    "spark_storms": Job(
+        "kills of a Spark job", _spark_storm,
+        f"WEFT_STORM_SEED={{seed}} WEFT_STORM_KILLS={SPARK_KILLS} {_AGAIN} pytest {SPARK_STORM}", slice_seeds=1,
     ),
     "mqtt_codec": Job("damaged packets", _codec, f"{_AGAIN} tests.nightly repeat mqtt_codec {{seed}}", 20),
     "decoders": Job(
