@@ -34,7 +34,9 @@ def plant(place: Place) -> Hub:
 
 
 def rows(place: Place, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    found = DeltaTable(f"{place.root}/{table}", storage_options=dict(place.options)).to_pyarrow_table(columns=[*columns])
+    found = DeltaTable(f"{place.root}/{table}", storage_options=dict(place.options)).to_pyarrow_table(
+        columns=[*columns]
+    )
     return sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True), key=repr)
 
 
