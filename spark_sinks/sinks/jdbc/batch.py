@@ -15,16 +15,18 @@ from spark_sinks.sinks.jdbc.columns import StagedColumn
 
 if TYPE_CHECKING:
     from psycopg import Connection
-    from psycopg.sql import Composed
+    from psycopg.sql import Composed, Identifier
 
 SHARD, OFFSET = "_shard", "_offset"
 APPEND = """
 INSERT INTO {table} ({columns}) SELECT {values} FROM weft_batch b WHERE NOT EXISTS (
-  SELECT FROM {positions} p WHERE p.query = {query} AND p.shard = b._shard AND p.next_offset > b._offset)"""
+  SELECT FROM {positions} p WHERE p.query = {query} AND p.target = {target}
+  AND p.shard = b._shard AND p.next_offset > b._offset)"""
 ADVANCE = """
-INSERT INTO {positions} AS p SELECT {query}, _shard, max(_offset) + 1 FROM weft_batch GROUP BY _shard
+INSERT INTO {positions} AS p SELECT {query}, {target}, _shard, max(_offset) + 1 FROM weft_batch GROUP BY _shard
 
-ON CONFLICT (query, shard) DO UPDATE SET next_offset = greatest(p.next_offset, excluded.next_offset)"""
+ON CONFLICT (query, target, shard) DO UPDATE SET next_offset = greatest(p.next_offset, excluded.next_offset)"""
+FORGET = "DELETE FROM {positions} WHERE target = {target}"
 UPSERT = """
 INSERT INTO {table} AS t ({columns}) SELECT DISTINCT ON ({keys}) {values} FROM weft_batch
 ORDER BY {keys}{order} ON CONFLICT ({keys}) DO {replace}"""
@@ -83,21 +85,27 @@ class Batch:
         own = [f"{{}} {column.kind.stored}" for column in self.columns]
         names = [column.name for column in self.columns]
         key = f", PRIMARY KEY ({', '.join('{}' for _ in self.target.keys)})" if self.target.keys else ""
-        self._make(connection, self.target.table, ", ".join(own) + key, [*names, *self.target.keys])
+        is_new = self._make(connection, self.target.table, ", ".join(own) + key, [*names, *self.target.keys])
         if not self.target.keys:
-            columns = "query text, shard integer, next_offset bigint NOT NULL, PRIMARY KEY (query, shard)"
-            self._make(connection, self.target.positions, columns, [])
+            columns = "query text, target text, shard integer, next_offset bigint NOT NULL, "
+            self._make(connection, self.target.positions, columns + "PRIMARY KEY (query, target, shard)", [])
+            if is_new:
+                # The positions of a table that was dropped: this one has none of its rows.
+                connection.execute(self._statement(FORGET))
 
-    def _make(self, connection: Connection, table: tuple[str, ...], columns: str, names: Sequence[str]) -> None:
+    def _make(self, connection: Connection, table: tuple[str, ...], columns: str, names: Sequence[str]) -> bool:
+        """Make a table unless it exists. Return whether it was made."""
         from psycopg import sql
 
         name = sql.Identifier(*table)
-        found = connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),)).fetchone()
-        if found == (None,):
-            # Two transactions that make one table at once: the second would fail, IF NOT EXISTS or not.
-            self._lock(connection, f"weft makes {'.'.join(table)}")
-            statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} (" + columns + ")")
-            connection.execute(statement.format(name, *map(sql.Identifier, names)))
+        if _is_there(connection, name):
+            return False
+        # Two transactions that make one table at once: the second would fail, IF NOT EXISTS or not.
+        self._lock(connection, f"weft makes {'.'.join(table)}")
+        if _is_there(connection, name):
+            return False
+        connection.execute(sql.SQL("CREATE TABLE {} (" + columns + ")").format(name, *map(sql.Identifier, names)))
+        return True
 
     def _copy(self, connection: Connection) -> None:
         types = ", ".join(f"{{}} {column.kind.copied}" for column in self.columns)
@@ -129,6 +137,7 @@ class Batch:
             values=values,
             # A literal: with parameters, a % in a column's name would be taken for one.
             query=sql.Literal(self.target.query),
+            target=sql.Literal(self.target.table[-1]),
             keys=sql.SQL(", ").join(map(sql.Identifier, self.target.keys)),
             order=self._order(),
             replace=self._replacement(),
@@ -174,6 +183,10 @@ class Batch:
             raise SinkError(
                 f"rows of one batch share the keys {named}, and nothing says which is the newest: give newest_by"
             )
+
+
+def _is_there(connection: Connection, name: Identifier) -> bool:
+    return connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),)).fetchone() != (None,)
 
 
 def _sql(text: str, *names: Any) -> Composed:

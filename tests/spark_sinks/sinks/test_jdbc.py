@@ -64,7 +64,22 @@ def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, da
     sink(rows(spark, (0, 0), (0, 1), (0, 2), (0, 2), (0, 3), (1, 0), (1, 1)), 0)
     found = database.run("SELECT text FROM $readings ORDER BY _shard, _offset")
     assert [text for (text,) in found] == ["0-0", "0-1", "0-2", "0-2", "0-3", "1-0", "1-1"]
-    assert database.run("SELECT * FROM $weft_positions ORDER BY shard") == [("copy", 0, 4), ("copy", 1, 2)]
+    assert database.run("SELECT * FROM $weft_positions ORDER BY shard") == [
+        ("copy", "readings", 0, 4),
+        ("copy", "readings", 1, 2),
+    ]
+
+
+def test_another_table_and_one_that_was_dropped_get_all_rows(spark: SparkSession, database: Database) -> None:
+    """Positions are those of a table: what one has says nothing of what another one has."""
+    frame = rows(spark, (0, 0), (0, 1))
+    database.sink(query="copy")(frame, 0)
+    database.sink("more", query="copy")(frame, 0)
+    assert database.run("SELECT count(*) FROM $more") == [(2,)]
+    database.run("DROP TABLE $readings")
+    for _ in range(2):
+        database.sink(query="copy")(frame, 0)
+    assert database.run("SELECT count(*) FROM $readings") == [(2,)]
 
 
 def test_a_batch_that_fails_leaves_nothing(spark: SparkSession, database: Database) -> None:
