@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta, field
 
-from weft.config.errors import Finding
+from weft.config.errors import Finding, KeyPath
 from weft.config.fields import AVAILABLE_NOW
 from weft.config.payload_schema.model import check_schema
 from weft.config.pipelines.sinks import PipelineSink
 from weft.config.pipelines.source import Names, PipelineSource
-from weft.config.pipelines.steps import Step
+from weft.config.pipelines.steps import Step, WindowStep
 from weft.config.units import parse_duration, quoted
 from weft.config.values import Duration, Section
 
 INPUT = "input"
 """Name by which SQL reads the rows of the step before it."""
 STEPS_MAX = 64
+WINDOW_START = "window_start"
+OWN_COLUMNS = (WINDOW_START, "window_end", "_complete", "_log_end")
+"""Columns of every window beside its groups and aggregates."""
 Trigger = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "trigger"})]
 Checkpoint = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "location"})]
 PipelineName = Annotated[
@@ -48,6 +51,13 @@ class Complete(Section, frozen=True, kw_only=True):
             "back. Unset: edges that the hub has retired."
         ),
     ] = field(default=None, name="retired_after")
+    peers: Annotated[
+        bool,
+        Meta(
+            description="As `peers` of the hub. With `true` a window waits for records that another cluster may have "
+            "and this one lacks."
+        ),
+    ] = False
 
     @property
     def only(self) -> tuple[str, ...] | None:
@@ -128,8 +138,33 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
             yield Finding((*path, "name"), f"is the name of step {seen[name]}, too. Give each step its own name")
         if name:
             seen.setdefault(name, at + 1)
+        if step.window is not None:
+            yield from _window(step.window, (*path, "window"))
     if pipeline.complete is not None and pipeline.window_step is None:
         yield Finding(("complete",), "needs a `window` step, and there is none. Add one, or take `complete` out")
+
+
+def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
+    """Yield columns of a window that have the name of another one. Names that differ in case only are the same."""
+    taken = dict.fromkeys(OWN_COLUMNS, "a column that every window has")
+    for name in window.by or ():
+        if name.lower() in taken:
+            yield Finding((*path, "by"), f"{name} is {taken[name.lower()]}. Take it out")
+        taken.setdefault(name.lower(), "in `by` already")
+    for name in window.emit:
+        if name.lower() in taken:
+            yield Finding((*path, "emit", name), f"{name} is {taken[name.lower()]}. Choose another name")
+        taken.setdefault(name.lower(), "in `emit` already")
+
+
+def _window_keys(window: WindowStep, kind: str, keys: Sequence[str]) -> Iterator[Finding]:
+    """Yield what is wrong with keys by which windows are written: with fewer, one window would replace another."""
+    wanted = [WINDOW_START, *(window.by or ())]
+    if sorted(keys) != sorted(wanted):
+        message = (
+            f"expected {', '.join(wanted)}, which name the row of a window; got {', '.join(keys)}. Or leave it out"
+        )
+        yield Finding(("sink", kind, "keys"), message)
 
 
 def _sink(pipeline: Pipeline) -> Iterator[Finding]:
@@ -141,6 +176,9 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
         )
     if kind != "console" and pipeline.checkpoint is None:
         yield Finding(("checkpoint",), f"is missing, and a sink of kind {kind} needs one. Name a folder for it")
+    if pipeline.window_step is not None and getattr(settings, "keys", None) is not None:
+        assert pipeline.window_step.window is not None
+        yield from _window_keys(pipeline.window_step.window, kind, settings.keys)
     if kind == "delta":
         path = ("sink", "delta")
         if has_windows and settings.mode != "upsert":

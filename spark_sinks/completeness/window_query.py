@@ -109,10 +109,9 @@ class WindowSteps:
     def _opened(self) -> tuple[StreamLog, WindowState]:
         if self._log is None or self._state is None:
             log = run(StreamLog.open(self._options))
-            source = f"{log.cluster.cluster_id.hex()}/{self._options.tenant}/{self._options.stream}"
             text = self._store.load()
-            fresh = WindowState(source, self._frame.every_us)
-            self._state = fresh if text is None else WindowState.decode(text, source, self._frame.every_us)
+            fresh = WindowState(log.source, self._frame.every_us)
+            self._state = fresh if text is None else WindowState.decode(text, log.source, self._frame.every_us)
             self._log = log
         return self._log, self._state
 

@@ -56,6 +56,16 @@ def open_window_store(sink: Sink | KeepsState, folder: str | None) -> WindowStor
     return _BesideTheSink(sink, None if folder is None else _StateFile(folder))
 
 
+def stored_state(folder: str) -> str | None:
+    """Return the state that a query of windows finds in a folder; None when there is none yet.
+
+    Raises:
+        ReadError: it is no folder of a store.
+        StoreError: the store does not answer.
+    """
+    return _StateFile(folder).load()
+
+
 class _InTheSink:
     def __init__(self, sink: KeepsState) -> None:
         self._sink = sink

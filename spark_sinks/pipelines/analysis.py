@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from spark_sinks.runtime.session import is_connect
 
 _CODE = re.compile(r"^\s*\[([A-Z][A-Z0-9_.]*)\]\s*")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
@@ -17,6 +20,11 @@ SENTENCE_CHARACTERS_MAX = 600
 def is_of_spark(error: BaseException) -> bool:
     """Return whether an error is one of Spark's own, with a condition and a message."""
     return isinstance(error, PySparkException)
+
+
+def plan_of(frame: DataFrame) -> str:
+    """Return the plan of a DataFrame as its analysis left it; empty with Spark Connect, where the server has it."""
+    return "" if is_connect(frame.sparkSession) else str(frame._jdf.queryExecution().analyzed().toString())
 
 
 def condition(error: BaseException) -> str:

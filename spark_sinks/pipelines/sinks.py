@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -17,6 +17,18 @@ from weft.config.pipelines.sinks import Console, DeltaTable, Jdbc, Kafka, Stream
 
 Sink = Callable[[DataFrame, int], None]
 """A sink: called with the rows of each micro-batch and the batch's number."""
+
+
+@runtime_checkable
+class ChecksRows(Protocol):
+    """Sink that can say before the first batch whether it takes certain columns."""
+
+    def check(self, frame: DataFrame) -> None:
+        """Check the columns of rows to come.
+
+        Raises:
+            SinkError: they do not suit the sink.
+        """
 
 
 @dataclass(frozen=True)

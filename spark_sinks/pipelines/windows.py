@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,16 +15,19 @@ from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.windows import complete_windows
 from spark_sinks.payloads.decoder import typed_fields
 from spark_sinks.payloads.frames import with_typed_columns
-from spark_sinks.pipelines.analysis import explained, is_of_spark
+from spark_sinks.pipelines.analysis import explained, is_of_spark, plan_of
 from spark_sinks.pipelines.context import Context, with_lineage
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import make_sink
 from spark_sinks.pipelines.steps import all_steps
+from spark_sinks.source.positions import parse_moment
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.steps import WindowStep
 
 TIME = "_time"
+_OTHER_ROWS = re.compile(r"^\W*(Window|Generate)\b", re.MULTILINE)
+"""Operators in a plan by which a row of the result is not that of one group alone."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Prepared:
         """
         since = self.context.source.since
         if since is not None:
-            frame = frame.where(F.col(TIME) >= F.lit(since).cast("timestamp"))
+            frame = frame.where(F.col(TIME) >= F.lit(parse_moment("since", since)))
         frame = with_lineage(_typed(frame.drop(START_COLUMN, END_COLUMN), self.context))
         rows = all_steps(self.context.pipeline).apply(frame, self.context)
         need_time(self.context.pipeline, rows)
@@ -111,6 +115,7 @@ def rule_of(pipeline: Pipeline) -> Complete:
         edges="all" if settings.only is None else settings.only,
         grace=timedelta(seconds=settings.grace_s),
         retired_after=None if settings.retired_after_s is None else timedelta(seconds=settings.retired_after_s),
+        peers=settings.peers,
     )
 
 
@@ -141,10 +146,17 @@ def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
         )
     for name, expression in step.emit.items():
         try:
-            rows.agg(F.expr(expression).alias(name)).schema  # noqa: B018
+            made = rows.agg(F.expr(expression).alias(name))
+            made.schema  # noqa: B018
         except Exception as error:
             if not is_of_spark(error):
                 raise
             raise PipelineError(("steps", at, "window", "emit", name), explained(error)) from None
+        if found := _OTHER_ROWS.search(plan_of(made)):
+            what = "looks at the rows of other groups" if found[1] == "Window" else "makes several rows of one"
+            raise PipelineError(
+                ("steps", at, "window", "emit", name),
+                f"{what}. Windows are computed again a few at a time: expected an aggregate of the group's own rows",
+            )
     frame = window_frame(pipeline)
     return WindowFrame(frame.every_us, frame.by, frame.aggregate).windows(rows, 0, 0)

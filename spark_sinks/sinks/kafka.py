@@ -102,6 +102,15 @@ class KafkaSink:
         """
         return {**_SURE, **self.options, **self._from_file()}
 
+    def check(self, frame: DataFrame) -> None:
+        """Check the columns of rows to come. Nothing is opened.
+
+        Raises:
+            SinkError: the rows do not say where they come from.
+            AnalysisException: an expression names a column that is not there.
+        """
+        self.messages(frame).schema  # noqa: B018
+
     def messages(self, frame: DataFrame) -> DataFrame:
         """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector takes them.
 

@@ -139,6 +139,11 @@ class StreamLog:
             self._recent[shard].extend(self._slices_of(chunks))
 
     @property
+    def source(self) -> str:
+        """Return cluster, tenant and stream as one text: no other stream anywhere has it."""
+        return f"{self.cluster.cluster_id.hex()}/{self.options.tenant}/{self.options.stream}"
+
+    @property
     def states(self) -> tuple[ShardState, ...]:
         """Return the state of every shard, up to the same chunks as ``heads``."""
         return tuple(self._states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
-from spark_sinks.errors import ReadError
+from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.lineage.columns import FROM_COLUMN
 from spark_sinks.pipelines.analysis import explained, is_of_spark
 from spark_sinks.pipelines.check.checkpoint import check_checkpoint
@@ -13,7 +13,7 @@ from spark_sinks.pipelines.check.report import Report, step_name
 from spark_sinks.pipelines.check.target import check_target
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.sinks import make_sink, output_mode
+from spark_sinks.pipelines.sinks import ChecksRows, make_sink, output_mode
 from spark_sinks.pipelines.steps import Part, all_steps, split
 from spark_sinks.pipelines.windows import analysed_windows
 from spark_sinks.runtime.session import is_connect
@@ -35,17 +35,26 @@ def check(pipeline: Pipeline, spark: SparkSession) -> Report:
         if FROM_COLUMN not in result.columns:
             report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
         check_target(pipeline, result, report)
-    check_checkpoint(pipeline, log, report)
-    if report.is_good:
-        _check_sink(pipeline, report)
+    check_checkpoint(pipeline, spark, log, report)
+    if report.is_good and result is not None:
+        _check_sink(pipeline, result, report)
     return report
 
 
-def _check_sink(pipeline: Pipeline, report: Report) -> None:
+def _check_sink(pipeline: Pipeline, result: DataFrame, report: Report) -> None:
+    """Add what the sink itself has against its settings, and against the columns that it gets."""
     try:
-        make_sink(pipeline)
+        sink = make_sink(pipeline)
+        if isinstance(sink, ChecksRows):
+            sink.check(result)
     except PipelineError as error:
         report.errors.append(error.finding)
+    except SinkError as error:
+        report.refuse(("sink", pipeline.sink.kind), str(error))
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        report.refuse(("sink", pipeline.sink.kind), explained(error))
 
 
 def _opened(context: Context, report: Report) -> StreamLog | None:

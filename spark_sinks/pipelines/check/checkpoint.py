@@ -5,20 +5,34 @@ from __future__ import annotations
 import json
 import os
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from spark_sinks.completeness.window_numbers import WindowState
+from spark_sinks.completeness.window_store import stored_state
 from spark_sinks.errors import ReadError
 from spark_sinks.pipelines.check.report import Report
+from spark_sinks.pipelines.windows import window_frame
+from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.positions import check_offsets, from_json
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.pipelines.pipeline import Pipeline
+from weft.storage.object_store import StoreError
 
 OFFSETS_BYTES_MAX = 8 << 20
 PATH = ("checkpoint",)
 
 
-def check_checkpoint(pipeline: Pipeline, log: StreamLog | None, report: Report) -> None:
-    """Add what is wrong with a checkpoint on a file system of this machine. Others are not looked at."""
+def check_checkpoint(pipeline: Pipeline, spark: SparkSession, log: StreamLog | None, report: Report) -> None:
+    """Add what is wrong with a checkpoint: one of windows, or one of Spark on a file system of this machine."""
     folder = pipeline.checkpoint
-    if folder is None or "://" in folder:
+    if folder is None:
+        return
+    if pipeline.window_step is not None and pipeline.window_step.window is not None:
+        _check_state(folder, pipeline, log, report)
+    elif "://" in folder:
+        _check_scheme(folder, spark, report)
+    if "://" in folder:
         return
     existing = folder
     while not os.path.lexists(existing):
@@ -29,6 +43,35 @@ def check_checkpoint(pipeline: Pipeline, log: StreamLog | None, report: Report) 
         report.refuse(PATH, f"{existing} cannot be written by this user. Change its owner, or name another place")
     elif log is not None and os.path.isdir(os.path.join(folder, "offsets")):
         _check_positions(folder, log, report)
+
+
+def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report) -> None:
+    """Add what a query of windows would have against the state that it finds."""
+    every_us = window_frame(pipeline).every_us
+    try:
+        text = stored_state(folder)
+        if text is not None and log is not None:
+            WindowState.decode(text, log.source, every_us)
+    except (ReadError, StoreError) as error:
+        report.refuse(PATH, str(error).removeprefix("checkpoint: "))
+
+
+def _check_scheme(folder: str, spark: SparkSession, report: Report) -> None:
+    """Add that Spark has no file system for a checkpoint: its pip package has none for object stores."""
+    if is_connect(spark):
+        return  # Only the server knows; it says so at the start.
+    scheme = folder.partition("://")[0]
+    jvm, context = spark._jvm, spark.sparkContext._jsc
+    assert jvm is not None
+    assert context is not None
+    try:
+        jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context.hadoopConfiguration())
+    except Py4JJavaError:
+        report.refuse(
+            PATH,
+            f"this Spark has no file system for {scheme}://. Name a folder that all machines reach, or add the file "
+            "system's package (spark.jars.packages)",
+        )
 
 
 def _check_positions(folder: str, log: StreamLog, report: Report) -> None:

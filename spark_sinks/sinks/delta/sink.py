@@ -183,6 +183,14 @@ class DeltaSink:
             "let fewer jobs write to the table at the same time"
         )
 
+    def check(self, frame: DataFrame) -> None:
+        """Check the columns of rows to come. Nothing is opened.
+
+        Raises:
+            SinkError: a table cannot have them, or the sink lacks one.
+        """
+        self._check_columns(arrow_columns(frame.schema))
+
     def _check_columns(self, rows: pa.Schema) -> None:
         check_partitioning(rows, self.partition_by)
         for option, names in (("keys", self.keys), ("order_by", self.order_by)):

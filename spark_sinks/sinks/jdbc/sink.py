@@ -88,13 +88,10 @@ class JdbcSink:
         Raises:
             SinkError: the rows do not suit the table, or PostgreSQL refused; nothing of the batch is written.
         """
+        self.check(frame)
         columns = columns_of(frame.schema)
-        names = [column.name for column in columns]
-        wanted = [*self.keys, *([self.newest_by] if self.newest_by else [])] if self.keys else [SHARD, OFFSET]
-        if missing := [name for name in wanted if name not in names]:
-            raise SinkError(f"the rows lack {', '.join(missing)}, which JdbcSink needs; they have {', '.join(names)}")
         rows = as_copied(frame).toArrow()
-        self._check_nulls(rows, [*self.keys] or wanted)
+        self._check_nulls(rows, self.keys or (SHARD, OFFSET))
         if not rows.num_rows:
             return
         target = Target(
@@ -102,6 +99,17 @@ class JdbcSink:
         )
         written = self._write(Batch(target, columns, rows))
         _log.info("batch %d: %d of %d rows written to %s", batch_id, written, rows.num_rows, self.table)
+
+    def check(self, frame: DataFrame) -> None:
+        """Check the columns of rows to come. Nothing is opened.
+
+        Raises:
+            SinkError: PostgreSQL cannot have them, or the sink lacks one.
+        """
+        names = [column.name for column in columns_of(frame.schema)]
+        wanted = [*self.keys, *([self.newest_by] if self.newest_by else [])] if self.keys else [SHARD, OFFSET]
+        if missing := [name for name in wanted if name not in names]:
+            raise SinkError(f"the rows lack {', '.join(missing)}, which JdbcSink needs; they have {', '.join(names)}")
 
     def _check_nulls(self, rows: pa.Table, names: Sequence[str]) -> None:
         for name in names:

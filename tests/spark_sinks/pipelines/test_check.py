@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,10 @@ from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.check.check import check
 from spark_sinks.pipelines.check.report import Report
+from spark_sinks.pipelines.job import start
+from spark_sinks.pipelines.windows import rule_of
 from tests.spark_sinks.conftest import Hub
-from weft.config.errors import format_path
+from weft.config.errors import ConfigError, format_path
 from weft.config.load import Loaded, parse
 from weft.config.pipelines.pipeline import Pipeline, check_pipeline
 
@@ -21,6 +24,8 @@ pytestmark = pytest.mark.spark
 SOURCE = "name: warm\nsource: {store: <hub>, stream: telemetry}\n"
 CONSOLE = "sink: {console: {}}\n"
 TABLE = "sink: {delta: <dir>/table}\ncheckpoint: <dir>/checkpoint\n"
+WINDOWS = SOURCE + "steps: [window: {every: 1h, by: [machine], emit: {n: count(*)}}]\n"
+HOURS = "sink: {delta: {path: <dir>/t, mode: upsert}}\ncheckpoint: <dir>/c\n"
 STEPS = """\
 from pyspark.sql import functions as F
 
@@ -113,6 +118,30 @@ TABLE_OF_MISTAKES = [
           "sink.delta.path", 3, "<hub> has files and is no Delta table. Name another place"),
     Wrong("a checkpoint that is a file", SOURCE + "sink: {delta: <dir>/t}\ncheckpoint: <dir>/plant_steps.py\n",
           "checkpoint", 4, "<dir>/plant_steps.py is no folder. Name another place"),
+    Wrong("a checkpoint where Spark cannot write", SOURCE + TABLE.replace("<dir>/checkpoint", "s3://plant/checkpoint"),
+          "checkpoint", 4, "this Spark has no file system for s3://"),
+    Wrong("a checkpoint of windows where no store is", WINDOWS + HOURS.replace("<dir>/c", "hdfs://plant/c"),
+          "checkpoint", 5, "'hdfs://plant/c' is no store"),
+    Wrong("an aggregate over other groups", (WINDOWS + HOURS).replace("count(*)", "count(*) OVER ()"),
+          "steps[0].window.emit.n", 3, "looks at the rows of other groups"),
+    Wrong("an aggregate of several rows", (WINDOWS + HOURS).replace("count(*)", "explode(collect_list(_seq))"),
+          "steps[0].window.emit.n", 3, "makes several rows of one"),
+    Wrong("a name that Delta does not take", SOURCE + "steps: [sql: 'SELECT *, 1 AS `a b` FROM input']\n" + TABLE,
+          "sink.delta", 4, "column 'a b': Delta allows none of space"),
+    Wrong("a position as text",
+          SOURCE + "steps: [sql: 'SELECT _shard, CAST(_offset AS STRING) AS _offset, _from FROM input']\n" + TABLE,
+          "sink.delta", 4, "column _offset is a string; leave it as the source has it"),
+    Wrong("a list as key",
+          SOURCE + "sink: {delta: {path: <dir>/t, mode: upsert, keys: [_from]}}\ncheckpoint: <dir>/c\n",
+          "sink.delta", 3, "keys: _from is a "),
+    Wrong("a partition by bytes", SOURCE + TABLE.replace("<dir>/table", "{path: <dir>/t, partition_by: [payload]}"),
+          "sink.delta", 3, "partition_by: payload is a binary"),
+    Wrong("an order of the database by no column", SOURCE + "sink: {jdbc: {url: 'jdbc:postgresql://localhost/x', "
+          "table: t, keys: [machine], newest_by: at}}\ncheckpoint: <dir>/c\n",
+          "sink.jdbc", 3, "the rows lack at, which JdbcSink needs"),
+    Wrong("a key of messages by no column",
+          SOURCE + "sink: {kafka: {brokers: 'localhost:9', topic: t, key: machin}}\ncheckpoint: <dir>/c\n",
+          "sink.kafka", 3, "there is no column machin here. Did you mean machine"),
 ]  # fmt: skip
 
 
@@ -172,3 +201,45 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     (offsets / "8").write_text('v1\n{}\n{"logOffset":3}\n{"0":1}')
     (finding,) = checked(text, place, spark).errors
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
+
+
+def test_windows_of_another_length_in_the_checkpoint_are_refused(
+    place: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    text = (WINDOWS + HOURS).replace("<dir>/c", str(tmp_path / "c"))
+    start(loaded(text, place).config, spark, once=True).awaitTermination()
+    assert not checked(text, place, spark).errors
+    (finding,) = checked(text.replace("1h", "30m"), place, spark).errors
+    assert finding.path == ("checkpoint",)
+    assert "the sink has windows of 3600 s, and this query makes windows of 1800 s" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "setting", "message"),
+    [
+        ("{_complete: count(*)}", "emit._complete", "_complete is a column that every window has"),
+        ("{Machine: max(line)}", "emit.Machine", "Machine is in `by` already"),
+        ("{n: count(*), N: max(line)}", "emit.N", "N is in `emit` already"),
+    ],
+)
+def test_a_column_of_windows_that_hides_another(wrong: str, setting: str, message: str, place: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        loaded((WINDOWS + HOURS).replace("{n: count(*)}", wrong), place)
+    assert format_path(error.value.problems[0].path) == f"steps[0].window.{setting}"
+
+
+@pytest.mark.parametrize("by", ["[machine, machine]", "[machine, window_start]"])
+def test_a_group_that_is_named_twice(by: str, place: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"Take it out"):
+        loaded((WINDOWS + HOURS).replace("[machine]", by), place)
+
+
+def test_windows_by_keys_that_let_one_replace_another(place: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"keys: expected window_start, machine, .* got machine\b"):
+        loaded((WINDOWS + HOURS).replace("upsert", "upsert, keys: [machine]"), place)
+    loaded((WINDOWS + HOURS).replace("upsert", "upsert, keys: [machine, window_start]"), place)
+
+
+def test_windows_wait_for_records_that_a_peer_may_have(place: dict[str, str]) -> None:
+    assert not rule_of(loaded(WINDOWS + HOURS, place).config).peers
+    assert rule_of(loaded(WINDOWS + HOURS + "complete: {peers: true}\n", place).config).peers
