@@ -140,6 +140,8 @@ def _steps(pipeline: Pipeline) -> Iterator[Finding]:
             seen.setdefault(name, at + 1)
         if step.window is not None:
             yield from _window(step.window, (*path, "window"))
+    if pipeline.complete is not None and "all" in pipeline.complete.edges and pipeline.complete.only is not None:
+        yield Finding(("complete", "edges"), "expected `all`, or names of edges; got both. `all` waits for these, too")
     if pipeline.complete is not None and pipeline.window_step is None:
         yield Finding(("complete",), "needs a `window` step, and there is none. Add one, or take `complete` out")
 

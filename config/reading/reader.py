@@ -35,6 +35,9 @@ _PLAIN = {*_TEXT, *(f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null")
 ANY_DEPTH_MAX = 16
 """Maximum number of keys on the way to a value of a setting that takes any value."""
 
+ANY_VALUES_MAX = 10_000
+"""Maximum number of values in settings that take any value. A few lines of YAML aliases stand for billions."""
+
 INVALID: Any = object()
 """Marker for a refused value; ``Reader.findings`` has the reason."""
 
@@ -48,6 +51,7 @@ class Reader:
         self._model = model
         self.findings: list[Finding] = []
         self.lines: dict[KeyPath, int] = {}
+        self._any_values = 0
 
     def read(self, node: yaml.Node, type_: inspect.Type, path: KeyPath) -> Any:
         """Return the value of ``node``, of ``type_`` as msgspec describes it, or ``INVALID``."""
@@ -72,6 +76,11 @@ class Reader:
         """Return a value as YAML has it: text, numbers, booleans, null, lists and mappings; times stay text."""
         if len(path) > ANY_DEPTH_MAX:
             self.findings.append(Finding(path, f"is nested deeper than {ANY_DEPTH_MAX} levels. Make it flatter"))
+            return INVALID
+        self._any_values += 1
+        if self._any_values > ANY_VALUES_MAX:
+            if self._any_values == ANY_VALUES_MAX + 1:
+                self.findings.append(Finding(path, f"is one value too many: at most {ANY_VALUES_MAX} stand here"))
             return INVALID
         if isinstance(node, yaml.ScalarNode):
             if node.tag not in _PLAIN:

@@ -28,8 +28,9 @@ def check_checkpoint(pipeline: Pipeline, spark: SparkSession, log: StreamLog | N
     folder = pipeline.checkpoint
     if folder is None:
         return
-    if pipeline.window_step is not None and pipeline.window_step.window is not None:
-        _check_state(folder, pipeline, log, report)
+    if pipeline.window_step is not None:
+        if "://" in folder or os.path.isdir(folder):
+            _check_state(folder, pipeline, log, report)
     elif "://" in folder:
         _check_scheme(folder, spark, report)
     if "://" in folder:
@@ -51,7 +52,8 @@ def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report:
     try:
         text = stored_state(folder)
         if text is not None and log is not None:
-            WindowState.decode(text, log.source, every_us)
+            state = WindowState.decode(text, log.source, every_us)
+            check_offsets("the checkpoint", dict.fromkeys(log.heads, 0) | state.offsets, log.heads)
     except (ReadError, StoreError) as error:
         report.refuse(PATH, str(error).removeprefix("checkpoint: "))
 

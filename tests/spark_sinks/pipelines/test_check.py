@@ -240,6 +240,18 @@ def test_windows_by_keys_that_let_one_replace_another(place: dict[str, str]) -> 
     loaded((WINDOWS + HOURS).replace("upsert", "upsert, keys: [machine, window_start]"), place)
 
 
+def test_all_edges_and_some(place: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"complete\.edges: expected `all`, or names"):
+        loaded(WINDOWS + HOURS + "complete: {edges: [all, press-1]}\n", place)
+
+
 def test_windows_wait_for_records_that_a_peer_may_have(place: dict[str, str]) -> None:
     assert not rule_of(loaded(WINDOWS + HOURS, place).config).peers
     assert rule_of(loaded(WINDOWS + HOURS + "complete: {peers: true}\n", place).config).peers
+
+
+def test_options_that_aliases_blow_up(place: dict[str, str]) -> None:
+    doubled = "".join(f"      a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 14))
+    text = SOURCE + "steps:\n  - python: plant_steps:warm\n    options:\n      a0: &a0 [1]\n" + doubled + CONSOLE
+    with pytest.raises(ConfigError, match="is one value too many: at most 10000 stand here"):
+        loaded(text, place)
