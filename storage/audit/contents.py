@@ -22,10 +22,11 @@ def add_payloads(sums: Sums, batch: pa.RecordBatch, scope: Scope) -> None:
     """Add the payloads of rows below the table's position that were not skipped; nothing when none are compared."""
     if not scope.payload_columns:
         return
-    names = ("_shard", "_offset", *scope.payload_columns)
-    for shard, offset, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+    names = ("_shard", "_offset", "_seq", *scope.payload_columns)
+    for shard, offset, seq, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
         if offset < scope.positions.get(shard, 0) and offset not in scope.skips.get(shard, ()):
-            crc = crc32c(struct.pack("<Q", offset))
+            # With its number: two rows of a lane that have each other's are all there, and are not the log's.
+            crc = crc32c(struct.pack("<Qq", offset, seq))
             for part in parts:
                 crc = crc32c(part.encode() if isinstance(part, str) else part or b"", crc)
             sums[shard, offset // BLOCK_OFFSETS] += crc

@@ -259,6 +259,18 @@ async def test_a_payload_that_was_rewritten_is_caught_when_payloads_are_compared
     assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
 
 
+async def test_rows_with_each_others_numbers_are_caught_when_payloads_are_compared(
+    store: ObjectStore, log: LogWriter
+) -> None:
+    found = rows(store).to_pylist()
+    one, two = [row for row in found if row["_log"] == found[0]["_log"]][:2]
+    one["_seq"], two["_seq"] = two["_seq"], one["_seq"]
+    overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+    assert (await report(store)).agrees
+    problems = (await audit(store, "default", "telemetry", payloads=True)).problems
+    assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+
+
 def overwrite(store: ObjectStore, data: pa.Table) -> None:
     """Replace the rows of the table; its positions stay."""
     uri, _ = store.location("tables/default/telemetry")
