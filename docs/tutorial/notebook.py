@@ -42,9 +42,9 @@ def execute(notebook: NotebookNode) -> NotebookNode:
     started: list[psutil.Process] = []
 
     def remember(**_: object) -> None:
-        started.extend(psutil.Process(manager.provisioner.pid).children(recursive=True))
+        started[:] = psutil.Process(manager.provisioner.pid).children(recursive=True)
 
-    client.on_notebook_complete = remember
+    client.on_cell_executed = remember
     done = client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     # Java ends behind the kernel, and removes its temporary files then.
     psutil.wait_procs(started, JAVA_ENDS_S_MAX)
