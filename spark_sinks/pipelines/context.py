@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -53,6 +53,7 @@ class Context:
         until: datetime | str | None = None,
         edges: Collection[str] | None = None,
         columns: Sequence[str] | None = None,
+        below: Mapping[int, int] | None = None,
     ) -> DataFrame:
         """Return the stream's rows up to now, each once, from the table and from the log.
 
@@ -63,10 +64,11 @@ class Context:
             until: only rows with an earlier ``_time``.
             edges: only rows of these edge nodes. None takes those of the pipeline.
             columns: only these columns. None takes all of them, and ``_from``.
+            below: shard -> offset behind its last row; nothing is read of a shard that is not named. None: up to now.
         """
         named: dict[str, Any] = {"store": self.source.store, "tenant": self.source.tenant}
         named |= {"since": since, "until": until, "keys": self.source.keys, "columns": columns}
-        named["schema"] = self.source.schema
+        named |= {"schema": self.source.schema, "ending": below}
         named["edges"] = self.source.edges if edges is None else edges
         frame = read(spark, self.source.stream, **named)
         return with_lineage(frame) if columns is None else frame

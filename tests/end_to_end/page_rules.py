@@ -148,6 +148,10 @@ RULES = {
             r"plant/press/m1/telemetry \{\"temperature\": 22\.5",
         )
     ),
+    "shipped-pipelines.md": Rule(
+        before=(TOUR,),
+        says=(r"name: anomalies", r"'state': 'down', 'records': 1", r"'value': 21\.5, 'model_version': '1'"),
+    ),
     "open-the-table.md": Rule(
         needs=("duckdb", "polars"), before=(TOUR, NO_JSON), says=(r"m1 +[│┆|] +21\.5", r"m2 +[│┆|] +19\.0")
     ),

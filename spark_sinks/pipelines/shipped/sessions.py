@@ -1,0 +1,172 @@
+"""Step of the pipeline *sessions*: the time that each machine spent in each state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE, joined, merged
+from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.shipped.past import EDGE, NEW, POSITION, duration, interval, need, place, rows_with_past
+
+_NEEDED = (*POSITION, "_time", EDGE, FROM_COLUMN, "machine", "state")
+_DAY = timedelta(days=1)
+DOWN = "down"
+_PART = (
+    "struct<_first_offset:bigint,_shard:int,_suffix:string,state:string,started_at:timestamp,"
+    f"ended_at:timestamp,records:bigint,is_open:boolean,{FROM_COLUMN}:{FROM_TYPE},_offset:bigint>"
+)
+_MACHINE = (EDGE, "machine")
+
+
+def find_sessions(frame: DataFrame, context: Context, *, silence: str = "5m", remember: str = "1d") -> DataFrame:
+    """Return the sessions that the new records touch: runs of records of one machine in one state.
+
+    A session begins with a record that has another state than the one before it, comes more than ``silence`` after it,
+    or is the first of a day (UTC). It ends where the next one begins, or with its last record if the machine is silent
+    after it. The silence itself, up to ``remember``, is a session in the state ``down``. What is longer stays a hole.
+    Before and after are by ``_time``, so an edge node's outage makes no silence: its records come later with their own
+    times, and the sessions are computed again.
+
+    ``session_id`` is made of the edge node, the machine and the place in the log of the record that began the session,
+    or ended the silence; ``_offset`` is the last record that counts for the row. Upserted by ``session_id``, the table
+    is a function of the log. A row whose record no longer begins a session, because a record that came late stands
+    before it, is written with ``is_void = true`` and null times.
+
+    Args:
+        frame: rows with ``machine`` and ``state`` (strings), and ``_shard, _offset, _time, _edge, _from``.
+        silence: longest time between two records of a machine that is not ``down``.
+        remember: longest silence that is looked for. Each micro-batch reads the machines' records of this time and up
+            to a day around its own.
+
+    Raises:
+        PipelineError: an option is no duration, ``remember`` is shorter than ``silence``, or a column is missing.
+    """
+    need(frame, context, _NEEDED)
+    gap, memory = duration(context, "silence", silence), duration(context, "remember", remember)
+    if memory < gap:
+        message = f"expected at least the silence of {silence}, got {remember!r}"
+        raise PipelineError((*place(context), "options", "remember"), message)
+    # A session reaches up to a day beyond a record; what stands before and after it, up to `remember`, bounds it.
+    around = _DAY + memory + memory
+    rows = rows_with_past(frame.select(*_NEEDED), context, "machine", before=around, after=around)
+    marked = _marked(rows.where(F.col("state").isNotNull()), gap, memory)
+    return _sessions(marked)
+
+
+def _marked(rows: DataFrame, gap: timedelta, memory: timedelta) -> DataFrame:
+    """Return the records with what they begin: a session, or the end of a silence."""
+    machine = Window.partitionBy(*_MACHINE)
+    in_time = machine.orderBy("_time", "_offset")
+    rows = (
+        rows.withColumn("_before", F.lag(F.struct("_time", "_offset", "state", FROM_COLUMN)).over(in_time))
+        .withColumn("_after", F.lead(F.struct("_time", "_offset")).over(in_time))
+        .withColumn("_lowest", F.min(F.when(F.col(NEW), F.col("_time"))).over(machine))
+        .withColumn("_highest", F.max(F.when(F.col(NEW), F.col("_time"))).over(machine))
+        .withColumn("_passed", F.unix_micros("_time") - F.unix_micros("_before._time"))
+        .withColumn("_to_come", F.unix_micros("_after._time") - F.unix_micros("_time"))
+    )
+    is_known, is_heard = _holds(F.col("_passed") <= _us(memory)), _holds(F.col("_to_come") <= _us(memory))
+    begins = ~is_known | (F.col("_passed") > _us(gap)) | (F.col("_before.state") != F.col("state"))
+    begins |= F.to_date("_before._time") != F.to_date("_time")
+    # greatest() and max() skip nulls.
+    pair = F.greatest("_offset", F.when(is_known, F.col("_before._offset")))
+    # Sessions that records of the micro-batch may have changed, and all of whose records were read. A record can be in
+    # a session that began up to a day before it, or be the one after it, or the one before it.
+    is_near = (F.col("_time") >= F.col("_lowest") - interval(_DAY + memory)) & (
+        F.col("_time") <= F.col("_highest") + interval(memory)
+    )
+    rows = (
+        rows.withColumn("_near", is_near)
+        .withColumn("_begins", begins)
+        .withColumn("_silent", is_known & (F.col("_passed") > _us(gap)))
+        # The record before it came later: in an earlier state of the log this one may have begun a session.
+        .withColumn("_moved", is_known & (F.col("_before._offset") > F.col("_offset")))
+        .withColumn("_next", F.when(F.col("_to_come") <= _us(gap), F.col("_after._time")).otherwise(F.col("_time")))
+        .withColumn("_heard", is_heard)
+        .withColumn("_pair", pair)
+        .withColumn("_cause", F.greatest("_pair", F.when(is_heard, F.col("_after._offset"))))
+    )
+    return rows.withColumn("_number", F.sum(F.col("_begins").cast("int")).over(in_time))
+
+
+def _sessions(marked: DataFrame) -> DataFrame:
+    """Return sessions, silences, and the void rows of records that begin neither any longer.
+
+    Each record is looked at once: what it ended goes with its session, as an array.
+    """
+    silence = _ended(F.struct("_time", "_offset", "_shard"), is_void=False)
+    no_silence = _ended(F.struct("_time", "_offset", "_shard"), is_void=True)
+    no_session = _ended(F.struct("_time", "_offset", "_shard"), is_void=True, suffix="")
+    ended = F.array(
+        F.when(F.col("_near") & F.col("_silent"), silence),
+        F.when(F.col("_near") & F.col("_moved") & ~F.col("_silent"), no_silence),
+        F.when(F.col("_near") & F.col("_moved") & ~F.col("_begins"), no_session),
+    )
+    runs = (
+        marked.withColumn("_ended", F.array_compact(ended))
+        .groupBy(*_MACHINE, "_number")
+        .agg(
+            F.min(F.struct("_time", "_offset", "_shard", "state", "_near")).alias("_first"),
+            F.max(F.struct("_time", "_offset", "_next", "_heard")).alias("_last"),
+            F.count("*").alias("_records"),
+            merged().alias("_ranges"),
+            F.max("_cause").alias("_cause"),
+            F.flatten(F.collect_list("_ended")).alias("_ended"),
+        )
+    )
+    running = _part(
+        F.col("_first"), "", F.col("_first.state"), F.col("_first._time"), F.col("_last._next"),
+        records=F.col("_records"), is_open=~F.col("_last._heard"), ranges=F.col("_ranges"), cause=F.col("_cause"),
+    )  # fmt: skip
+    parts = F.array_compact(F.concat(F.array(F.when(F.col("_first._near"), running)), "_ended"))
+    rows = runs.select(*_MACHINE, F.explode(parts).alias("_part")).select(*_MACHINE, "_part.*")
+    number = F.concat_ws("-", F.col("_shard").cast("string"), F.col("_first_offset").cast("string"))
+    return rows.select(
+        F.concat(EDGE, F.lit("/"), "machine", F.lit("/"), number, "_suffix").alias("session_id"),
+        EDGE, "machine", "state", "started_at", "ended_at",
+        ((F.unix_micros("ended_at") - F.unix_micros("started_at")) / F.lit(1e6)).alias("duration_s"),
+        "records", "is_open", F.col("started_at").isNull().alias("is_void"), FROM_COLUMN, "_shard", "_offset",
+    )  # fmt: skip
+
+
+def _ended(own: Column, *, is_void: bool, suffix: str = "-down") -> Column:
+    """Return the silence that a record ends, or the void row of a record."""
+    nothing = F.lit(None)
+    return _part(
+        own,
+        suffix,
+        nothing.cast("string") if is_void else F.lit(DOWN),
+        nothing.cast("timestamp") if is_void else F.col("_before._time"),
+        nothing.cast("timestamp") if is_void else F.col("_time"),
+        records=F.lit(0).cast("bigint"),
+        is_open=F.lit(False),
+        ranges=joined(F.concat(f"_before.{FROM_COLUMN}", FROM_COLUMN)),
+        cause=F.col("_pair"),
+    )
+
+
+def _part(
+    first: Column, suffix: str, state: Column, start: Column, end: Column, *, records: Column, is_open: Column,
+    ranges: Column, cause: Column,
+) -> Column:  # fmt: skip
+    """Return a row of the result as a struct: its first record, its own columns, and what it was made of."""
+    named = {
+        "_first_offset": first["_offset"], "_shard": first["_shard"], "_suffix": F.lit(suffix),
+        "state": state, "started_at": start, "ended_at": end, "records": records, "is_open": is_open,
+        FROM_COLUMN: ranges, "_offset": cause,
+    }  # fmt: skip
+    # All parts have one type, or they could not be in one array.
+    return F.struct(*(column.alias(name) for name, column in named.items())).cast(_PART)
+
+
+def _holds(condition: Column) -> Column:
+    """Return a condition that is false where it is unknown."""
+    return F.coalesce(condition, F.lit(False))
+
+
+def _us(span: timedelta) -> int:
+    return round(span.total_seconds() * 1_000_000)

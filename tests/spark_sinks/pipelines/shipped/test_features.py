@@ -1,0 +1,112 @@
+"""*features*: rows are a function of the log, and carry the versions of the features and of the model."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spark_sinks.pipelines.context import Context
+from spark_sinks.pipelines.errors import PipelineError
+from spark_sinks.pipelines.shipped import model as models
+from spark_sinks.pipelines.shipped.features import FEATURES
+from spark_sinks.pipelines.shipped.model import MAGIC, apply_model, read_model, write_model
+from spark_sinks.pipelines.shipped.training import main
+from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
+from weft.config.load import parse
+from weft.config.pipelines.pipeline import Pipeline
+
+pytestmark = pytest.mark.spark
+SERIES = "weft/demo/data/machine_temperature_system_failure.csv.gz"
+
+
+def readings(count: int) -> list[Reading]:
+    chance = random.Random(3)
+    return [(20.0 * at, f"m{at % 2}", 80 + chance.gauss(0, 3)) for at in range(count)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of a real machine's first week."""
+    path = str(tmp_path_factory.mktemp("model") / "model.pickle")
+    assert main([SERIES, path, "--until", "2013-12-09", "--version", "7"]) == 0
+    return path
+
+
+@pytest.mark.slow
+def test_any_cut_and_a_lost_checkpoint_give_the_same_rows(machines: Machines, trained: str) -> None:
+    everything = readings(160)
+    text = Path("spark_sinks/pipelines/shipped/features.yaml").read_text(encoding="utf-8")
+    file = machines.folder / "features.yaml"
+    file.write_text(
+        text.replace("{history: 1h, warm_up: 6}", "{history: 10m, warm_up: 4}")
+        .replace("model: model.pickle, version: null", f"model: {trained}, version: '7'"),
+        encoding="utf-8",
+    )  # fmt: skip
+    machines.write("e1", everything[:90])
+    machines.run(str(file), "cut", records_max=50)
+    shutil.rmtree(machines.checkpoint("cut"))
+    machines.write("e1", everything[90:])
+    machines.run(str(file), "cut", records_max=110)
+    machines.run(str(file), "whole")
+    whole = machines.rows("whole")
+    assert machines.rows("cut") == whole
+    assert len(whole) == len(everything)
+    for at, row in enumerate(whole):
+        seconds, machine, value = everything[row["_from"][0]["last"]]
+        past = [each[2] for each in everything[: at + 1] if each[1] == machine and seconds - 600 <= each[0] <= seconds]
+        assert (row["machine"], row["value"], row["records"]) == (machine, value, len(past))
+        assert (row["features_version"], row["model_version"]) == ("1", "7")
+        if len(past) < 4:
+            assert (row["mean"], row["score"]) == (None, None)
+        else:
+            assert row["mean"] == pytest.approx(np.mean(past))
+            assert row["highest"] == max(past)
+            assert row["score"] < 0
+
+
+def test_a_model_of_another_version_is_refused(
+    spark: Any, trained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "name: s\nsource: {store: s, stream: t}\nsink: {console: {}}\n"
+        "steps: [python: spark_sinks.pipelines.shipped.model:apply_model]\n"
+    )
+    context = Context(parse(text, "s.yaml", Pipeline).config)
+    frame = spark.createDataFrame([], ", ".join(f"{name} double" for name in FEATURES))
+    with pytest.raises(PipelineError, match="is version 7 of the model, and the pipeline asks for 8"):
+        apply_model(frame, context, model=trained, version="8")
+    with pytest.raises(PipelineError, match="cannot be read: No such file"):
+        apply_model(frame, context, model=str(tmp_path / "none"))
+    with pytest.raises(PipelineError, match="needs the column value"):
+        apply_model(frame.drop("value"), context, model=trained)
+    other = tmp_path / "other.pickle"
+    for content, said in (
+        (b"\x80\x05pickled", "is no model file"),
+        (MAGIC + b"{}\nbody", "is no model file"),
+        (Path(trained).read_bytes()[:-1], "is damaged"),
+    ):
+        other.write_bytes(content)
+        with pytest.raises(ValueError, match=said):
+            read_model(str(other))
+    monkeypatch.setattr(models, "FEATURES_VERSION", "2")
+    with pytest.raises(PipelineError, match="trained with version 1 of the features, and these are version 2"):
+        apply_model(frame, context, model=trained)
+    write_model(str(other), object(), "1")
+    assert read_model(str(other))[0].features_version == "2"
+
+
+def test_training_says_what_is_wrong_with_a_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "series.csv"
+    for content, said in (
+        ("time,value\n1,2\n", "has no column timestamp; it has time, value"),
+        ("timestamp,value\n2026-01-01,2\n", "0 rows are too few to train a model"),
+    ):
+        file.write_text(content)
+        assert main([str(file), str(tmp_path / "model")]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
