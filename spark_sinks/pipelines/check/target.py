@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType
 
 from spark_sinks.pipelines.check.report import Report
-from spark_sinks.source.store_options import with_environment
+from spark_sinks.sinks.delta.place import place_of
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
@@ -70,12 +70,14 @@ def _need(path: KeyPath, columns: Sequence[str], wanted: Iterable[str], purpose:
 
 def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report) -> None:
     path = ("sink", "delta", "path")
-    options = with_environment({}, os.environ) if settings.path.startswith("s3://") else None
     try:
-        if not DeltaTable.is_deltatable(settings.path, options):
+        # As the sink opens it, which knows what an endpoint without TLS needs.
+        remote = settings.path.startswith("s3://")
+        uri, options = place_of(settings.path, {}).location() if remote else (settings.path, None)
+        if not DeltaTable.is_deltatable(uri, options):
             _check_folder(settings.path, report)
             return
-        schema = from_arrow_schema(_arrow_schema(DeltaTable(settings.path, storage_options=options)))
+        schema = from_arrow_schema(_arrow_schema(DeltaTable(uri, storage_options=options)))
     except (DeltaError, OSError, ValueError) as error:
         report.refuse(path, f"{settings.path} cannot be read: {str(error).partition(chr(10))[0]}")
         return

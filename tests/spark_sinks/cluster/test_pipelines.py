@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from spark_sinks.sinks.delta.place import place_of
 from tests.spark_sinks.cluster.commands import Run
 from tests.spark_sinks.cluster.conftest import Place
 from tests.spark_sinks.conftest import EDGES, Hub
@@ -34,9 +35,8 @@ def plant(place: Place) -> Hub:
 
 
 def rows(place: Place, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    found = DeltaTable(f"{place.root}/{table}", storage_options=dict(place.options)).to_pyarrow_table(
-        columns=[*columns]
-    )
+    uri, options = place_of(f"{place.root}/{table}", dict(place.options)).location()
+    found = DeltaTable(uri, storage_options=options).to_pyarrow_table(columns=[*columns])
     return sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True), key=repr)
 
 
