@@ -21,7 +21,8 @@ from weft.demo.fabric import free_port
 USER, PASSWORD = "weft", "not-for-logs-3f9c"
 START_S_MAX = 60.0
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), *map(str, DEBIAN)])
+_PATH = os.pathsep.join([*map(str, DEBIAN), os.environ.get("PATH", "")])
+# Debian's first: the user that PostgreSQL runs as may not enter a folder of links in a temporary one.
 INITDB, POSTGRES = shutil.which("initdb", path=_PATH), shutil.which("postgres", path=_PATH)
 
 
