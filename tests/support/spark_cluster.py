@@ -46,7 +46,10 @@ class SparkCluster:
         self.port = free_port()
         self.master = f"spark://127.0.0.1:{self.port}"
         self._count = workers
-        self._environment = {**_bare(), **(environment or {})}
+        # A worker that is killed leaves what it has there.
+        local = folder / "local"
+        local.mkdir(exist_ok=True)
+        self._environment = {**_bare(), "SPARK_LOCAL_DIRS": str(local), **(environment or {})}
         self._processes: dict[str, psutil.Popen] = {}
 
     @property

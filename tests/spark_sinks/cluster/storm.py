@@ -120,11 +120,13 @@ class Storm:
         }  # fmt: skip
         began = 0
         with tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True) as temporary:
+            java = f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}"
             errors = self._folder / "driver.log"
             with errors.open("wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.spark_sinks.cluster.jobs.storm", json.dumps(told)],
-                    env={**os.environ, KILL: kill, "TMPDIR": temporary}, cwd=ROOT, start_new_session=True,
+                    env={**os.environ, KILL: kill, "TMPDIR": temporary, "SPARK_SUBMIT_OPTS": java}, cwd=ROOT,
+                    start_new_session=True,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                 )  # fmt: skip
             try:
