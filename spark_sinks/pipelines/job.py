@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +48,8 @@ def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> Str
     frame = on_stream.apply(context.stream(spark), context)
     writer = frame.writeStream.foreachBatch(MicroBatch(context, on_batch, make_sink(pipeline)))
     writer = writer.queryName(pipeline.name).outputMode(output_mode(pipeline))
-    writer = writer.option("checkpointLocation", pipeline.checkpoint or tempfile.mkdtemp(prefix="weft-pipeline-"))
+    if pipeline.checkpoint is not None:  # else Spark makes a folder, where the driver runs, and removes it at the end
+        writer = writer.option("checkpointLocation", pipeline.checkpoint)
     every = None if once else pipeline.trigger_s
     if every is None:
         return writer.trigger(availableNow=True).start()
