@@ -47,7 +47,7 @@ def audit(
     """Compare lanes, log and table of a stream, record by record; ``report.agrees`` is the answer.
 
     The report is that of ``weft audit`` without Spark. The job reads the whole log of the stream and the columns of
-    the table that name records. It changes nothing, and the hub may run meanwhile.
+    the table that name records and their times. It changes nothing, and the hub may run meanwhile.
 
     Args:
         store: root of the hub's store.

@@ -1,7 +1,7 @@
 """Comparison of the lanes, log and table of a stream, number by number.
 
-Every section of the log is read and its checksum checked; of the table, only the columns that name a record are read.
-The table's version is taken first, so records that arrive meanwhile count only as waiting.
+Every section of the log is read and its checksum checked; of the table, only the columns that name a record and its
+time are read. The table's version is taken first, so records that arrive meanwhile count only as waiting.
 
 Chunks below a shard's watermark may be gone. The table's rows stand for the records of those, and the newest snapshot
 says which records they were.

@@ -22,6 +22,7 @@ from weft.storage.audit.report import (
     shard_problems,
 )
 from weft.storage.audit.scope import Scope
+from weft.storage.audit.times import time_problems
 
 
 def shard_end(part: Part, shard: int, base: ShardBase) -> tuple[int, RangeSet]:
@@ -90,6 +91,7 @@ class Comparison:
             *damage,
             *lane_problems(lanes),
             *shard_problems(shards),
+            *time_problems(part.log_times, part.table_times),
             *payload_problems(part.log_payloads, part.table_payloads),
         ]
         return AuditReport(

@@ -18,13 +18,14 @@ from weft.storage.audit.contents import add_payloads
 from weft.storage.audit.counts import lanes_of, unsigned
 from weft.storage.audit.part import Part
 from weft.storage.audit.scope import Scope
+from weft.storage.audit.times import add_times
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.rows import section_rows
 
-COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_resent")
+COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_time", "_resent")
 """Columns that are counted of rows of the log and of the table."""
 WINDOW_CHUNKS = 16
 """Chunks read at once: hides a store's round trips. After each window the task looks at the watermark."""
@@ -145,6 +146,7 @@ class _Window:
             rows = section_rows(
                 section, data, chunk.footer.lanes, shard, [], lambda _: (), start, stop,
                 columns=(*COLUMNS, ORIGIN_COLUMN, *scope.payload_columns), payload=scope.payload,
+                clocks=chunk.footer.clocks,
             )  # fmt: skip
             self._count_rows(rows)
 
@@ -152,6 +154,7 @@ class _Window:
         part, position = self._part, self._scope.positions.get(self._log.shard, 0)
         for batch in batches:
             add_payloads(part.log_payloads, batch, self._scope)
+            add_times(part.log_times, batch, self._scope)
             keys, codes = lanes_of(batch)
             seqs = unsigned(batch.column("_seq"))
             part.log.add_rows(keys, codes, seqs)

@@ -17,6 +17,7 @@ from weft.protocols.segment import GapReason
 from weft.storage.audit.counts import Array, K, LaneKey, OriginCounts, SeqCounts, runs
 from weft.storage.audit.report import DAMAGE_LISTED_MAX
 from weft.storage.audit.scope import Scope
+from weft.storage.audit.times import TimeSums, merge_times
 
 TABLE_PLACE = -1
 """Place of damage in the table, before that of every shard."""
@@ -73,6 +74,8 @@ class Part:
         """Shard -> number below which chunks may be gone, where the collector passed a task."""
         self.log_payloads: Counter[tuple[int, int]] = Counter()
         self.table_payloads: Counter[tuple[int, int]] = Counter()
+        self.log_times: TimeSums = {}
+        self.table_times: TimeSums = {}
         self.damage: list[Damage] = []
 
     def note(self, shard: int, n: int, sentence: str) -> None:
@@ -122,6 +125,8 @@ class Part:
             _merge_ranges(self.named[log_id], names)
         for lane, reasons in other.gaps.items():
             _merge_ranges(self.gaps[lane], reasons)
+        merge_times(self.log_times, other.log_times)
+        merge_times(self.table_times, other.table_times)
         for name in ("resent", "chunks", "log_payloads", "table_payloads"):
             getattr(self, name).update(getattr(other, name))
         for stretch in other.stretches:

@@ -26,6 +26,7 @@ from weft.storage.audit.counts import coded, lanes_of, unsigned
 from weft.storage.audit.log_task import COLUMNS
 from weft.storage.audit.part import TABLE_PLACE, Part
 from weft.storage.audit.scope import Scope
+from weft.storage.audit.times import add_times
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
@@ -193,6 +194,7 @@ class TableTask:
     def _count_file(self, part: Part, file: File, scope: Scope) -> None:
         for batch in self._rows(file):
             add_payloads(part.table_payloads, batch, scope)
+            add_times(part.table_times, batch, scope)
             part.table.add_rows(*lanes_of(batch), unsigned(batch.column("_seq")))
             part.offsets.add_rows(*coded(batch.column("_shard")), unsigned(batch.column("_offset")))
             if self.collected:
@@ -227,6 +229,7 @@ class TableTask:
         if self.has_origins:
             part.origins.add_rows(*lanes_of(rows), rows.column(ORIGIN_COLUMN))
         add_payloads(part.log_payloads, rows, scope)
+        add_times(part.log_times, rows, scope)
 
 
 def table_columns(table: AuditedTable, *, payloads: bool, collected: bool) -> list[str]:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from weft.protocols import batch, chunk
 from weft.protocols.batch import ClockReading, ClockState, Flag
-from weft.protocols.chunk import ChunkFooter, ChunkHeader, GapRange, LaneUpdate, StreamSection
+from weft.protocols.chunk import ChunkFooter, ChunkHeader, ClockUpdate, GapRange, LaneUpdate, StreamSection
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.shard.shard_state import ShardState
@@ -46,6 +46,8 @@ class Run:
     origin: Origin | None = None
     """What made the records, which the chunk explains."""
     explained: bool = True
+    boot_offset: int | None = None
+    """Nanoseconds by which the boot's time is ahead of its monotonic clock, of a clock that was not set."""
 
     def payload(self, seq: int) -> bytes:
         if self.payloads is not None:
@@ -58,7 +60,8 @@ class Run:
         flags = dict.fromkeys(range(self.count), int(Flag.DUPLICATE_SUSPECTED)) if self.resent else None
         columns = batch.columns_from_lists(times, [self.key] * self.count, [*map(self.payload, seqs)], None, flags)
         number = self.origin.number if self.origin is not None else 0
-        return batch.encode(1, self.first, columns, ClockReading(1, 2, ClockState.SYNCED), origin=number)
+        state = ClockState.SYNCED if self.boot_offset is None else ClockState.UNSYNCED
+        return batch.encode(1, self.first, columns, ClockReading(1, 2, state), origin=number)
 
 
 class LogWriter:
@@ -92,7 +95,7 @@ class LogWriter:
             position = sum(map(len, parts))
             sections.append(StreamSection(tenant, stream, base, count, START, START, position, len(body), crc32c(body)))
             parts.append(body)
-        tail, _ = chunk.encode_footer(ChunkFooter(header, 0, 1, sections, lanes))
+        tail, _ = chunk.encode_footer(ChunkFooter(header, 0, 1, sections, lanes, clocks=_clocks(runs)))
         data = b"".join([*parts, tail])
         await ShardLog(self.store, self.cluster, shard).create(header.n, data)
         state.apply(chunk.decode(data))
@@ -111,6 +114,10 @@ def _update(run: Run) -> LaneUpdate:
     ranges = [(run.first, run.first + run.count)]
     origins = [run.origin] if run.origin is not None and run.explained else []
     return LaneUpdate(*run.lane, 1, ranges, list(run.gaps), None, topics, run.kind, origins)
+
+
+def _clocks(runs: Sequence[Run]) -> list[ClockUpdate]:
+    return [ClockUpdate(*run.lane[:3], 1, 2, run.boot_offset, 0) for run in runs if run.boot_offset is not None]
 
 
 def table(store: ObjectStore, stream: str = "telemetry") -> DeltaTable:

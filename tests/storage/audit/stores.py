@@ -96,6 +96,10 @@ async def other_payload(log: LogWriter) -> None:
     write_deltalake(uri, pa.Table.from_pylist(found, rows(log.store).schema), mode="overwrite")
 
 
+async def other_time(log: LogWriter) -> None:
+    table(log.store).update({"_time": "_time + INTERVAL '1 hour'"}, predicate="_edge = 'press-9' and _seq = 203")
+
+
 async def removed_chunk(log: LogWriter) -> None:
     await log.store.delete(chunk_key(0, 5))
 
@@ -127,6 +131,7 @@ Planting = Callable[[LogWriter], Awaitable[None]]
 HARMLESS: tuple[Planting, ...] = (waiting_records, skipped_range, collected_chunks)
 """What an audit calls good, in this order."""
 DAMAGE: tuple[Planting, ...] = (
-    name_twice, other_payload, missing_row, doubled_row, strange_row, removed_chunk, corrupted_section, corrupted_index,
+    name_twice, other_payload, other_time, missing_row, doubled_row, strange_row, removed_chunk, corrupted_section,
+    corrupted_index,
 )  # fmt: skip
 """What it does not, in any combination, in this order."""

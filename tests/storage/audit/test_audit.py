@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.cloud_hub.tables.logs import LANE, OTHER, LogWriter, Run, rows, table
+from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
@@ -259,16 +260,40 @@ async def test_a_payload_that_was_rewritten_is_caught_when_payloads_are_compared
     assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
 
 
-async def test_rows_with_each_others_numbers_are_caught_when_payloads_are_compared(
-    store: ObjectStore, log: LogWriter
-) -> None:
+async def test_rows_with_each_others_numbers_are_caught(store: ObjectStore, log: LogWriter) -> None:
     found = rows(store).to_pylist()
     one, two = [row for row in found if row["_log"] == found[0]["_log"]][:2]
     one["_seq"], two["_seq"] = two["_seq"], one["_seq"]
     overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
-    assert (await report(store)).agrees
+    differing = "shard 0: _time or _seq of rows with offsets 0 to 65535 differ between log and table"
+    assert (await report(store)).problems == [differing]
     problems = (await audit(store, "default", "telemetry", payloads=True)).problems
-    assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+    assert problems == [differing, "shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+
+
+async def test_times_that_the_hub_corrected_agree(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3), Run(OTHER, 0, 5, boot_offset=START + 7))
+    await drain(await new_tierer(store, log))
+    assert "corrected" in rows(store).column("_clock").to_pylist()
+    assert (await report(store)).problems == []
+
+
+async def test_a_wrong_time_is_caught(store: ObjectStore, log: LogWriter) -> None:
+    """Also of a microsecond, and where two rows have each other's."""
+    sound = rows(store).to_pylist()
+    differing = "shard 0: _time or _seq of rows with offsets 0 to 65535 differ between log and table"
+    late = [dict(row) for row in sound]
+    late[4]["_time"] += timedelta(microseconds=1)
+    swapped = [dict(row) for row in sound]
+    swapped[4]["_time"], swapped[9]["_time"] = sound[9]["_time"], sound[4]["_time"]
+    assert sound[4]["_shard"] == sound[9]["_shard"] == 0
+    assert sound[4]["_time"] != sound[9]["_time"]
+    for found in (late, swapped):
+        overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+        assert (await report(store)).problems == [differing]
+    overwrite(store, pa.Table.from_pylist(sound, rows(store).schema))
+    assert (await report(store)).agrees
 
 
 def overwrite(store: ObjectStore, data: pa.Table) -> None:

@@ -72,6 +72,7 @@ async def test_every_planted_damage_is_named(tmp_path: Path) -> None:
         "under the name default/press-8 too",
         "rows stand above the table's position",
         "payloads of offsets 0 to 1023 differ",
+        "shard 1: _time or _seq of rows with offsets 0 to 65535 differ",
     )
     assert [part for part in expected if not any(part in problem for problem in found.problems)] == []
 

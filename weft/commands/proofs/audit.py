@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def command(stream: str, uri: str, tenant: str, payloads: bool, master: str | None, as_json: bool) -> int:  # noqa: PLR0917
     """Compare lanes, log and table of STREAM, record by record.
 
-    Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream and the
-    columns of the table that name records. It changes nothing, and the hub may run meanwhile. With --master, Spark's
-    executors read the store; the report is the same.
+    Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream, and the
+    columns of the table that name records and their times. It changes nothing, and the hub may run meanwhile. With
+    --master, Spark's executors read the store; the report is the same.
     """
     open_hub_store(uri)
     report = (
