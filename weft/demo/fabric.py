@@ -32,9 +32,8 @@ listen: 127.0.0.1:{hub_port}
 store: {directory}/store
 shards: 2
 processes: 1
-mark_interval: 1s
 tables: {{interval: 1s}}
-"""
+{settings}"""
 
 EDGE_YAML = """\
 node: {name}
@@ -51,9 +50,7 @@ streams:
 {streams}links:
   cloud:
     to: http://127.0.0.1:{link_port}
-    mark_interval: 1s
-    retry_max: 1s
-"""
+{link_settings}"""
 
 
 THINNED = f"""\
@@ -69,6 +66,12 @@ THINNED = f"""\
       - deadband: {{field: data.temp, delta: {DEADBAND}}}
 """
 """Streams of readings that stay at the edge, but for the points that the hub gets."""
+PROMPT_LINK = """\
+    mark_interval: 1s
+    retry_max: 1s
+"""
+PROMPT_HUB = "mark_interval: 1s\n"
+"""Settings by which windows are complete, and an outage is over, while somebody looks on."""
 
 
 class FabricError(RuntimeError):
@@ -177,13 +180,14 @@ class Service:
 class Edge(Service):
     """An edge node of the demo, with its configuration."""
 
-    def __init__(self, directory: Path, name: str, link_port: int, streams: str = "") -> None:
+    def __init__(self, directory: Path, name: str, link_port: int, streams: str = "", link_settings: str = "") -> None:
         """Write the node's configuration.
 
         Args:
             streams: YAML of streams besides ``telemetry``.
+            link_settings: YAML of the link's settings besides ``to``.
         """
-        self._streams = streams
+        self._streams, self._link_settings = streams, link_settings
         self.mqtt_port, self.amqp_port, self.post_port, self._http_port = (free_port() for _ in range(4))
         self._directory = directory
         self.config_path = directory / f"{name}.yaml"
@@ -207,6 +211,7 @@ class Edge(Service):
             http_port=self._http_port,
             link_port=link_port,
             streams=self._streams,
+            link_settings=self._link_settings,
         )
         self.config_path.write_text(text)
 
@@ -214,11 +219,12 @@ class Edge(Service):
 class DemoHub(Service):
     """The demo's hub node, with its configuration."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: str = "") -> None:
+        """Write the node's configuration, with ``settings`` in YAML besides what each hub here has."""
         self.port = free_port()
         self.store = str(directory / "store")
         self.config_path = directory / "hub.yaml"
-        self.config_path.write_text(HUB_YAML.format(hub_port=self.port, directory=directory))
+        self.config_path.write_text(HUB_YAML.format(hub_port=self.port, directory=directory, settings=settings))
         self.url = f"http://127.0.0.1:{self.port}"
         super().__init__(directory, "hub", ["hub", "run", str(self.config_path)], f"{self.url}/v1/status")
 

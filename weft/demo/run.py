@@ -22,7 +22,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from weft.demo.devices import AMQP_DEVICE, HTTP_DEVICE
-from weft.demo.fabric import STREAM, THINNED, THINNED_STREAM, DemoHub, DeviceProcess, Edge, FabricError
+from weft.demo.fabric import (
+    PROMPT_HUB,
+    PROMPT_LINK,
+    STREAM,
+    THINNED,
+    THINNED_STREAM,
+    DemoHub,
+    DeviceProcess,
+    Edge,
+    FabricError,
+)
 from weft.demo.hours import COMPLETE_TIMEOUT_S, HOUR_S, PIPELINE, MachineHours, compare_rows, recomputed
 from weft.demo.network import Relay
 from weft.demo.report import (
@@ -80,10 +90,10 @@ class Demo:
 
     def __init__(self, directory: Path, console: Console) -> None:
         self.console = console
-        self.hub = DemoHub(directory)
+        self.hub = DemoHub(directory, PROMPT_HUB)
         self._relay = Relay(self.hub.port)
-        self.shop = Edge(directory, "press-shop", self._relay.port, THINNED)
-        self.greenhouse = Edge(directory, "greenhouse", self.hub.port, THINNED)
+        self.shop = Edge(directory, "press-shop", self._relay.port, THINNED, PROMPT_LINK)
+        self.greenhouse = Edge(directory, "greenhouse", self.hub.port, THINNED, PROMPT_LINK)
         self.hours = MachineHours(directory, self.hub.store, (self.shop.name, self.greenhouse.name))
         self._spark = SparkStart()
         self._cut_at: datetime | None = None
