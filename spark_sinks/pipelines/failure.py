@@ -10,10 +10,17 @@ _RAISED = re.compile(
     r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Refused|Corrupt|Interrupt)): (.+)$", re.MULTILINE
 )
 _OURS = ("spark_sinks.", "weft.")
+_NO_WORKER = "Python worker failed to connect back"
+"""Message of Spark when a Python process that it started did not answer within 10 s, a time that nothing sets."""
 
 
 def sentence_of(error: BaseException) -> str:
     """Return what went wrong: the innermost error of Python, without its class when it is one of ours."""
+    if _NO_WORKER in str(error):
+        return (
+            "a Python process of Spark took more than 10 s to start: this machine is overloaded. "
+            "Run fewer jobs on it, and start the pipeline again. It goes on where it was"
+        )
     raised = [(name, text.strip()) for name, text in _RAISED.findall(str(error)) if not name.startswith(_JAVA)]
     if not raised:
         return explained(error)

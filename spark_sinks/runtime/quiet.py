@@ -6,6 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from pyspark.logger import PySparkLogger
+
 NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
 """Java options of Spark and of its launcher that turn performance data off. Monitors read it from a folder of ``/tmp``,
 which stays."""
@@ -22,3 +24,22 @@ def stderr_to(path: str | os.PathLike[str]) -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
+
+
+_CONTEXT_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""Logs in which PySpark writes an error of analysis, as JSON with the Java trace, before it raises the error."""
+
+
+@contextlib.contextmanager
+def without_context_logs() -> Iterator[None]:
+    """Keep errors of analysis from standard error while they are caught and explained."""
+    # By this class: PySpark passes these logs arguments that another logger refuses.
+    logs = [PySparkLogger.getLogger(name) for name in _CONTEXT_LOGS]
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, was_disabled in zip(logs, before, strict=True):
+            log.disabled = was_disabled

@@ -55,9 +55,9 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     It sets ``PYSPARK_PYTHON`` to this interpreter, because Spark otherwise starts the ``python3`` of the PATH, which
     may lack pyarrow; and ``JAVA_HOME`` when the PATH has no Java 17 (``spark_sinks.runtime.java``).
 
-    On a cluster the executors import ``spark_sinks``, ``storage`` and ``protocols`` by name: install weft-fabric with
-    its ``spark`` extra in their environment. (``addPyFile`` ships the pure Python part only; pyarrow, zstandard and
-    crc32c are compiled and have to be there.)
+    On a cluster the executors import ``spark_sinks`` and ``weft`` by name: install weft-fabric with its ``spark`` extra
+    in their environment. (``addPyFile`` ships the pure Python part only; pyarrow, zstandard and crc32c are compiled
+    and have to be there.)
 
     Args:
         master: Spark's master URL, or the ``sc://host:port`` of a Spark Connect server. A server has its own settings

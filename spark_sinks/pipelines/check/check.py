@@ -16,6 +16,7 @@ from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import ChecksRows, make_sink, output_mode
 from spark_sinks.pipelines.steps import Part, all_steps, split
 from spark_sinks.pipelines.windows import analysed_windows
+from spark_sinks.runtime.quiet import without_context_logs
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.options import parse_options
 from spark_sinks.source.stream_log import StreamLog
@@ -23,6 +24,7 @@ from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 
 
+@without_context_logs()
 def check(pipeline: Pipeline, spark: SparkSession) -> Report:
     """Return what is wrong with a pipeline, and the columns of its steps. No record is read, and nothing is written.
 

@@ -72,7 +72,7 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         if not equals or not name:
             raise Refused(f"--conf: expected NAME=VALUE such as spark.executor.memory=2g, got {text!r}")
         confs[name] = value
-    from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, stderr_to
+    from spark_sinks.runtime.quiet import NO_PERFORMANCE_DATA, stderr_to, without_context_logs
     from spark_sinks.runtime.session import session
 
     for name, options in NO_PERFORMANCE_DATA.items():
@@ -87,7 +87,8 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
     except Exception as error:
         raise Failed(_no_session(master, error)) from error
     try:
-        yield spark
+        with without_context_logs():
+            yield spark
     finally:
         _stop(spark)
 

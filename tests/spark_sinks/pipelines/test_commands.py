@@ -1,0 +1,75 @@
+"""``weft spark new`` and ``weft spark check``, as a person uses them on the shipped pipelines.
+
+The session is that of all tests here: ``test_run.py`` has one of the command's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+from sklearn.ensemble import IsolationForest
+
+from spark_sinks.pipelines.catalog import names
+from spark_sinks.pipelines.shipped.features import FEATURES
+from spark_sinks.pipelines.shipped.model import write_model
+from tests.spark_sinks.conftest import Hub
+from weft.cli import cli
+from weft.commands.pipelines import check
+from weft.output import Refused
+
+pytestmark = pytest.mark.spark
+Weft = Callable[..., Result]
+
+
+@pytest.fixture
+def weft(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Weft:
+    """The command line, in an empty folder."""
+
+    @contextmanager
+    def shared(*_: Any) -> Iterator[SparkSession]:
+        yield spark
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, ["spark", *arguments], catch_exceptions=False, standalone_mode=False)
+
+    monkeypatch.setattr(check, "spark_session", shared)
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_copy_of_a_shipped_pipeline_is_good(name: str, weft: Weft, shared_plant: Hub) -> None:
+    printed = weft("new", name)
+    assert printed.exit_code == 0, printed.stderr
+    Path("mine.yaml").write_text(printed.stdout)
+    write_model("model.pickle", IsolationForest(n_estimators=2).fit([[0.0] * len(FEATURES)]), "1")
+    done = weft("check", "mine.yaml", "--set", f"source.store={shared_plant.root}", "--set", "sink={console: {}}")
+    assert (done.return_value, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.splitlines()[-1].startswith("mine.yaml is good: ")
+    assert "_from array<struct<edge:string" in done.stdout.splitlines()[-2], "every shipped pipeline carries lineage"
+
+
+def test_a_mistake_has_its_line_for_people_and_for_programs(weft: Weft, shared_plant: Hub) -> None:
+    text = weft("new", "sessions").stdout.replace("FROM input", "FROM inputs")
+    Path("mine.yaml").write_text(text)
+    given = ("check", "mine.yaml", "--set", f"source.store={shared_plant.root}")
+    line = next(n for n, content in enumerate(text.splitlines(), 1) if content.lstrip().startswith("- sql:"))
+    said = weft(*given)
+    assert said.return_value == 2
+    assert said.stderr.startswith(f"weft: mine.yaml:{line}: steps[0].sql: there is no table inputs"), said.stderr
+    answer = json.loads(weft(*given, "--json").stdout)
+    assert not answer["good"]
+    assert [(error["setting"], error["line"]) for error in answer["errors"]] == [("steps[0].sql", line)]
+
+
+def test_a_name_that_is_nearly_right(weft: Weft) -> None:
+    assert weft("new").stdout.split() == names()
+    with pytest.raises(Refused, match=r"no shipped pipeline 'machine-hour'\. Did you mean machine-hours\?"):
+        weft("new", "machine-hour")

@@ -1,0 +1,29 @@
+"""The sentence in which a run ends, out of Spark's traces."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_sinks.pipelines.failure import sentence_of
+
+TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in main
+{}
+	at org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "sentence"),
+    [
+        ("ValueError: no number: 'hot'", "ValueError: no number: 'hot'"),
+        ("spark_sinks.errors.SinkError: the table is gone. Make it", "the table is gone. Make it"),
+        (
+            "pyspark.errors.PySparkRuntimeError: [X] Python worker failed to connect back.",
+            "took more than 10 s to start",
+        ),
+    ],
+)
+def test_the_innermost_error_is_told_and_what_to_do(raised: str, sentence: str) -> None:
+    assert sentence in sentence_of(RuntimeError(TRACE.format(raised)))
