@@ -76,7 +76,7 @@ def test_a_repeated_batch_and_a_lost_checkpoint_change_nothing(job: Job) -> None
     version = DeltaTable(str(job.table)).version()
     job.hub.write(1)
     job.lose_checkpoint()
-    job.drain(max_records_per_trigger=37)
+    job.drain(max_records_per_trigger=70)
     assert job.rows() == job.hub.expected()
     job.lose_checkpoint()
     job.drain()
