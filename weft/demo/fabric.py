@@ -71,7 +71,7 @@ PROMPT_LINK = """\
     retry_max: 1s
 """
 PROMPT_HUB = "mark_interval: 1s\n"
-"""Settings by which windows are complete, and an outage is over, while somebody looks on."""
+"""Settings by which windows are complete, and an outage is over, while a person looks on."""
 
 
 class FabricError(RuntimeError):
