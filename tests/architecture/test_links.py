@@ -55,3 +55,24 @@ def test_every_page_is_reachable_from_the_readme() -> None:
             found.add(page)
             todo += [page.parent / target for target in _LINK.findall(prose(page)) if "://" not in target]
     assert [page for page in PAGES if page not in found and page.name != "CHANGELOG.md"] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The names by which headings of a page are linked to: lower case, words joined by hyphens."""
+    found = re.findall(r"^#+ +(.+?)\s*$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_into_a_page_lead_to_a_heading(page: Path) -> None:
+    named = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", prose(page))
+    linked = [((page.parent / path) if path else page, anchor) for path, anchor in named]
+    pages = [(target, anchor) for target, anchor in linked if target.suffix == ".md"]
+    assert [f"{target}#{anchor}" for target, anchor in pages if anchor not in headings(target)] == []
+
+
+def test_every_how_to_page_is_in_their_index() -> None:
+    folder = ROOT / "docs" / "how-to"
+    index = (folder / "README.md").read_text()
+    pages = [path.name for path in folder.glob("*.md") if path.name != "README.md"]
+    assert [name for name in sorted(pages) if f"]({name})" not in index] == []

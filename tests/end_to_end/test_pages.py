@@ -137,31 +137,6 @@ def test_every_file_of_a_page_has_a_name(page: Path) -> None:
     assert [f"{page.name}:{block.line}: no file is named" for block in nameless] == []
 
 
-def anchors(page: Path) -> set[str]:
-    """The names by which headings of a page are linked to: lower case, words joined by hyphens."""
-    headings = re.findall(r"^#+ +(.+?)\s*$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_every_link_between_pages_leads_somewhere() -> None:
-    lost = []
-    for page in sorted({*PAGES, *(ROOT / "docs").rglob("*.md")}):
-        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
-            path, _, anchor = target.partition("#")
-            linked = (page.parent / path).resolve() if path else page
-            if "://" in target or path.startswith("mailto:"):
-                continue
-            if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
-                lost.append(f"{page.relative_to(ROOT)}: {target}")
-    assert lost == []
-
-
-def test_every_how_to_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "how-to" / "README.md").read_text()
-    pages = [path.name for path in (ROOT / "docs" / "how-to").glob("*.md") if path.name != "README.md"]
-    assert [name for name in sorted(pages) if f"]({name})" not in index] == []
-
-
 def test_every_block_that_is_not_followed_has_a_test_of_its_own() -> None:
     """tests/cloud_hub/tables/test_open_the_table.py runs four, tests/spark_sinks/test_delta_spark.py the fifth, and
     tests/edge_node/functions/python/test_model.py trains and scores, and tests/edge_node/functions/test_own_function.py
