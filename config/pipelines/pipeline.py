@@ -69,7 +69,7 @@ class Pipeline(Section, frozen=True, kw_only=True):
     """A pipeline: rows of a stream go through steps into a sink, micro-batch after micro-batch."""
 
     name: Annotated[PipelineName, Meta(description="Name of the pipeline. The sinks keep its positions under it.")]
-    source: PipelineSource
+    source: Annotated[PipelineSource, Meta(description="Stream whose records are the rows.")]
     steps: Annotated[
         Annotated[tuple[Step, ...], Meta(max_length=STEPS_MAX)],
         Meta(description="Steps between source and sink, in their order."),
@@ -77,7 +77,7 @@ class Pipeline(Section, frozen=True, kw_only=True):
     complete: Annotated[
         Complete | None, Meta(description="When a window is written. Only with a `window` step. Unset: the defaults.")
     ] = None
-    sink: PipelineSink
+    sink: Annotated[PipelineSink, Meta(description="Place of the rows that come out of the last step. Name one.")]
     trigger: Annotated[
         Trigger,
         Meta(

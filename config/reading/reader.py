@@ -300,7 +300,7 @@ def out_of_bounds(value: float, type_: inspect.IntType | inspect.FloatType, show
 
 def _missing(field: inspect.Field) -> str:
     meaning = shape_of(field.type).description.partition(". ")[0].rstrip(".")
-    return f"is missing. {meaning}."
+    return f"is missing. {meaning}." if meaning else "is missing"
 
 
 def _without_null(type_: inspect.Type) -> inspect.Type:

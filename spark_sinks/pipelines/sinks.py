@@ -92,6 +92,8 @@ def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:
         token_file=settings.token_file,
         ca_file=settings.ca_file,
         source=pipeline.source.stream,
+        source_store=pipeline.source.store,
+        source_tenant=pipeline.source.tenant,
         topics=settings.topics or (),
         payload=settings.payload,
     )
@@ -117,6 +119,9 @@ def _jdbc(pipeline: Pipeline, settings: Jdbc) -> Sink:
         newest_by=LOG_END_COLUMN if has_windows else settings.newest_by,
         query=None if keys else pipeline.name,
         password_file=settings.password_file,
+        store=None if keys else pipeline.source.store,
+        stream=None if keys else pipeline.source.stream,
+        tenant=pipeline.source.tenant,
     )
 
 

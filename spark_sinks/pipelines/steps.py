@@ -11,6 +11,7 @@ from spark_sinks.pipelines.analysis import explained, is_of_spark
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.functions import call
+from spark_sinks.pipelines.sql_text import SeveralStatements, one_statement
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import INPUT, Pipeline
 from weft.config.pipelines.steps import Step
@@ -68,12 +69,18 @@ def select(text: str, frame: DataFrame, named: dict[str, DataFrame], path: KeyPa
     Raises:
         PipelineError: the text is no SELECT, or names columns, tables or functions that are not there.
     """
+    try:
+        statement = one_statement(text)
+    except SeveralStatements:
+        raise PipelineError(path, "has several statements. Write one SELECT, and a step for each of them") from None
+    if not statement.strip():
+        raise PipelineError(path, "has no SELECT. Write one that reads `input`")
     spark = frame.sparkSession
     for name, rows in {INPUT: frame, **named}.items():
         rows.createOrReplaceTempView(name)
     try:
         # In parentheses only a query can stand: a DROP or an INSERT would run as soon as Spark parses it.
-        return spark.sql(f"SELECT * FROM (\n{text.strip().rstrip(';')}\n)")  # noqa: S608
+        return spark.sql(f"SELECT * FROM (\n{statement}\n)")  # noqa: S608
     except Exception as error:
         if not is_of_spark(error):
             raise

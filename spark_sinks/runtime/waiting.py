@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,7 +35,9 @@ class Query(Protocol):
 Running = TypeVar("Running", bound=Query)
 
 
-def await_termination(query: Running, look: Callable[[Running], None] | None = None) -> None:
+def await_termination(
+    query: Running, look: Callable[[Running], None] | None = None, stop: threading.Event | None = None
+) -> None:
     """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
 
     ``query.awaitTermination()`` waits too. But there PySpark answers a signal with calls to the JVM from within a call,
@@ -43,23 +45,14 @@ def await_termination(query: Running, look: Callable[[Running], None] | None = N
 
     Args:
         look: called with the query about every ``LOOK_S`` seconds while it runs, and once when it has ended.
+        stop: what ``stop_asked`` gave, where signals were held while the query started.
 
     Raises:
         StreamingQueryException: the query failed.
         ValueError: not called from the main thread, to which alone signals go.
     """
-    over = threading.Event()
-
-    def wait() -> None:
-        try:
-            query.awaitTermination()
-        except Exception:  # noqa: S110  # Raised again below, where the caller sees it.
-            pass
-        finally:
-            over.set()
-
-    waiter = threading.Thread(target=wait, name="weft-await-termination", daemon=True)
-    with _set_by_signals(over):
+    with stop_asked() if stop is None else nullcontext(stop) as over:
+        waiter = threading.Thread(target=_wait, args=(query, over), name="weft-await-termination", daemon=True)
         waiter.start()
         while not over.wait(None if look is None else LOOK_S):
             if look is not None:
@@ -73,11 +66,28 @@ def await_termination(query: Running, look: Callable[[Running], None] | None = N
         raise error
 
 
+def _wait(query: Query, over: threading.Event) -> None:
+    try:
+        query.awaitTermination()
+    except Exception:  # noqa: S110  # Raised again by the main thread, where the caller sees it.
+        pass
+    finally:
+        over.set()
+
+
 @contextmanager
-def _set_by_signals(event: threading.Event) -> Iterator[None]:
+def stop_asked() -> Iterator[threading.Event]:
+    """Return an event that Ctrl-C (SIGINT) or SIGTERM sets, in place of what these signals do otherwise.
+
+    Around the start of a query it keeps a signal from breaking into a call to the JVM.
+
+    Raises:
+        ValueError: not called from the main thread.
+    """
+    event = threading.Event()
     before = {number: signal.signal(number, lambda *_: event.set()) for number in SIGNALS}
     try:
-        yield
+        yield event
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -11,9 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from spark_sinks.errors import SinkError
+from spark_sinks.sinks.kafka_connector import check_connector, missing, of_connector
 
-PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-"""Spark's connector; its version is Spark's."""
 PREFIX = "weft."
 """Beginning of the names of headers that the sink alone writes: a device's header of such a name is left out."""
 OPTIONS_BYTES_MAX = 65_536
@@ -86,13 +85,13 @@ class KafkaSink:
         writer = writer.option("kafka.bootstrap.servers", self.bootstrap_servers).option("topic", self.topic)
         try:
             writer.save()
-        except AnalysisException as error:
-            if "kafka" not in str(error) or "data source" not in str(error):
-                raise
-            package = f"{PACKAGE}:{frame.sparkSession.version}"
-            raise SinkError(
-                f"this session has no Kafka connector; start it with spark.jars.packages={package}"
-            ) from None
+        except Exception as error:
+            version = frame.sparkSession.version
+            if isinstance(error, AnalysisException) and "kafka" in str(error) and "data source" in str(error):
+                raise missing(version) from None
+            if (told := of_connector(error, version)) is not None:
+                raise told from error
+            raise
 
     def settings(self) -> dict[str, str]:
         """Return the options of Spark's connector; those of the file win. They may hold secrets.
@@ -103,13 +102,14 @@ class KafkaSink:
         return {**_SURE, **self.options, **self._from_file()}
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come. Nothing is opened.
+        """Check the columns of rows to come, and the session's connector. Kafka is not asked.
 
         Raises:
-            SinkError: the rows do not say where they come from.
+            SinkError: the rows do not say where they come from, or the session has no connector that fits.
             AnalysisException: an expression names a column that is not there.
         """
         self.messages(frame).schema  # noqa: B018
+        check_connector(frame.sparkSession)
 
     def messages(self, frame: DataFrame) -> DataFrame:
         """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector takes them.

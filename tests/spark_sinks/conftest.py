@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import shutil
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -102,6 +104,18 @@ class Hub:
     def heads(self) -> dict[str, int]:
         """The end of the log, as a checkpoint names it."""
         return {str(shard): end for shard, end in self._writer.write(received=0).items()}
+
+    def backup(self) -> Callable[[], None]:
+        """Copy the store. Returns what puts it back, as from a backup: offsets are given out again from there."""
+        kept, rounds, states = f"{self.root}-backup", self.rounds, copy.deepcopy(self._writer._states)
+        shutil.copytree(self.root, kept)
+
+        def restore() -> None:
+            shutil.rmtree(self.root)
+            shutil.copytree(kept, self.root)
+            self.rounds, self._writer._states = rounds, copy.deepcopy(states)
+
+        return restore
 
     def load(self, spark: SparkSession, **options: object) -> DataFrame:
         """A batch read through the source."""

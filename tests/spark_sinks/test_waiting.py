@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sinks import await_termination
+from spark_sinks.runtime.waiting import stop_asked
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.waiting import wait_until
@@ -48,6 +49,18 @@ def test_a_signal_stops_the_query(hub: Hub, spark: SparkSession, tmp_path: Path,
     await_termination(query)
     assert not query.isActive
     assert signal.getsignal(number) is before
+
+
+def test_a_signal_while_a_query_starts_stops_it_once_it_runs(hub: Hub, spark: SparkSession, tmp_path: Path) -> None:
+    hub.write(1)
+    source = spark.readStream.format("weft").option("store", hub.root).option("stream", STREAM).load()
+    writer = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    with stop_asked() as stop:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        query = writer.start()
+        await_termination(query, lambda _: None, stop)
+    assert not query.isActive
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.sinks.delta.columns import (
     Layout,
@@ -22,14 +21,14 @@ from spark_sinks.sinks.delta.columns import (
     type_name,
 )
 from spark_sinks.sinks.delta.files import FileWriter, NewFile, partition_text
+from spark_sinks.sinks.delta.kept import KeptPositions
 from spark_sinks.sinks.delta.keys import last_of_each
 from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
 from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM, Followed, PositionFilter, Positions, merged_ends
+from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM, PositionFilter, Positions, merged_ends
 from spark_sinks.sinks.delta.table import Conflict, DurableTable, HeldFile, Reading
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
-from spark_sinks.source.stream_log import open_hub
 from weft.protocols.lane import NAME_RULE, valid_name
 
 ATTEMPTS_MAX = 20
@@ -134,15 +133,14 @@ class DeltaSink:
 
     def _forget(self) -> None:
         self._table: DurableTable | None = None
-        self._followed: Followed | None = None
-        self._known: tuple[str, int, Positions] | None = None
+        self._kept: KeptPositions | None = None
         self._seen: Positions = {}
         """Ends of what this run of the query has written."""
         self._batch_id = -1
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings. What was opened stays in this process."""
-        return {**self.__dict__, "_table": None, "_followed": None, "_known": None, "_seen": {}, "_batch_id": -1}
+        return {**self.__dict__, "_table": None, "_kept": None, "_seen": {}, "_batch_id": -1}
 
     def __repr__(self) -> str:
         """Return the table's place and the mode, no credentials."""
@@ -174,7 +172,9 @@ class DeltaSink:
                 self._commit(frame, reading, written)
             except Conflict as conflict:
                 # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
-                self._known, latest = None, conflict
+                latest = conflict
+                if self._kept is not None:
+                    self._kept.forget()
             else:
                 self._seen, self._batch_id = merged_ends([self._seen, written.ends]), batch_id
                 return
@@ -241,35 +241,13 @@ class DeltaSink:
         """Return what the table has of each shard.
 
         Raises:
-            SinkError: the table follows another store.
+            SinkError: the table follows another store, or an earlier state of this one.
         """
-        followed = self._opened_source()
-        if followed is None:
+        if self._source is None:
             return {}
-        if self._known is not None and self._known[:2] == (reading.id, reading.version):
-            return self._known[2]
-        for stream in followed.streams:
-            number = reading.transaction(followed.cluster_app(stream))
-            if number is not None and number != followed.cluster_number:
-                raise SinkError(
-                    f"table {self.place.uri} has rows of stream {stream} of another hub's store, under the name "
-                    f"{self.name}: the offsets of the two mean different records. Write another table, or give the "
-                    "sink another name to have the rows of both"
-                )
-        found = {place: reading.transaction(app) for app, place in followed.apps().items()}
-        positions = {place: end for place, end in found.items() if end is not None}
-        self._known = (reading.id, reading.version, positions)
-        return positions
-
-    def _opened_source(self) -> Followed | None:
-        if self._followed is None and self._source is not None:
-            options, streams = self._source
-            try:
-                _, cluster = run(open_hub(options))
-            except ReadError as error:
-                raise SinkError(str(error)) from None
-            self._followed = Followed(cluster.cluster_id.hex(), cluster.shards, options.tenant, streams, self.name)
-        return self._followed
+        if self._kept is None:
+            self._kept = KeptPositions(self.place.uri, *self._source, self.name)
+        return self._kept.read(reading)
 
     def _write(self, frame: DataFrame, layout: Layout, positions: Positions) -> _Written:
         """Let executors write the rows that are new."""
@@ -298,9 +276,9 @@ class DeltaSink:
     def _check_shards(self, ends: Positions) -> None:
         """Refuse shards that the hub's store has not: their positions would never be looked up."""
         for stream, shard in ends:
-            if self._followed is not None and shard >= self._followed.shards:
+            if self._kept is not None and shard >= self._kept.shards:
                 raise SinkError(
-                    f"a row of {stream} is of shard {shard}, and the hub's store has {self._followed.shards} shards; "
+                    f"a row of {stream} is of shard {shard}, and the hub's store has {self._kept.shards} shards; "
                     f"leave {SHARD} as the source has it"
                 )
 
@@ -308,14 +286,11 @@ class DeltaSink:
         merged = self._merged(frame, reading, written)
         if not merged.adds and not written.ends:
             return
-        transactions: dict[str, int] = {}
-        if self._followed is not None:
-            transactions = {self._followed.app(place): end for place, end in written.ends.items()}
-            for stream in {stream for stream, _ in written.ends}:
-                transactions[self._followed.cluster_app(stream)] = self._followed.cluster_number
         assert self._table is not None
+        transactions = self._kept.transactions(written.ends) if self._kept is not None else {}
         version = self._table.commit(reading, merged.adds, merged.removes, transactions)
-        self._known = (reading.id, version, {**written.positions, **written.ends})
+        if self._kept is not None:
+            self._kept.committed(reading.id, version, {**written.positions, **written.ends})
 
     def _merged(self, frame: DataFrame, reading: Reading, written: _Written) -> Merged:
         if self.replace_partitions:

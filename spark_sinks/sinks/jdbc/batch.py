@@ -12,6 +12,8 @@ from pyarrow import csv
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.jdbc.columns import StagedColumn
+from spark_sinks.sinks.jdbc.follow import FollowedLog
+from spark_sinks.source.history import Kept, Witness
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -23,9 +25,17 @@ INSERT INTO {table} ({columns}) SELECT {values} FROM weft_batch b WHERE NOT EXIS
   SELECT FROM {positions} p WHERE p.query = {query} AND p.target = {target}
   AND p.shard = b._shard AND p.next_offset > b._offset)"""
 ADVANCE = """
-INSERT INTO {positions} AS p SELECT {query}, {target}, _shard, max(_offset) + 1 FROM weft_batch GROUP BY _shard
+INSERT INTO {positions} AS p (query, target, shard, next_offset)
+SELECT {query}, {target}, _shard, max(_offset) + 1 FROM weft_batch GROUP BY _shard
 
 ON CONFLICT (query, target, shard) DO UPDATE SET next_offset = greatest(p.next_offset, excluded.next_offset)"""
+KEPT = """
+SELECT shard, next_offset, chunk, footer_crc, source FROM {positions} WHERE query = {query} AND target = {target}"""
+WITNESS = """
+UPDATE {positions} SET source = {source}, chunk = {n}, footer_crc = {crc}
+
+WHERE query = {query} AND target = {target} AND shard = {shard} AND next_offset = {end}"""
+"""The chunk with the last record below the position, by which a log is known again (``source.history``)."""
 FORGET = "DELETE FROM {positions} WHERE target = {target}"
 UPSERT = """
 INSERT INTO {table} AS t ({columns}) SELECT DISTINCT ON ({keys}) {values} FROM weft_batch
@@ -33,6 +43,14 @@ ORDER BY {keys}{order} ON CONFLICT ({keys}) DO {replace}"""
 """In the order of the keys: two queries that take the same rows in other orders would block each other."""
 SHARED = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
 SHARED_BY_SHARDS = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(DISTINCT _shard) > 1 LIMIT 1"
+NULLS_NOT_DISTINCT = 150_000
+"""First release of PostgreSQL whose unique indexes can take nulls for equal."""
+TAKES_NULLS = """
+SELECT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = %s::regclass AND i.indisunique AND i.indnullsnotdistinct
+
+AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts AND %s::text[] = (
+  SELECT array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C") FROM pg_attribute a
+  WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)))"""
 SLICE_ROWS = 16_384
 """Rows that are text at once."""
 
@@ -59,6 +77,8 @@ class Batch:
     target: Target
     columns: Sequence[StagedColumn]
     rows: pa.Table
+    log: FollowedLog | None = None
+    """Log that the positions are compared with."""
 
     def write(self, connection: Connection) -> int:
         """Write the rows within the connection's transaction, which the caller commits.
@@ -74,6 +94,7 @@ class Batch:
         self._make_tables(connection)
         self._copy(connection)
         if self.target.keys:
+            self._check_null_keys(connection)
             return self._upsert(connection)
         return self._append(connection)
 
@@ -84,10 +105,11 @@ class Batch:
     def _make_tables(self, connection: Connection) -> None:
         own = [f"{{}} {column.kind.stored}" for column in self.columns]
         names = [column.name for column in self.columns]
-        key = f", PRIMARY KEY ({', '.join('{}' for _ in self.target.keys)})" if self.target.keys else ""
+        key = f", {_unique(connection)} ({', '.join('{}' for _ in self.target.keys)})" if self.target.keys else ""
         is_new = self._make(connection, self.target.table, ", ".join(own) + key, [*names, *self.target.keys])
         if not self.target.keys:
-            columns = "query text, target text, shard integer, next_offset bigint NOT NULL, "
+            columns = "query text, target text, shard integer, next_offset bigint NOT NULL, source text, "
+            columns += "chunk bigint, footer_crc bigint, "
             self._make(connection, self.target.positions, columns + "PRIMARY KEY (query, target, shard)", [])
             if is_new:
                 # The positions of a table that was dropped: this one has none of its rows.
@@ -123,8 +145,8 @@ class Batch:
 
         return [Identifier(column.name) for column in self.columns]
 
-    def _statement(self, text: LiteralString) -> Composed:
-        """Return a statement with the names of this batch in it."""
+    def _statement(self, text: LiteralString, **given: Any) -> Composed:
+        """Return a statement with the names of this batch in it, and the values given."""
         from psycopg import sql
 
         values = sql.SQL(", ").join(
@@ -141,12 +163,63 @@ class Batch:
             keys=sql.SQL(", ").join(map(sql.Identifier, self.target.keys)),
             order=self._order(),
             replace=self._replacement(),
+            **{name: sql.Literal(value) for name, value in given.items()},
         )
 
     def _append(self, connection: Connection) -> int:
+        if self.log is not None:
+            self._compare(connection, self.log)
         inserted = connection.execute(self._statement(APPEND))
         connection.execute(self._statement(ADVANCE))
+        if self.log is not None:
+            self._keep_witnesses(connection, self.log)
         return inserted.rowcount
+
+    def _compare(self, connection: Connection, log: FollowedLog) -> None:
+        """Check that the positions are of the log that the rows come from."""
+        found = connection.execute(self._statement(KEPT)).fetchall()
+        others = {source for *_, source in found if source is not None} - {log.source}
+        if others:
+            raise SinkError(
+                f"query {self.target.query}: the table has rows of {others.pop()} under this name, and the batch is of "
+                f"{log.source} (hub/tenant/stream): their offsets mean different records. Give the sink another query "
+                "name, or another table"
+            )
+        log.check({
+            shard: Kept(end, None if n is None or crc is None else Witness(n, crc)) for shard, end, n, crc, _ in found
+        })  # fmt: skip
+
+    def _keep_witnesses(self, connection: Connection, log: FollowedLog) -> None:
+        ends = shard_ends(self.rows)
+        witnesses = log.witnesses(ends)
+        for shard, end in ends.items():
+            n, crc = witnesses.get(shard, (None, None))
+            values = {"source": log.source, "n": n, "crc": crc, "shard": shard, "end": end}
+            connection.execute(self._statement(WITNESS, **values))
+
+    def _check_null_keys(self, connection: Connection) -> None:
+        """Refuse a null in a key where the table takes nulls for different values: every repeat would add a row."""
+        nulls = {name: count for name in self.target.keys if (count := self.rows.column(name).null_count)}
+        if not nulls:
+            return
+        from psycopg import sql
+
+        table = sql.Identifier(*self.target.table).as_string(connection)
+        name, count = next(iter(nulls.items()))
+        advice = (
+            "PostgreSQL 15 and later can take nulls for equal; with this one filter the rows out, or fill the column"
+        )
+        if connection.info.server_version >= NULLS_NOT_DISTINCT:
+            found = connection.execute(TAKES_NULLS, (table, sorted(self.target.keys))).fetchone()
+            if found == (True,):
+                return
+            columns = sql.SQL(", ").join(map(sql.Identifier, self.target.keys)).as_string(connection)
+            index = f"CREATE UNIQUE INDEX ON {table} ({columns}) NULLS NOT DISTINCT"
+            advice = f"make an index that takes them for equal: {index}"
+        raise SinkError(
+            f"column {name}, one of the keys, is null in {count} rows, and table {table} takes nulls for different "
+            f"values; {advice}"
+        )
 
     def _upsert(self, connection: Connection) -> int:
         self._check_newest(connection)
@@ -183,6 +256,24 @@ class Batch:
             raise SinkError(
                 f"rows of one batch share the keys {named}, and nothing says which is the newest: give newest_by"
             )
+
+
+def shard_ends(rows: pa.Table) -> dict[int, int]:
+    """Return the offset after the last row, by shard."""
+    found = rows.group_by(SHARD).aggregate([(OFFSET, "max")])
+    return {row[SHARD]: row[f"{OFFSET}_max"] + 1 for row in found.to_pylist()}
+
+
+def shard_starts(rows: pa.Table) -> dict[int, int]:
+    """Return the offset of the first row, by shard."""
+    found = rows.group_by(SHARD).aggregate([(OFFSET, "min")])
+    return {row[SHARD]: row[f"{OFFSET}_min"] for row in found.to_pylist()}
+
+
+def _unique(connection: Connection) -> LiteralString:
+    """Return the constraint of keys: a primary key would refuse nulls, which the key of a window may be."""
+    is_new = connection.info.server_version >= NULLS_NOT_DISTINCT
+    return "UNIQUE NULLS NOT DISTINCT" if is_new else "PRIMARY KEY"
 
 
 def _is_there(connection: Connection, name: Identifier) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from spark_sinks.errors import SinkError
+from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.sinks.floors import RunFloors
 from spark_sinks.sinks.jdbc.address import check_url, connect, shown
-from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target
+from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target, shard_ends, shard_starts
 from spark_sinks.sinks.jdbc.columns import NAME_BYTES_MAX, as_copied, columns_of
+from spark_sinks.sinks.jdbc.follow import FollowedLog
+from spark_sinks.source.options import STORE_PREFIX, parse_options
 
 if TYPE_CHECKING:
     from psycopg import Error
@@ -31,7 +35,11 @@ class JdbcSink:
     driver that was cut off and lives on, or of a query that lost its checkpoint, until it has caught up.
 
     Without ``keys`` rows are appended exactly once, whatever happens to the checkpoint: the transaction also stores up
-    to which log offset each shard is in the table, and rows below are left out.
+    to which log offset each shard is in the table, and rows below are left out. With ``store`` and ``stream`` it also
+    stores which log that was, and refuses rows of another one, or of one that was restored to an earlier state.
+
+    Nulls in ``keys`` are equal to each other. It needs PostgreSQL 15, and in a table of your own an index that is
+    ``NULLS NOT DISTINCT``.
 
     The rows come through the driver's memory, a micro-batch at a time: ``max_records_per_trigger`` bounds it. Only the
     driver connects to the database, and only it needs psycopg (the extra ``postgresql``).
@@ -52,6 +60,10 @@ class JdbcSink:
             names; the same name with another stream or another store leaves rows out.
         password_file: file on the driver whose first line is the password, read for each batch.
         positions_table: name of the table of positions, made in the schema of ``table``.
+        store: without ``keys``: root of the hub's store that the rows come from, as for ``format("weft")``.
+        stream: the stream that the rows come from; together with ``store``.
+        tenant: whose stream.
+        store_options: for the hub's store: ``{"AWS_REGION": ...}``. What is missing comes from the environment.
 
     Raises:
         SinkError: an argument is wrong.
@@ -64,6 +76,11 @@ class JdbcSink:
     query: str | None = None
     password_file: str | None = None
     positions_table: str = POSITIONS
+    store: str | os.PathLike[str] | None = None
+    stream: str | None = None
+    tenant: str = "default"
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _floors: RunFloors = field(default_factory=RunFloors, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check what can be checked without the database."""
@@ -81,6 +98,20 @@ class JdbcSink:
             )
         if self.newest_by is not None and not self.keys:
             raise SinkError("newest_by: it chooses among rows with the same keys; give keys too")
+        if (self.store is None) != (self.stream is None):
+            raise SinkError("store and stream go together: give both, or none of them")
+        self._log()
+
+    def _log(self) -> FollowedLog | None:
+        """Return the log behind the positions; None where nothing says which it is."""
+        if self.store is None or self.stream is None or self.keys:
+            return None
+        named = {f"{STORE_PREFIX}{name}": value for name, value in self.store_options.items()}
+        try:
+            options = {"store": os.fspath(self.store), "stream": self.stream, "tenant": self.tenant, **named}
+            return FollowedLog(parse_options(options))
+        except ReadError as error:
+            raise SinkError(str(error)) from None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. When this returns, PostgreSQL has committed it.
@@ -91,13 +122,20 @@ class JdbcSink:
         self.check(frame)
         columns = columns_of(frame.schema)
         rows = as_copied(frame).toArrow()
-        self._check_nulls(rows, self.keys or (SHARD, OFFSET))
         if not rows.num_rows:
             return
+        ends: dict[int, int] = {}
+        if not self.keys:
+            self._check_nulls(rows, (SHARD, OFFSET))
+            ends = shard_ends(rows)
+            self._floors.check(batch_id, shard_starts(rows))
         target = Target(
             tuple(self.table.split(".")), tuple(self.keys), self.newest_by, self.query, self.positions_table
         )
-        written = self._write(Batch(target, columns, rows))
+        written = self._write(Batch(target, columns, rows, self._log()))
+        self._floors.take(batch_id, ends)
+        if written < rows.num_rows and not self.keys:
+            _log.warning("batch %d: left out %d rows that %s has", batch_id, rows.num_rows - written, self.table)
         _log.info("batch %d: %d of %d rows written to %s", batch_id, written, rows.num_rows, self.table)
 
     def check(self, frame: DataFrame) -> None:
@@ -114,7 +152,7 @@ class JdbcSink:
     def _check_nulls(self, rows: pa.Table, names: Sequence[str]) -> None:
         for name in names:
             if rows.column(name).null_count:
-                # A null equals no other null: the row would be written again by every repeat, or by none.
+                # Nothing says whether the table has such a row: it would be written again by every repeat.
                 raise SinkError(
                     f"column {name} is null in {rows.column(name).null_count} rows; filter them out, or fill it"
                 )
@@ -135,7 +173,7 @@ def _sentence(error: Error, sink: JdbcSink) -> str:
     primary = error.diag.message_primary or str(error)
     columns = ", ".join(sink.keys)
     advice = {
-        "42P10": f"make the index that keys need: CREATE UNIQUE INDEX ON {sink.table} ({columns})",
+        "42P10": f"make the index that keys need: CREATE UNIQUE INDEX ON {sink.table} ({columns}) NULLS NOT DISTINCT",
         "42703": "add the column to the table, or drop it from the DataFrame",
         "42804": "cast the column to the table's type",
         "42501": "grant the user the right, or make the tables beforehand",

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from spark_sinks.errors import SinkError
+from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.sinks.stream.positions import Position, parse_position
 from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.source.history import History, Kept, WentBack
+from spark_sinks.source.stream_log import open_hub
 from weft.protocols import batch
 from weft.protocols.chunk import Chunk, section_entries
 from weft.protocols.lane import Lane, format_log_id
@@ -91,6 +93,31 @@ async def find_position(settings: ProducerSettings, cluster_id: str, lane: Lane,
             "sink wrote it. Give the query another name, and start it behind the rows that the stream has"
         )
     return found[1]
+
+
+async def check_source(settings: ProducerSettings, shard: int, position: Position) -> None:
+    """Check that the source still has the record behind a position: one that was restored to an earlier state gives
+    its offset to another record, which would be taken for one that the stream has.
+
+    Raises:
+        SinkError: the source ends before it, or its store does not answer.
+    """
+    source = settings.source_log
+    if source is None:
+        return
+    try:
+        store, cluster = await open_hub(source)
+        if shard >= cluster.shards:
+            raise WentBack(f"shard {shard} of {source.stream}, and the source has {cluster.shards} shards")
+        await History(store, cluster, source.tenant).check({(source.stream, shard): Kept(position.offset + 1, None)})
+    except WentBack as error:
+        raise SinkError(
+            f"stream {settings.stream} has rows of query {settings.query} up to {error}: the source's store was "
+            "restored to an earlier state, or is another one. Start the query under another name, at the rows that the "
+            "stream lacks"
+        ) from None
+    except ReadError as error:
+        raise SinkError(str(error)) from None
 
 
 async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> str | None:

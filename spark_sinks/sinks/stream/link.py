@@ -112,6 +112,11 @@ class Link:
 
     # -- what a task calls
 
+    def greet(self) -> str:
+        """Connect, and return the hub's cluster id from its WELCOME. Nothing is written. Raises as ``open``."""
+        self._until(lambda: True)
+        return self.cluster_id
+
     def open(self, *lanes: ProducerLane) -> None:
         """Open lanes and wait for the hub's word about each. ``epoch`` of a lane is the highest that is known of it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from spark_sinks.source.options import ReadOptions
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 
@@ -35,6 +36,8 @@ class ProducerSettings:
     patience_s: float = 60.0
     """Longest time without any progress before a task fails."""
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    source_log: ReadOptions | None = None
+    """Stream that the positions count in, to be compared with them; None where nothing says which it is."""
     token: str | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
     """Certificate authorities in PEM; None trusts the system's."""

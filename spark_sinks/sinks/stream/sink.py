@@ -14,13 +14,18 @@ from urllib.parse import urlsplit
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from spark_sinks.errors import SinkError
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.runtime.session import is_connect
 from spark_sinks.sinks.stream.lane import LaneFact
+from spark_sinks.sinks.stream.last_record import open_hub_store
+from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.marks import tell_marks
 from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.rows import ordered
 from spark_sinks.sinks.stream.settings import EDGE_PREFIX, ProducerSettings
 from spark_sinks.sinks.stream.task import RESULT_SQL, SendTask
+from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.positions import in_utc, nanoseconds
 from spark_sinks.source.store_options import with_environment
 from weft.protocols.lane import NAME_CHARACTERS_MAX, NAME_RULE, valid_name
@@ -32,6 +37,8 @@ logger = logging.getLogger(__name__)
 TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
 TOKEN_BYTES_MAX = 4096
 CA_BYTES_MAX = 1 << 20
+CHECK_S = 10.0
+"""Longest time for which a check waits for a hub that does not answer."""
 TASKS = 4
 _SENTENCE = re.compile(r"(?:SinkError|Superseded): (.+)")
 Complete = Callable[[DataFrame, int], datetime | None]
@@ -72,6 +79,9 @@ class StreamSink:
             used, if it is set. Read by the driver for each micro-batch, and sent along to its tasks.
         ca_file: certificate authorities of the hub in PEM; by default the system's.
         source: name of the source stream, where a query's name may be used for another one.
+        source_store: root of the store of the hub that has ``source``. With it a start compares what the stream has
+            with the end of the source, and refuses one that was restored to an earlier state.
+        source_tenant: whose stream ``source`` is.
         version: version of the query, for the column ``_origin``.
         topics: topic patterns of the keys, for named columns in the table.
         payload: what the payloads are: bytes, text or json.
@@ -96,6 +106,8 @@ class StreamSink:
         token_file: str | os.PathLike[str] | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         source: str = "",
+        source_store: str | os.PathLike[str] | None = None,
+        source_tenant: str = "default",
         version: str = "",
         topics: Sequence[str] = (),
         payload: str = "bytes",
@@ -119,6 +131,7 @@ class StreamSink:
         self._settings = ProducerSettings(
             urls, stream, query, os.fspath(store), tenant, source, version, _checked(topics), kind,
             counts=complete is not None, patience_s=patience_s,
+            source_log=_source_log(source, source_store, source_tenant),
             store_options=tuple(sorted((store_options or {}).items())),
         )  # fmt: skip
         self._facts: dict[int, LaneFact] = {}
@@ -157,6 +170,24 @@ class StreamSink:
         if self._complete is not None:
             self._mark(settings, self._complete(frame, batch_id))
 
+    def check(self, frame: DataFrame) -> None:
+        """Check the columns of rows to come, the token, and that the hub and its store are there. Nothing is written.
+
+        Raises:
+            SinkError: the rows lack a column, the hub refuses this producer or does not answer, or the store is not
+                that of the hub.
+        """
+        ordered(frame, self._tasks)
+        if is_connect(frame.sparkSession):
+            return  # The hub is asked from the server's machines, whose network and files may be others.
+        settings = replace(self._with_credentials(), patience_s=min(CHECK_S, self._settings.patience_s))
+        link = Link(settings, lambda _: 0)
+        try:
+            cluster_id = link.greet()
+        finally:
+            link.close()
+        run(open_hub_store(settings, cluster_id))
+
     def _mark(self, settings: ProducerSettings, moment: datetime | None) -> None:
         """Tell the moment up to which no further row can come. Failure is no error: the next one says more."""
         if moment is None:
@@ -187,6 +218,17 @@ class StreamSink:
         if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
             raise SinkError(f"{where}: expected one token on one line; write it again")
         return words[0]
+
+
+def _source_log(source: str, store: str | os.PathLike[str] | None, tenant: str) -> ReadOptions | None:
+    if store is None:
+        return None
+    if not source:
+        raise SinkError("source_store: name the stream in it, too, as source")
+    try:
+        return parse_options({"store": os.fspath(store), "stream": source, "tenant": tenant})
+    except ReadError as error:
+        raise SinkError(f"source: {error}") from None
 
 
 def _told(error: Exception) -> SinkError:

@@ -11,7 +11,7 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.encoding import BATCH_BYTES, BATCH_ROWS, BatchEncoder, Row
 from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded, went_back
-from spark_sinks.sinks.stream.last_record import find_position, held_epoch
+from spark_sinks.sinks.stream.last_record import check_source, find_position, held_epoch
 from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.rows import rows_of
@@ -117,8 +117,10 @@ class _Sender:
         elif fact is not None and fact.end == lane.end:
             lane.resume(fact.position)
         else:
-            where = find_position(self._settings, self.link.cluster_id, lane.identity, shard, lane.end - 1)
-            lane.resume(run(where))
+            settings = self._settings
+            position = run(find_position(settings, self.link.cluster_id, lane.identity, shard, lane.end - 1))
+            run(check_source(settings, shard, position))
+            lane.resume(position)
         return _LaneWork(lane, seen)
 
     def _flush(self, work: _LaneWork) -> None:

@@ -64,7 +64,7 @@ def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, da
     sink(rows(spark, (0, 0), (0, 1), (0, 2), (0, 2), (0, 3), (1, 0), (1, 1)), 0)
     found = database.run("SELECT text FROM $readings ORDER BY _shard, _offset")
     assert [text for (text,) in found] == ["0-0", "0-1", "0-2", "0-2", "0-3", "1-0", "1-1"]
-    assert database.run("SELECT * FROM $weft_positions ORDER BY shard") == [
+    assert database.run("SELECT query, target, shard, next_offset FROM $weft_positions ORDER BY shard") == [
         ("copy", "readings", 0, 4),
         ("copy", "readings", 1, 2),
     ]
@@ -135,9 +135,69 @@ def test_rows_replace_those_with_their_keys(spark: SparkSession, database: Datab
         SinkError, match="share the keys machine='m2', and nothing says which is the newest: give newest"
     ):
         sink(batch(("m2", 3, 2.3), ("m2", 2, 2.2)), 3)
-    with pytest.raises(SinkError, match="column machine is null in 1 rows"):
-        sink(batch((None, 3, 2.3)), 3)  # type: ignore[arg-type]
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
+
+
+def test_a_key_may_be_null(spark: SparkSession, database: Database) -> None:
+    """Records without a key have one row of their own in each hour."""
+
+    def batch(*values: tuple[str | None, int, float]) -> DataFrame:
+        return spark.createDataFrame(list(values), "machine string, hour int, mean double")
+
+    sink = database.sink(keys=["machine", "hour"])
+    for mean in (1.0, 2.0):
+        sink(batch((None, 1, mean), ("m1", 1, mean), (None, 2, mean)), 0)
+    expected = [("m1", 1, 2.0), (None, 1, 2.0), (None, 2, 2.0)]
+    assert database.run("SELECT * FROM $readings ORDER BY machine, hour") == expected
+    with pytest.raises(SinkError, match="share the keys machine=None, hour=1, and nothing says"):
+        sink(batch((None, 1, 3.0), (None, 1, 4.0)), 1)
+    database.run("CREATE TABLE $own (machine text, hour int, mean float8)")
+    database.run("CREATE UNIQUE INDEX ON $own (hour, machine)")
+    own = database.sink("own", keys=["machine", "hour"])
+    own(batch(("m1", 1, 1.0)), 0)
+    with pytest.raises(SinkError, match=r"machine, one of the keys, is null in 1 rows.* NULLS NOT DISTINCT"):
+        own(batch((None, 1, 1.0)), 1)
+    database.run("CREATE UNIQUE INDEX ON $own (machine, hour) NULLS NOT DISTINCT")
+    for mean in (1.0, 2.0):
+        own(batch((None, 1, mean)), 1)
+    assert database.run("SELECT * FROM $own ORDER BY machine") == [("m1", 1, 1.0), (None, 1, 2.0)]
+
+
+def test_rows_from_behind_are_refused(
+    spark: SparkSession, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would be left out as rows that the table has. Those of a repetition are, and are counted."""
+    sink = database.sink(query="copy")
+    sink(rows(spark, (0, 5), (1, 0)), 0)
+    with pytest.raises(SinkError, match=r"a row of offset 3 of shard 0 comes behind .*, which ended at 6"):
+        sink(rows(spark, (0, 3), (0, 6)), 1)
+    sink(rows(spark, (0, 5), (1, 0), (1, 1)), 0)
+    assert "batch 0: left out 2 rows that" in caplog.text
+    pickle.loads(pickle.dumps(sink))(rows(spark, (0, 4)), 7)
+    assert database.run("SELECT count(*) FROM $readings") == [(3,)]
+
+
+def test_a_log_that_was_restored_from_a_backup_is_refused(spark: SparkSession, hub: Hub, database: Database) -> None:
+    def sink(**changes: Any) -> JdbcSink:
+        return database.sink(**{"query": "100%", "store": hub.root, "stream": STREAM, **changes})
+
+    hub.write(1)
+    restore = hub.backup()
+    hub.write(1)
+    sink()(hub.load(spark), 0)
+    with pytest.raises(SinkError, match=r"telemetry under this name, and the batch is of .*/other .hub/tenant/stream"):
+        sink(stream="other")(hub.load(spark), 0)
+    restore()
+    with pytest.raises(SinkError, match=r"rows up to offset \d+ of shard \d of telemetry, and the log lacks chunk 1"):
+        sink()(hub.load(spark), 0)
+    hub.payload = lambda edge, seq: b"since the restore"
+    hub.write(3)
+    with pytest.raises(SinkError, match=r"and the log has another chunk 1: .*Rename the table"):
+        sink()(hub.load(spark), 0)
+    database.run("ALTER TABLE $readings RENAME TO away")
+    for _ in range(2):
+        sink()(hub.load(spark), 0)
+    assert database.run("SELECT count(*) FROM $readings") == [(hub.load(spark).count(),)]
 
 
 def test_rows_of_one_shard_replace_each_other_in_the_order_of_the_log(spark: SparkSession, database: Database) -> None:

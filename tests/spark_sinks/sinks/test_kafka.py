@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks import KafkaSink
+from spark_sinks.sinks.kafka_connector import misfit, of_connector
 
 pytestmark = pytest.mark.spark
 SCHEMA = (
@@ -115,3 +116,32 @@ def test_an_option_may_stand_in_several_places_and_the_file_wins(tmp_path: Path)
     file.write_text("linger.ms=9\nacks=-1\n")
     made = sink(options={"kafka.acks": "all", "kafka.linger.ms": "5"}, options_file=str(file))
     assert made.settings() == {"kafka.acks": "-1", "kafka.enable.idempotence": "true", "kafka.linger.ms": "9"}
+
+
+@pytest.mark.parametrize(
+    ("jar", "said"),
+    [
+        ("/x/spark-sql-kafka-0-10_2.13-4.2.0.jar", None),
+        ("/x/org.apache.spark_spark-sql-kafka-0-10_2.13-4.2.0.jar", None),
+        ("/opt/our-own-assembly.jar", None),
+        ("/x/spark-sql-kafka-0-10_2.12-3.5.1.jar", "is of Spark 3.5.1 and Scala 2.12, and this is Spark 4.2.0 with"),
+        ("/x/spark-sql-kafka-0-10_2.13-4.1.0-preview1.jar", "is of Spark 4.1.0-preview1 and Scala 2.13"),
+    ],
+)
+def test_a_connector_of_another_version_is_named(jar: str, said: str | None) -> None:
+    found = misfit(jar, "4.2.0")
+    assert (found is None) == (said is None)
+    assert (said or "") in str(found or "")
+
+
+def test_jars_of_two_versions_are_told_from_other_trouble() -> None:
+    java = "An error occurred while calling o91.save.\n: java.lang.NoClassDefFoundError: scala/Serializable\n\tat java"
+    assert "(NoClassDefFoundError: scala/Serializable). Start the session with" in str(
+        of_connector(RuntimeError(java), "4.2.0")
+    )
+    assert of_connector(RuntimeError("org.apache.kafka.common.errors.TimeoutException: 60000 ms"), "4.2.0") is None
+
+
+def test_a_check_says_that_there_is_no_connector(spark: SparkSession) -> None:
+    with pytest.raises(SinkError, match=r"no Kafka connector; start it with spark\.jars\.packages=org\.apache\.spark:"):
+        sink().check(spark.createDataFrame([], SCHEMA))

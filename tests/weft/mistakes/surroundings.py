@@ -8,6 +8,7 @@ import pwd
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from cryptography import x509
@@ -84,6 +85,7 @@ def machine(place: Place) -> None:
     place.name("<disk>", approximate_size(disk.f_blocks * disk.f_frsize))
     place.name("<low>", 883 if first_free > 883 else "")
     place.name("<readonly>", read_only() or "")
+    place.name("<spark>", "pyspark-is-installed" if find_spec("pyspark") else "")
 
 
 def read_only() -> str | None:

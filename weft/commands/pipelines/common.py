@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -86,6 +87,8 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
         raise Failed(f"{log}: {error.strerror}") from None
     except Exception as error:
         raise Failed(_no_session(master, error)) from error
+    # Spark's own handler calls the JVM first, which answers with a trace when the session is stopping already.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with without_context_logs():
             yield spark

@@ -76,7 +76,7 @@ def _run(
     from spark_sinks.pipelines.failure import sentence_of
     from spark_sinks.pipelines.job import start
     from spark_sinks.pipelines.shipping import MissingLibraries, ship
-    from spark_sinks.runtime.waiting import await_termination
+    from spark_sinks.runtime.waiting import await_termination, stop_asked
 
     try:
         if not master.startswith("local"):
@@ -85,7 +85,8 @@ def _run(
             report = check(loaded.config, spark)
             if not report.is_good:
                 raise cannot_be_done(loaded, report.errors)
-        await_termination(start(loaded.config, spark, once=once), Show(as_json))
+        with stop_asked() as stop:
+            await_termination(start(loaded.config, spark, once=once), Show(as_json), stop)
     except PipelineError as error:
         raise cannot_be_done(loaded, [error.finding]) from None
     except MissingLibraries as error:

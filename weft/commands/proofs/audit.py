@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import json_option, open_hub_store, store_trouble
+from weft.commands.pipelines.common import spark_log_option, spark_session
 from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json, print_table
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     metavar="URL",
     help="Count on the executors of this Spark master, such as local[*] or spark://host:7077. Unset: in this process.",
 )
+@spark_log_option
 @json_option
-def command(stream: str, uri: str, tenant: str, payloads: bool, master: str | None, as_json: bool) -> int:  # noqa: PLR0917
+def command(  # noqa: PLR0917
+    stream: str, uri: str, tenant: str, payloads: bool, master: str | None, spark_log: str | None, as_json: bool
+) -> int:
     """Compare lanes, log and table of STREAM, record by record.
 
     Exit status 1 if they disagree or if there is no such stream. The command reads the whole log of the stream, and the
@@ -38,7 +42,7 @@ def command(stream: str, uri: str, tenant: str, payloads: bool, master: str | No
     report = (
         _in_this_process(uri, tenant, stream, payloads)
         if master is None
-        else _on_spark(master, uri, tenant, stream, payloads)
+        else _on_spark(master, spark_log, uri, tenant, stream, payloads)
     )
     if as_json:
         print_json(report)
@@ -61,19 +65,17 @@ def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> Audi
         raise Failed(f"--store {uri}: {store_trouble(uri, error)}") from None
 
 
-def _on_spark(master: str, uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
+def _on_spark(  # noqa: PLR0917
+    master: str, spark_log: str | None, uri: str, tenant: str, stream: str, payloads: bool
+) -> AuditReport:
     from spark_sinks.audit import audit, check
     from spark_sinks.errors import ReadError
-    from spark_sinks.runtime.session import session
 
     try:
         # A session takes seconds to start, and a cluster's minutes: mistakes are found before.
         check(stream, store=uri, tenant=tenant)
-        spark = session(master)
-        try:
+        with spark_session(master, (), spark_log) as spark:
             return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)
-        finally:
-            spark.stop()
     except ReadError as error:
         raise Failed(str(error)) from None
 

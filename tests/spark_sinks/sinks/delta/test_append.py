@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from pyspark.sql import functions as F
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta import DeltaSink
 from spark_sinks.sinks.delta.table import DurableTable
-from tests.spark_sinks.conftest import EDGES, STREAM, Hub
+from tests.spark_sinks.conftest import EDGES, STREAM, Hub, records
 from tests.spark_sinks.sinks.delta.tables import rows
+from tests.spark_sinks.source.following import collect
 from tests.storage.object_store.buckets import S3Endpoint, s3_endpoint
 from weft.storage.object_store.directory import DirectoryStore
 
@@ -117,6 +119,47 @@ def test_a_table_of_another_store_is_refused(job: Job, tmp_path: Path) -> None:
         job.sink()(job.hub.load(job.spark).drop("_offset"), 0)
     with pytest.raises(PythonException, match=r"\d+ rows have no _offset"):
         job.sink()(job.hub.load(job.spark).withColumn("_offset", F.lit(None).cast("long")), 0)
+    assert job.rows() == job.hub.expected()
+
+
+def test_a_log_that_was_restored_from_a_backup_is_refused(job: Job) -> None:
+    """As long as it is shorter than the table, and when it has grown past it with other records: none is left out."""
+    job.hub.write(1)
+    restore = job.hub.backup()
+    job.hub.write(1)
+    job.drain()
+    table = job.rows()
+    restore()
+    with pytest.raises(SinkError, match=r"rows up to offset \d+ of shard \d of telemetry, and the log lacks chunk 1"):
+        job.sink()(job.hub.load(job.spark), 0)
+    job.hub.payload = lambda edge, seq: b"since the restore"
+    job.hub.write(3)
+    with pytest.raises(SinkError, match=r"and the log has another chunk 1: .*Move the table and the"):
+        job.sink()(job.hub.load(job.spark), 0)
+    latest = DeltaSink(job.table.parent / "latest", store=job.hub.root, stream=STREAM, keys="_edge")
+    latest(job.hub.load(job.spark), 0)
+    assert job.rows() == table
+    job.table.rename(job.table.parent / "away")
+    job.lose_checkpoint()
+    job.drain()
+    assert job.rows() == records(job.hub.load(job.spark))
+    restore()
+    with pytest.raises(SinkError, match="restored to an earlier state"):
+        pickle.loads(pickle.dumps(latest))(job.hub.load(job.spark), 0)
+
+
+@pytest.mark.parametrize("of_the_end", [True, False])
+def test_chunks_that_the_hub_deleted_are_not_missed(job: Job, of_the_end: bool) -> None:
+    """Of a position in chunks that are gone, only the end of the log can be compared."""
+    job.hub.write(2)
+    if not of_the_end:
+        job.drain()
+    job.hub.tier()
+    collect(job.hub)
+    job.drain()
+    job.hub.write(1)
+    job.lose_checkpoint()
+    job.drain()
     assert job.rows() == job.hub.expected()
 
 

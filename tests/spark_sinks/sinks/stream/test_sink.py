@@ -6,6 +6,7 @@ import pickle
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -17,6 +18,8 @@ from spark_sinks.sinks import StreamSink
 from spark_sinks.sinks.stream.rows import ordered
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
+from tests.support.processes import Node
+from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.demo.fabric import get_json
 
 
@@ -111,6 +114,58 @@ def test_the_sources_own_moment_below_a_micro_batch_is_the_derived_streams(
     assert moment is not None
     answer = get_json(f"{hub.url}/v1/streams/timely/completeness")
     assert answer["complete_up_to"] == f"{moment:%Y-%m-%dT%H:%M:%S}.000000000Z"
+
+
+def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    own_hub = StreamHub(tmp_path)
+    tokens, good = str(tmp_path / "tokens"), tmp_path / "good"
+    good.write_text(create_token(tokens, "checked", Scope.EDGE, edge="spark-checked"))
+    own_hub.config_path.write_text(f"{own_hub.config_path.read_text()}tokens_file: {tokens}\n")
+    frame = spark.createDataFrame([], "_shard int, _offset long, key string, payload string, time timestamp")
+
+    def check(query: str = "checked", **changes: Any) -> None:
+        given: dict[str, Any] = {"store": own_hub.store, "token_file": good, "patience_s": 0.5}
+        StreamSink(own_hub.url, "checked", query, **given | changes).check(frame)
+
+    with pytest.raises(SinkError, match=r"has taken nothing of spark-checked for 0\.5 s: .*[Rr]efused"):
+        check()
+    node = Node("hub", own_hub.config_path)
+    other = Hub(str(tmp_path / "other"))
+    try:
+        check(patience_s=20)
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"token_file": None}, r"does not accept the token, or there is none \(401\)"),
+            ({"query": "dirty"}, "the hub refuses spark-dirty: the token 'checked' is not for edge spark-dirty"),
+            ({"store": other.root}, "name the store of this hub"),
+            ({"store": tmp_path / "nowhere"}, "holds no hub"),
+        ]
+        for changes, sentence in refused:
+            with pytest.raises(SinkError, match=sentence):
+                check(**{"patience_s": 20, **changes})
+    finally:
+        assert node.stop() == 0
+    assert not any("checked" in path.name for path in (tmp_path / "store").rglob("*"))
+    assert not list((tmp_path / "store").rglob("chunk/*"))
+
+
+def test_a_source_that_was_restored_from_a_backup_is_refused(
+    spark: SparkSession, tmp_path: Path, hub: StreamHub
+) -> None:
+    source = Hub(str(tmp_path / "source"))
+    source.write(1)
+    restore = source.backup()
+    source.write(1)
+
+    def send() -> None:
+        named: dict[str, Any] = {"source": "telemetry", "source_store": source.root}
+        sink = StreamSink(hub.url, "restored", "restored", store=hub.store, **named)
+        sink(source.load(spark).withColumnRenamed("_key", "key"), 0)
+
+    send()
+    restore()
+    with pytest.raises(SinkError, match=r"rows of query restored up to offset \d+ of shard \d of telemetry, and"):
+        send()
+    assert len(hub.stream_records("restored")) == 2 * 10 * len(EDGES)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Positions as a table keeps them: Delta transactions, read before a batch and committed with its rows."""
+
+from __future__ import annotations
+
+from spark_sinks.blocking import run
+from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.sinks.delta.positions import Followed, Positions, StreamShard
+from spark_sinks.sinks.delta.table import Reading
+from spark_sinks.source.history import History, Kept, WentBack, Witness
+from spark_sinks.source.options import ReadOptions
+from spark_sinks.source.stream_log import open_hub
+from weft.storage.table.names import source_ids
+
+
+class KeptPositions:
+    """The positions of one writer in one table, compared with the hub's log whenever another has moved them.
+
+    Args:
+        uri: the table, for messages.
+        options: name the hub's store.
+
+    Raises:
+        SinkError: the store does not answer, or holds no hub.
+    """
+
+    def __init__(self, uri: str, options: ReadOptions, streams: tuple[str, ...], name: str) -> None:
+        try:
+            store, cluster = run(open_hub(options))
+        except ReadError as error:
+            raise SinkError(str(error)) from None
+        self._uri = uri
+        self._followed = Followed(cluster.cluster_id.hex(), cluster.shards, options.tenant, streams, name)
+        self._history = History(store, cluster, options.tenant)
+        self._known: tuple[str, int, Positions] | None = None
+
+    @property
+    def shards(self) -> int:
+        """Return the number of the hub's shards."""
+        return self._followed.shards
+
+    def read(self, reading: Reading) -> Positions:
+        """Return what the table has of each shard.
+
+        Raises:
+            SinkError: the table follows another store, or this one as it was before it was restored.
+        """
+        if self._known is not None and self._known[:2] == (reading.id, reading.version):
+            return self._known[2]
+        self._check_cluster(reading)
+        found = {place: reading.transaction(app) for app, place in self._followed.apps().items()}
+        positions = {place: end for place, end in found.items() if end is not None}
+        self._check_history({place: Kept(end, self._witness(reading, place)) for place, end in positions.items()})
+        self.committed(reading.id, reading.version, positions)
+        return positions
+
+    def committed(self, table_id: str, version: int, positions: Positions) -> None:
+        """Take the positions of a version that this writer has made or read."""
+        self._known = (table_id, version, positions)
+
+    def forget(self) -> None:
+        """Read the positions from the table the next time."""
+        self._known = None
+
+    def transactions(self, ends: Positions) -> dict[str, int]:
+        """Return the transactions of a commit: application -> version.
+
+        Raises:
+            SinkError: the hub's store does not answer.
+        """
+        made = {self._followed.app(place): end for place, end in ends.items()}
+        made |= {self._followed.cluster_app(stream): self._followed.cluster_number for stream, _ in ends}
+        try:
+            witnesses = run(self._history.witnesses(ends))
+        except ReadError as error:
+            raise SinkError(str(error)) from None
+        for place, witness in witnesses.items():
+            made |= dict(zip(source_ids(self._followed.app(place)), witness, strict=True))
+        return made
+
+    def _witness(self, reading: Reading, place: StreamShard) -> Witness | None:
+        n, crc = map(reading.transaction, source_ids(self._followed.app(place)))
+        return None if n is None or crc is None else Witness(n, crc)
+
+    def _check_cluster(self, reading: Reading) -> None:
+        for stream in self._followed.streams:
+            number = reading.transaction(self._followed.cluster_app(stream))
+            if number is not None and number != self._followed.cluster_number:
+                raise SinkError(
+                    f"table {self._uri} has rows of stream {stream} of another hub's store, under the name "
+                    f"{self._followed.name}: the offsets of the two mean different records. Write another table, or "
+                    "give the sink another name to have the rows of both"
+                )
+
+    def _check_history(self, positions: dict[StreamShard, Kept]) -> None:
+        try:
+            run(self._history.check(positions))
+        except WentBack as error:
+            raise SinkError(
+                f"table {self._uri} has rows up to {error}: the hub's store was restored to an earlier state, and "
+                "gives these offsets to other records. Move the table and the query's checkpoint away; the query "
+                "makes both again from the log. Rows of lost records stay in what was moved away"
+            ) from None
+        except ReadError as error:
+            raise SinkError(str(error)) from None
