@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.completeness.window_numbers import WindowState
 from spark_sinks.completeness.window_store import stored_state
 from spark_sinks.errors import ReadError
+from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
 from spark_sinks.pipelines.windows import window_frame
 from spark_sinks.runtime.session import is_connect
@@ -35,14 +36,7 @@ def check_checkpoint(pipeline: Pipeline, spark: SparkSession, log: StreamLog | N
         _check_scheme(folder, spark, report)
     if "://" in folder:
         return
-    existing = folder
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    if not os.path.isdir(existing):
-        report.refuse(PATH, f"{existing} is no folder. Name another place")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        report.refuse(PATH, f"{existing} cannot be written by this user. Change its owner, or name another place")
-    elif log is not None and os.path.isdir(os.path.join(folder, "offsets")):
+    if check_folder(PATH, folder, report) and log is not None and os.path.isdir(os.path.join(folder, "offsets")):
         _check_positions(folder, log, report)
 
 

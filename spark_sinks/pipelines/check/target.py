@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType
 
+from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.place import place_of
 from weft.config.errors import KeyPath
@@ -99,14 +100,8 @@ def _arrow_schema(table: DeltaTable) -> object:
 
 
 def _check_folder(path: str, report: Report) -> None:
-    if "://" in path:
+    setting: KeyPath = ("sink", "delta", "path")
+    if "://" in path or not check_folder(setting, path, report):
         return
-    existing = path
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    if not os.path.isdir(existing):
-        report.refuse(("sink", "delta", "path"), f"{existing} is no folder. Name another place")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        report.refuse(("sink", "delta", "path"), f"{existing} cannot be written by this user. Name another place")
-    elif existing == path and os.listdir(path):
-        report.refuse(("sink", "delta", "path"), f"{path} has files and is no Delta table. Name another place")
+    if os.path.lexists(path) and os.listdir(path):
+        report.refuse(setting, f"{path} has files and is no Delta table. Name another place")
