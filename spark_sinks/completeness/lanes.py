@@ -9,9 +9,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sinks.blocking import run
-from spark_sinks.completeness.moment import ALL, Complete, in_datetime, parse_at, stream_options, waited_for
-from spark_sinks.completeness.states import LanesAt, open_at, open_at_head
+from spark_sinks.completeness.moment import ALL, Complete, in_datetime, lanes_at, stream_options, waited_for
+from spark_sinks.completeness.states import LanesAt
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import completeness as rule
@@ -63,9 +62,8 @@ def lanes(
     Raises:
         ReadError: the store holds no hub, the hub has no such stream, or an argument is not what it should be.
     """
-    options = stream_options(stream, store, tenant, store_options)
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
-    found = run(open_at_head(options) if at is None else open_at(options, parse_at(at)))
+    found = lanes_at(stream_options(stream, store, tenant, store_options), at)
     return spark.createDataFrame(_rows(found, complete), ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
 
 

@@ -118,9 +118,17 @@ def complete_until(
     Raises:
         ReadError: the store holds no hub, the hub has no such stream, or an argument is not what it should be.
     """
-    options = stream_options(stream, store, tenant, store_options)
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
-    return evaluate(run(open_at_head(options) if at is None else open_at(options, parse_at(at))), complete)
+    return evaluate(lanes_at(stream_options(stream, store, tenant, store_options), at), complete)
+
+
+def lanes_at(options: ReadOptions, at: Mapping[int, int] | Mapping[str, int] | str | None) -> LanesAt:
+    """Return the lanes as known below offsets; None asks at the end of the log.
+
+    Raises:
+        ReadError: the store holds no hub, the hub has no such stream, or the offsets are not the log's.
+    """
+    return run(open_at_head(options) if at is None else open_at(options, parse_at(at)))
 
 
 def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:

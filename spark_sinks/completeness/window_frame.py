@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.errors import ReadError
 from spark_sinks.lineage.columns import FROM_COLUMN, merged, of_record
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
 
 START_COLUMN, END_COLUMN, COMPLETE_COLUMN = "window_start", "window_end", "_complete"
 LOG_END_COLUMN = "_log_end"
@@ -19,6 +19,7 @@ Step = Callable[[DataFrame], DataFrame]
 Aggregate = Mapping[str, str | Column] | Step | str
 """One row per window and key: expressions by the name of their column, ``{"mean": "avg(temperature)"}``; SQL over the
 view ``{rows}``; or a function of DataFrames. The latter two keep ``window_start`` and ``window_end``."""
+_NUMBER = "_weft_window"
 _LINEAGE = ("_edge", "_log", "_seq")
 
 
@@ -37,6 +38,13 @@ class WindowFrame:
     def keys(self) -> tuple[str, ...]:
         """Return the columns that name a row of the result."""
         return (START_COLUMN, *self.by)
+
+    def within(self, frame: DataFrame, windows: Sequence[Range]) -> DataFrame:
+        """Return the stream's rows that lie in windows, which are not many."""
+        numbers = ", ".join(str(number) for first, end in windows for number in range(first, end))
+        named = frame.withColumn(_NUMBER, window_number(self.every_us))
+        # As text: a thousand literals one by one are a thousand calls of Java.
+        return named.where(F.expr(f"{_NUMBER} IN ({numbers})")).drop(_NUMBER)
 
     def rows(self, frame: DataFrame) -> DataFrame:
         """Return the stream's rows with the window of each, prepared.

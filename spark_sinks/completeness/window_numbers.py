@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from spark_sinks.completeness.definition import Definition
 from spark_sinks.errors import ReadError
-from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.ranges import RangeSet
 
 RANGES_MAX = 1000
 """Maximum number of ranges of windows that a state keeps. Beyond it, the nearest ranges are joined: windows between
@@ -31,6 +32,7 @@ class _Kept(msgspec.Struct, frozen=True):
     fresh: list[tuple[int, int]]
     complete_end: int
     given_end: int
+    definition: Definition = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class WindowState:
     """Number below which windows were given out as complete, but for pending ones."""
     given_end: int = _LOWEST
     """Number below which windows were given out once, complete or not."""
+    definition: Definition = field(default_factory=dict)
+    """Definition of the windows that were given out; empty in states of older releases."""
 
     def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
         """Note that rows up to ``offsets`` lie in ``windows``."""
@@ -113,6 +117,7 @@ class WindowState:
             _Kept(
                 FORMAT, self.source, self.every_us, {str(k): self.offsets[k] for k in sorted(self.offsets)},
                 list(self.pending), list(self.fresh), self.complete_end, self.given_end,
+                self.definition,
             )
         ).decode()  # fmt: skip
 
@@ -143,7 +148,7 @@ class WindowState:
             )
         offsets = {int(shard): offset for shard, offset in kept.offsets.items()}
         ends = kept.complete_end, kept.given_end
-        return cls(source, every_us, offsets, RangeSet(kept.pending), RangeSet(kept.fresh), *ends)
+        return cls(source, every_us, offsets, RangeSet(kept.pending), RangeSet(kept.fresh), *ends, kept.definition)
 
 
 def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:
@@ -156,42 +161,6 @@ def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:
     joined = windows.copy()
     for i in gaps[:excess]:
         joined.add(ranges[i][1], ranges[i + 1][0])
-    return joined
-
-
-def portions(windows: RangeSet, windows_max: int, ranges_max: int) -> list[list[Range]]:
-    """Return ranges that cover the windows, in portions for one query each, ascending.
-
-    Ranges that lie near each other become one: to read a window too many costs less than to read twice.
-
-    Args:
-        windows_max: maximum number of windows of a portion.
-        ranges_max: maximum number of ranges of a portion.
-    """
-    found: list[list[Range]] = []
-    room = 0
-    for first, end in _near(windows):
-        at = first
-        while at < end:
-            if not found or room == 0 or len(found[-1]) == ranges_max:
-                found.append([])
-                room = windows_max
-            taken = min(end - at, room)
-            found[-1].append((at, at + taken))
-            at, room = at + taken, room - taken
-    return found
-
-
-def _near(windows: RangeSet) -> list[Range]:
-    joined: list[Range] = []
-    wanted = 0
-    for first, end in windows:
-        if joined and end - joined[-1][0] <= 2 * (wanted + end - first):
-            wanted += end - first
-            joined[-1] = (joined[-1][0], end)
-        else:
-            wanted = end - first
-            joined.append((first, end))
     return joined
 
 

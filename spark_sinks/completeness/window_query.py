@@ -2,7 +2,7 @@
 
 Each step takes one view of the log: the shards' states and their end offsets, which belong together. It finds the
 windows of the rows that are new below these offsets, computes the windows that are due from the log's history below
-the same offsets, upserts them, and keeps its position and the windows still to come in the same commit.
+the same offsets, replaces them in the sink, and then keeps its position and the windows still to come.
 
 Spark's streaming engine has no part in it. It would begin a batch for new records only, and a window is closed by a
 mark, which is no record; and it would choose end offsets for which the states have to be looked for.
@@ -13,32 +13,44 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from functools import reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
+from spark_sinks.completeness.definition import Definition, IfChanged, changed_parts, changed_sentence
 from spark_sinks.completeness.moment import Complete, CompleteUntil, evaluate, in_datetime
+from spark_sinks.completeness.portions import Portion, portions
 from spark_sinks.completeness.states import LanesAt, at_head
-from spark_sinks.completeness.window_frame import WindowFrame, numbers_of
-from spark_sinks.completeness.window_numbers import Limits, WindowState, portions
+from spark_sinks.completeness.window_frame import LOG_END_COLUMN, START_COLUMN, WindowFrame, numbers_of
+from spark_sinks.completeness.window_numbers import Limits, WindowState
 from spark_sinks.completeness.window_store import WindowStore
+from spark_sinks.errors import ReadError
 from spark_sinks.read import read
+from spark_sinks.replaced import Replaced
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
+from spark_sinks.source.tables import TableSnapshot
 from weft.protocols.ranges import Range, RangeSet
 
 WINDOWS_MAX = 1000
 """Maximum number of windows of one commit; more that are due follow in further commits."""
-RANGES_MAX = 8
-"""Maximum number of separate ranges of time of one commit: each is a read of its own."""
+READS_MAX = 8
+"""Maximum number of reads of one commit."""
+GAP_BYTES_MAX = 16 << 20
+"""Bytes of table files between two windows up to which both are one read, rather than two."""
+GAP_RECORDS_MAX = 250_000
+"""Records behind the table, for each gap between windows, up to which the windows are one read."""
 KEEP_S = 300.0
 """Longest time for which a position is not kept while nothing is due: a start reads the times of the rows since."""
 HEAL_SHARE = 10
 """Windows that changed after they were given out take at most this part, a tenth, of the query's time."""
 _MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """First and last microsecond of Python's datetime."""
+_MICROS = (-(1 << 63), (1 << 63) - 1)
 
 
 class WindowSteps:
@@ -47,6 +59,8 @@ class WindowSteps:
     Args:
         options: names the stream; ``edges`` and ``keys`` select the rows.
         heal_s: least time between two rounds that give out again what has changed.
+        definition: what the windows are made of, to be compared with that of the state.
+        if_changed: what to do when it is another.
         clock: seconds on a clock that never goes back.
     """
 
@@ -59,6 +73,8 @@ class WindowSteps:
         store: WindowStore,
         *,
         heal_s: float,
+        definition: Definition,
+        if_changed: IfChanged = "refuse",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spark = spark
@@ -67,9 +83,15 @@ class WindowSteps:
         self._complete = complete
         self._store = store
         self._heal_s = heal_s
+        self._definition = definition
+        self._if_changed = if_changed
         self._clock = clock
         self._log: StreamLog | None = None
         self._state: WindowState | None = None
+        self._filled: RangeSet | None = None
+        """All windows with records, while a new state's first step lasts."""
+        self._looks_at_all = False
+        """True when the next step has to find windows of records that are not selected, too."""
         self._heal_at = clock()
         self._kept_at = clock()
         self.progress: dict[str, Any] = {}
@@ -90,7 +112,9 @@ class WindowSteps:
         at = at_head(log)
         moved = at.offsets != state.offsets
         if moved:
-            state.see(at.offsets, self._new_windows(state, at))
+            found = self._new_windows(state, at)
+            self._filled = None if state.offsets else found
+            state.see(at.offsets, found)
         until = evaluate(at, self._complete)
         limits = self._limits(until, at)
         heals = began >= self._heal_at if healing is None else healing
@@ -99,7 +123,7 @@ class WindowSteps:
         if not commits:
             state.close(limits)
             if moved and (keep or began - self._kept_at >= KEEP_S):
-                self._keep(None, state)
+                self._keep(state)
         ended = self._clock()
         if heals and commits:
             self._heal_at = ended + max(self._heal_s, HEAL_SHARE * (ended - began))
@@ -109,14 +133,31 @@ class WindowSteps:
     def _opened(self) -> tuple[StreamLog, WindowState]:
         if self._log is None or self._state is None:
             log = run(StreamLog.open(self._options))
-            text = self._store.load()
-            fresh = WindowState(log.source, self._frame.every_us)
-            self._state = fresh if text is None else WindowState.decode(text, log.source, self._frame.every_us)
+            self._state = self._stored(log.source)
             self._log = log
         return self._log, self._state
 
+    def _stored(self, source: str) -> WindowState:
+        """Return the state that is kept, or a new one."""
+        fresh = WindowState(source, self._frame.every_us, definition=self._definition)
+        text = self._store.load()
+        if text is None:
+            return fresh
+        state = WindowState.decode(text, source, self._frame.every_us)
+        if changed := changed_parts(state.definition, self._definition):
+            if self._if_changed == "refuse":
+                raise ReadError(changed_sentence(changed))
+            state = fresh if self._if_changed == "recompute" else replace(state, definition=self._definition)
+            # At once, so that a start after a crash goes on with it.
+            self._keep(state)
+        # Windows of edges and keys that are no longer read may be in the sink.
+        self._looks_at_all = not state.offsets
+        return replace(state, definition=state.definition or self._definition)
+
     def _new_windows(self, state: WindowState, at: LanesAt) -> RangeSet:
-        frame = self._read(at, starting=state.offsets or None, columns=["_time"])
+        everything = {"edges": None, "keys": None} if self._looks_at_all else {}
+        frame = self._read(at, starting=state.offsets or None, columns=["_time"], **everything)
+        self._looks_at_all = False
         return numbers_of(frame, self._frame.every_us)
 
     def _limits(self, until: CompleteUntil, at: LanesAt) -> Limits:
@@ -125,40 +166,68 @@ class WindowSteps:
 
     def _give(self, due: RangeSet, limits: Limits, at: LanesAt) -> int:
         _, state = self._opened()
-        todo = portions(due, WINDOWS_MAX, RANGES_MAX)
-        for number, ranges in enumerate(todo, 1):
+        todo = self._portions(due, at)
+        for number, portion in enumerate(todo, 1):
             after = state.copy()
-            after.give(RangeSet(ranges), limits)
+            after.give(RangeSet(portion.ranges), limits)
             if number == len(todo):
                 after.close(limits)
-            self._keep(self._computed(ranges, limits, at), after)
+            self._store.write(self._computed(portion, limits, at), self._replaced(portion.ranges, at))
+            self._keep(after)
             self._state = state = after
         return len(todo)
 
-    def _computed(self, ranges: list[Range], limits: Limits, at: LanesAt) -> DataFrame:
+    def _portions(self, due: RangeSet, at: LanesAt) -> list[Portion]:
+        log, _ = self._opened()
+        filled, self._filled = self._filled, None
+        if filled is None and due.count() > WINDOWS_MAX:
+            # Stamps far apart: most of these windows have no record at all.
+            ranges = list(due)
+            times = self._read(at, columns=["_time"], **self._between(ranges[0][0], ranges[-1][1]))
+            filled = numbers_of(times, self._frame.every_us)
+        gaps = len(due if filled is None else filled) - 1
+        table = log.table() if gaps > 0 else None
+        tail = sum(end - (table.ends[shard] if table else 0) for shard, end in at.offsets.items())
+        is_small = tail <= GAP_RECORDS_MAX * gaps
+
+        def is_cheap(first: int, end: int) -> bool:
+            return is_small and (table is None or _bytes_within(table, **self._between(first, end)) <= GAP_BYTES_MAX)
+
+        return portions(due, WINDOWS_MAX, READS_MAX, is_cheap, filled)
+
+    def _between(self, first: int, end: int) -> dict[str, datetime | None]:
+        """Return the times of windows as options of a read."""
+        since, until = first * self._frame.every_us, end * self._frame.every_us
+        return {
+            "since": in_datetime(since * 1000) if since > _MOMENTS_US[0] else None,
+            "until": in_datetime(until * 1000) if until < _MOMENTS_US[1] else None,
+        }
+
+    def _computed(self, portion: Portion, limits: Limits, at: LanesAt) -> DataFrame:
+        schema = self._options.schema
+        # Without records, an empty read has the columns.
+        reads = portion.reads or [(portion.ranges[0][0], portion.ranges[0][0])]
+        rows = reduce(DataFrame.unionByName, (self._read(at, schema=schema, **self._between(*each)) for each in reads))
+        if portion.reads_more:
+            rows = self._frame.within(rows, portion.filled)
+        return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()))
+
+    def _replaced(self, ranges: list[Range], at: LanesAt) -> Replaced:
+        """Return the windows of a portion, of which the sink gets all rows."""
         every = self._frame.every_us
-        rows = []
-        for first, end in ranges:
-            since, until = first * every, end * every
-            rows.append(
-                self._read(
-                    at,
-                    schema=self._options.schema,
-                    since=in_datetime(since * 1000) if since > _MOMENTS_US[0] else None,
-                    until=in_datetime(until * 1000) if until < _MOMENTS_US[1] else None,
-                )
-            )
-        return self._frame.windows(reduce(DataFrame.unionByName, rows), limits.complete_end, sum(at.offsets.values()))
+        within = tuple((max(first * every, _MICROS[0]), min(end * every, _MICROS[1])) for first, end in ranges)
+        return Replaced(START_COLUMN, within, LOG_END_COLUMN, sum(at.offsets.values()))
 
     def _read(self, at: LanesAt, **narrowed: Any) -> DataFrame:
         options = self._options
+        named: dict[str, Any] = {"edges": options.edges, "keys": options.keys, **narrowed}
         return read(
-            self._spark, options.stream, store=options.store, tenant=options.tenant, edges=options.edges,
-            keys=options.keys, ending=at.offsets, store_options=dict(options.store_options), **narrowed,
+            self._spark, options.stream, store=options.store, tenant=options.tenant, ending=at.offsets,
+            store_options=dict(options.store_options), **named,
         )  # fmt: skip
 
-    def _keep(self, frame: DataFrame | None, state: WindowState) -> None:
-        self._store.save(frame, state.encode())
+    def _keep(self, state: WindowState) -> None:
+        self._store.keep(state.encode())
         self._kept_at = self._clock()
 
     def _tell(self, at: LanesAt, until: CompleteUntil, state: WindowState, due: RangeSet, seconds: float) -> None:
@@ -173,6 +242,16 @@ class WindowSteps:
             "heldBackBy": [f"{each.edge}: {each.why}" for each in until.held_back_by],
             "durationMs": round(seconds * 1000),
         }
+
+
+def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:
+    """Return the bytes of the table's files that have no records but those of a time."""
+    return sum(
+        file.size_bytes
+        for file in table.files
+        if (since is None or (file.time_min is not None and file.time_min >= since))
+        and (until is None or (file.time_max is not None and file.time_max < until))
+    )
 
 
 class WindowQuery:

@@ -1,59 +1,57 @@
-"""Places of windows and of what the query remembers: a sink that keeps both in one commit, or a sink and a file."""
+"""The place of windows and of what the query remembers: a sink and a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, open_store
+from spark_sinks.replaced import Replaced, ReplacesRanges
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreUnfit, open_store
 
 Sink = Callable[[DataFrame, int], None]
-"""Called with rows and a number that grows; it upserts them by ``window_start`` and the keys."""
+"""Called with rows and a number that grows; it upserts them by ``window_start`` and the keys. One that
+``ReplacesRanges`` also removes what else it has of these windows."""
 STATE_KEY = "windows/state.json"
 
 
-@runtime_checkable
-class KeepsState(Protocol):
-    """Sink that keeps a text beside its rows, in one commit."""
+class WindowStore:
+    """A sink of windows, and a file with what the query remembers.
 
-    def load_state(self) -> str | None:
-        """Return the text of the last commit that had one; None before it."""
+    Rows come first, then the state: what a crash leaves between the two is computed and replaced once more, to the
+    same rows. So the table is right without the state, and the sink need not keep it.
 
-    def write_with_state(self, frame: DataFrame | None, state: str) -> None:
-        """Upsert rows and keep the text, both or neither; None keeps the text alone.
+    Args:
+        file: None keeps the state nowhere, so that each start computes all windows again.
+    """
 
-        Raises:
-            SinkConflict: another query has kept a text since this object loaded or kept one.
-        """
-
-
-class WindowStore(Protocol):
-    """Place of windows and state."""
+    def __init__(self, sink: Sink, file: StateFile | None) -> None:
+        self._sink = sink
+        self._file = file
+        self._step = 0
 
     def load(self) -> str | None:
         """Return the last state; None before the first."""
+        return self._file.load() if self._file else None
 
-    def save(self, frame: DataFrame | None, state: str) -> None:
-        """Upsert rows, if there are any, and keep the state; durable when this returns.
+    def write(self, frame: DataFrame, replaced: Replaced) -> None:
+        """Replace windows. Durable when this returns, as far as the sink promises it."""
+        if isinstance(self._sink, ReplacesRanges):
+            self._sink.replace(frame, self._step, replaced)
+        else:
+            self._sink(frame, self._step)
+        self._step += 1
 
-        A crash may leave the rows without the state. The next start then computes them again, from the same log.
+    def keep(self, state: str) -> None:
+        """Keep the state. Durable when this returns.
+
+        Raises:
+            ReadError: another query has kept one since this one loaded or kept it.
         """
-
-
-def open_window_store(sink: Sink | KeepsState, folder: str | None) -> WindowStore:
-    """Return the place of a sink's windows.
-
-    Args:
-        folder: path or URI for the state of a sink that keeps none; None keeps it in memory, so that each start
-            computes all windows again.
-    """
-    if isinstance(sink, KeepsState):
-        return _InTheSink(sink)
-    return _BesideTheSink(sink, None if folder is None else _StateFile(folder))
+        if self._file:
+            self._file.save(state)
 
 
 def stored_state(folder: str) -> str | None:
@@ -63,50 +61,31 @@ def stored_state(folder: str) -> str | None:
         ReadError: it is no folder of a store.
         StoreError: the store does not answer.
     """
-    return _StateFile(folder).load()
+    return StateFile(folder).load()
 
 
-class _InTheSink:
-    def __init__(self, sink: KeepsState) -> None:
-        self._sink = sink
+class StateFile:
+    """A text in a folder.
 
-    def load(self) -> str | None:
-        return self._sink.load_state()
+    Args:
+        folder: path or URI of an object store.
+        options: for the object store; what is missing comes from the environment.
 
-    def save(self, frame: DataFrame | None, state: str) -> None:
-        self._sink.write_with_state(frame, state)
+    Raises:
+        ReadError: it is no folder of a store.
+    """
 
-
-class _BesideTheSink:
-    """Rows first, then the state: what a crash leaves between the two is computed and upserted once more."""
-
-    def __init__(self, sink: Sink, file: _StateFile | None) -> None:
-        self._sink = sink
-        self._file = file
-        self._step = 0
-
-    def load(self) -> str | None:
-        return self._file.load() if self._file else None
-
-    def save(self, frame: DataFrame | None, state: str) -> None:
-        if frame is not None:
-            self._sink(frame, self._step)
-            self._step += 1
-        if self._file:
-            self._file.save(state)
-
-
-class _StateFile:
-    """A text in an object store."""
-
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, options: Mapping[str, str] | None = None) -> None:
         try:
-            self._store: ObjectStore = open_store(folder)
-        except ValueError as error:
+            self._store: ObjectStore = open_store(
+                folder, {name.upper(): value for name, value in (options or {}).items()}
+            )
+        except (ValueError, StoreUnfit) as error:
             raise ReadError(f"checkpoint: {error}") from error
         self._etag: str | None = None
 
     def load(self) -> str | None:
+        """Return the text; None before there is one."""
         try:
             found = run(self._store.get(STATE_KEY))
         except NotFound:
@@ -116,6 +95,11 @@ class _StateFile:
         return bytes(found.data).decode(errors="replace")
 
     def save(self, state: str) -> None:
+        """Replace the text that this object loaded or saved.
+
+        Raises:
+            ReadError: another writer has replaced it meanwhile.
+        """
         data = state.encode()
         try:
             if self._etag is None:

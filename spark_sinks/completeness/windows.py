@@ -10,10 +10,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_sinks.completeness.definition import IF_CHANGED, IfChanged, definition_of
 from spark_sinks.completeness.moment import ALL, Complete, duration_ns, stream_options
 from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
-from spark_sinks.completeness.window_store import KeepsState, Sink, open_window_store
+from spark_sinks.completeness.window_store import Sink, StateFile, WindowStore
 from spark_sinks.errors import ReadError
 from spark_sinks.source.options import parse_names
 from spark_sinks.source.typed import declared
@@ -29,11 +30,14 @@ def complete_windows(
     store: str | os.PathLike[str],
     every: str | timedelta,
     aggregate: Aggregate,
-    sink: Sink | KeepsState,
+    sink: Sink,
     by: Collection[str] = (),
     prepare: Step | None = None,
     complete: Complete | Mapping[str, object] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_options: Mapping[str, str] | None = None,
+    definition: Mapping[str, object] | None = None,
+    if_changed: IfChanged = "refuse",
     trigger: str | timedelta | None = "10s",
     heal_every: str | timedelta = "1m",
     tenant: str = "default",
@@ -48,26 +52,36 @@ def complete_windows(
 
     A window ``[start, end)`` of ``_time`` is given out with ``_complete`` true when the stream is complete up to its
     end, by the state of the log below the offsets that were read. When it is not complete after the grace it is given
-    out with ``_complete`` false; and again, as an upsert by ``window_start`` and ``by``, when it has changed or become
-    complete. Each time it is computed from all records of the window that the log has, so the result is that of a
-    batch query over the whole stream, whatever the order in which records came.
+    out with ``_complete`` false; and again when it has changed or become complete. Each time it is computed from all
+    records of the window that the log has, so the result is that of a batch query over the whole stream, whatever the
+    order in which records came.
 
-    Each row is right after a kill at any instant and after the loss of the checkpoint: rows are upserted, and the state
-    is kept after them or with them. A window without rows is not given out. Windows in the future of the fabric's clock
-    wait for it. Filter rows in ``prepare``, not groups by their values (HAVING): the row of a group that falls out
-    stays.
+    A window that is given out again replaces all its rows, also those of groups that it no longer has, in one commit
+    of ``DeltaSink`` and one transaction of ``JdbcSink``. A function as a sink gets the rows alone, to upsert them by
+    ``window_start`` and ``by``; groups that have gone are its own business.
+
+    The sink is right after a kill at any instant and after the loss of the checkpoint: the state is kept after the
+    rows, and what lies between is computed once more. A window without rows is not given out. Windows in the future of
+    the fabric's clock wait for it.
 
     Args:
         every: length of the windows, 1s or more, aligned to 1970 in UTC.
         aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
-        sink: gets the rows. One that ``KeepsState`` has the state in the same commit.
+        sink: gets the rows: ``DeltaSink`` with ``keys=["window_start", *by]`` and ``order_by="_log_end"``, ``JdbcSink``
+            with the same keys and ``newest_by="_log_end"``, or a function of a DataFrame and a number that grows.
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
         complete: when a window counts as complete: ``Complete``, or its fields.
-        checkpoint: folder or ``s3://`` URI for the state of a sink that keeps none. Without it every start computes all
-            windows again, to the same result.
+        checkpoint: folder or ``s3://`` URI for the position and the windows still to come. Without it every start
+            computes all windows again, to the same result.
+        checkpoint_options: for the checkpoint's object store; without them ``store_options``.
+        definition: what the windows are made of, by names of parts, such as ``{"version": 2}``. Without it these are
+            ``aggregate``, ``by``, ``prepare``, ``schema``, ``edges`` and ``keys``, of functions their names alone.
+        if_changed: what to do when the checkpoint's windows were made by another definition: ``refuse`` them,
+            ``recompute`` all windows of which log and table have records, or ``keep`` what was given out until its
+            records change.
         trigger: time between two looks at the log; None looks once, gives out all that is due and ends.
         heal_every: least time between two rounds that give out again windows that changed since they were given out.
         edges: only records of these edges; ``complete`` then waits for them alone, unless it names others.
@@ -86,9 +100,22 @@ def complete_windows(
         schema=declared(schema, payload_format),
     )
     frame = WindowFrame(_every_us(every), _names("by", by) if by else (), aggregate, prepare)
-    window_store = open_window_store(sink, None if checkpoint is None else os.fspath(checkpoint))
-    heal_s = duration_ns("heal_every", heal_every) / 1e9
-    steps = WindowSteps(spark, options, frame, _rule(complete, options.edges), window_store, heal_s=heal_s)
+    if if_changed not in IF_CHANGED:
+        raise ReadError(f"if_changed: expected {', '.join(IF_CHANGED)}; got {if_changed!r}")
+    access = store_options if checkpoint_options is None else checkpoint_options
+    file = None if checkpoint is None else StateFile(os.fspath(checkpoint), access)
+    made_of: dict[str, object] = {"aggregate": aggregate, "by": frame.by, "prepare": prepare, "schema": options.schema}
+    made_of |= {"edges": options.edges, "keys": options.keys}
+    steps = WindowSteps(
+        spark,
+        options,
+        frame,
+        _rule(complete, options.edges),
+        WindowStore(sink, file),
+        heal_s=duration_ns("heal_every", heal_every) / 1e9,
+        definition=definition_of(made_of if definition is None else definition),
+        if_changed=if_changed,
+    )
     interval_s = None if trigger is None else duration_ns("trigger", trigger) / 1e9
     return WindowQuery(spark, steps, name=name or stream, interval_s=interval_s)
 

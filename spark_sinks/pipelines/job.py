@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
@@ -31,18 +32,21 @@ class MicroBatch:
         self.sink(self.steps.apply(frame, self.context), batch_id)
 
 
-def start(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> StreamingQuery | WindowQuery:
+def start(
+    pipeline: Pipeline, spark: SparkSession, *, once: bool = False, if_changed: IfChanged = "refuse"
+) -> StreamingQuery | WindowQuery:
     """Start a pipeline and return its query.
 
     Args:
         once: read what there is now and end, whatever the trigger of the pipeline is.
+        if_changed: what to do with windows that another definition of the pipeline made, as for ``complete_windows``.
 
     Raises:
         PipelineError: a step cannot be applied; ``check`` finds out before.
         ReadError: the store holds no such stream.
     """
     if pipeline.window_step is not None:
-        return start_windows(pipeline, spark, once=once)
+        return start_windows(pipeline, spark, once=once, if_changed=if_changed)
     context = Context(pipeline)
     on_stream, on_batch = split(pipeline)
     frame = on_stream.apply(context.stream(spark), context)

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.completeness.moment import Complete
 from spark_sinks.completeness.window_frame import END_COLUMN, START_COLUMN, WindowFrame, window_number
 from spark_sinks.completeness.window_query import WindowQuery
@@ -22,6 +24,7 @@ from spark_sinks.pipelines.sinks import make_sink
 from spark_sinks.pipelines.steps import all_steps
 from spark_sinks.source.positions import parse_moment
 from weft.config.errors import KeyPath
+from weft.config.payload_schema.text import schema_text
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.steps import WindowStep
 
@@ -76,11 +79,30 @@ def window_step(pipeline: Pipeline) -> WindowStep:
     return step.window
 
 
-def start_windows(pipeline: Pipeline, spark: SparkSession, *, once: bool = False) -> WindowQuery:
+def made_of(pipeline: Pipeline) -> dict[str, object]:
+    """Return what the pipeline's windows are made of, by the names that its file has for it. When they are written,
+    and where, is no part of it."""
+    step, source = window_step(pipeline), pipeline.source
+    before = [each for each in pipeline.steps if each.window is None]
+    return {
+        "source.edges": source.edges,
+        "source.keys": source.keys,
+        "source.schema": None if source.schema is None else schema_text(source.schema),
+        "source.since": source.since,
+        "steps": msgspec.json.encode(before, order="sorted").decode(),
+        "by": step.by or (),
+        "emit": step.emit,
+    }
+
+
+def start_windows(
+    pipeline: Pipeline, spark: SparkSession, *, once: bool = False, if_changed: IfChanged = "refuse"
+) -> WindowQuery:
     """Start a pipeline with a window step.
 
     Args:
         once: give out what is due now and end, whatever the trigger of the pipeline is.
+        if_changed: as for ``complete_windows``.
 
     Raises:
         ReadError: the store holds no such stream.
@@ -101,6 +123,8 @@ def start_windows(pipeline: Pipeline, spark: SparkSession, *, once: bool = False
         sink=make_sink(pipeline),
         complete=rule_of(pipeline),
         checkpoint=pipeline.checkpoint,
+        definition=made_of(pipeline),
+        if_changed=if_changed,
         trigger=None if every is None else timedelta(seconds=every),
         name=pipeline.name,
     )

@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("source",),
         ("runtime",),
         ("read",),
-        ("lineage",),
+        ("lineage", "replaced"),
         ("completeness", "sinks"),
         ("audit", "pipelines"),
         ("__init__",),

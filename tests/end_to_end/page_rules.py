@@ -162,6 +162,10 @@ RULES = {
         says=(r"readings \[\('m1', 21.5\), \('m2', 19.0\)\] unchanged: True",),
     ),
     "from-spark-to-kafka.md": Rule(before=(TOUR,), says=(r"plant/press/m1/telemetry\s*\|\d+\s*\|.*21.5",)),
+    "complete-windows.md": Rule(
+        before=(TOUR,),
+        says=(r"(?m)^complete until 20", r"\|press-shop-7\| +2\|", r"'windowsPending': 1", r"(?m)^\d+ True$"),
+    ),
     "spark-on-a-cluster.md": Rule(before=(TOUR,), says=(r"^records 2$", r"\{'machine': 'm1', 'time_from': ")),
     "post-by-http.md": Rule(
         programs=("curl",),

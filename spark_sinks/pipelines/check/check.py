@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks.blocking import run
+from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.lineage.columns import FROM_COLUMN
 from spark_sinks.pipelines.analysis import explained, is_of_spark
@@ -25,10 +26,13 @@ from weft.config.pipelines.pipeline import Pipeline
 
 
 @without_context_logs()
-def check(pipeline: Pipeline, spark: SparkSession) -> Report:
+def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "refuse") -> Report:
     """Return what is wrong with a pipeline, and the columns of its steps. No record is read, and nothing is written.
 
     Python steps are called, with a DataFrame that has no rows.
+
+    Args:
+        if_changed: as for the start of the pipeline.
     """
     report, context = Report(), Context(pipeline)
     log = _opened(context, report)
@@ -37,7 +41,7 @@ def check(pipeline: Pipeline, spark: SparkSession) -> Report:
         if FROM_COLUMN not in result.columns:
             report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
         check_target(pipeline, result, report)
-    check_checkpoint(pipeline, spark, log, report)
+    check_checkpoint(pipeline, spark, log, report, if_changed)
     if report.is_good and result is not None:
         _check_sink(pipeline, result, report)
     return report

@@ -8,12 +8,13 @@ import os
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from spark_sinks.completeness.definition import IfChanged, changed_parts, changed_sentence, definition_of
 from spark_sinks.completeness.window_numbers import WindowState
 from spark_sinks.completeness.window_store import stored_state
 from spark_sinks.errors import ReadError
 from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
-from spark_sinks.pipelines.windows import window_frame
+from spark_sinks.pipelines.windows import made_of, window_frame
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.positions import check_offsets, from_json
 from spark_sinks.source.stream_log import StreamLog
@@ -24,14 +25,16 @@ OFFSETS_BYTES_MAX = 8 << 20
 PATH = ("checkpoint",)
 
 
-def check_checkpoint(pipeline: Pipeline, spark: SparkSession, log: StreamLog | None, report: Report) -> None:
+def check_checkpoint(
+    pipeline: Pipeline, spark: SparkSession, log: StreamLog | None, report: Report, if_changed: IfChanged
+) -> None:
     """Add what is wrong with a checkpoint: one of windows, or one of Spark on a file system of this machine."""
     folder = pipeline.checkpoint
     if folder is None:
         return
     if pipeline.window_step is not None:
         if "://" in folder or os.path.isdir(folder):
-            _check_state(folder, pipeline, log, report)
+            _check_state(folder, pipeline, log, report, if_changed)
     elif "://" in folder:
         _check_scheme(folder, spark, report)
     if "://" in folder:
@@ -40,7 +43,7 @@ def check_checkpoint(pipeline: Pipeline, spark: SparkSession, log: StreamLog | N
         _check_positions(folder, log, report)
 
 
-def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report) -> None:
+def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report, if_changed: IfChanged) -> None:
     """Add what a query of windows would have against the state that it finds."""
     every_us = window_frame(pipeline).every_us
     try:
@@ -48,6 +51,9 @@ def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report:
         if text is not None and log is not None:
             state = WindowState.decode(text, log.source, every_us)
             check_offsets("the checkpoint", dict.fromkeys(log.heads, 0) | state.offsets, log.heads)
+            changed = changed_parts(state.definition, definition_of(made_of(pipeline)))
+            if changed and if_changed == "refuse":
+                report.refuse(PATH, changed_sentence(changed))
     except (ReadError, StoreError) as error:
         report.refuse(PATH, str(error).removeprefix("checkpoint: "))
 

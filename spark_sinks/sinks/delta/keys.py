@@ -44,7 +44,10 @@ def last_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[str]) -> 
 def match(found: pa.Table, wanted: pa.Table, keys: Sequence[str]) -> np.ndarray:
     """Return for each row of ``found`` the row of ``wanted`` with its key, or -1. ``wanted`` has each key once."""
     columns = [
-        pa.chunked_array([*wanted.column(name).chunks, *found.column(name).cast(wanted.schema.field(name).type).chunks])
+        pa.chunked_array(
+            [*wanted.column(name).chunks, *found.column(name).cast(wanted.schema.field(name).type).chunks],
+            wanted.schema.field(name).type,
+        )
         for name in keys
     ]
     codes = codes_of(columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from spark_sinks.blocking import run
+from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.delta.columns import Layout
 from spark_sinks.sinks.delta.files import FileWriter, NewFile
 from spark_sinks.sinks.delta.keys import later, match
@@ -34,6 +35,7 @@ JOINED_BYTES_MAX = 64 << 20
 """Bytes of small files that the driver reads in one batch."""
 _BATCH_ROWS = 64 << 10
 _CUT = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Merged(NamedTuple):
@@ -60,6 +62,7 @@ class Rewriter:
     Args:
         wanted: the columns ``keys`` and ``order`` of the new rows, each key once.
         order: columns by which a row of the file may win against the new one; none: the new one wins.
+        replaced: ranges of which the new rows are all; other rows in them are left out, too.
     """
 
     place: Place
@@ -67,16 +70,24 @@ class Rewriter:
     wanted: pa.Table
     keys: tuple[str, ...]
     order: tuple[str, ...]
+    replaced: Replaced | None = None
 
     def touched(self, files: Sequence[HeldFile]) -> list[HeldFile]:
-        """Return the files in which a row with one of the keys can be, by their partitions and bounds."""
+        """Return the files in which a row can be that goes, by their partitions and bounds."""
         known = [_KeyValues.of(name, self.wanted.column(name), self.layout) for name in self.keys]
-        return [file for file in files if all(values.may_be_in(file) for values in known)]
+        has_rows, replaced = self.wanted.num_rows > 0, self.replaced
+        return [
+            file
+            for file in files
+            if (has_rows and all(values.may_be_in(file) for values in known))
+            or (replaced is not None and _may_be_in_ranges(replaced, file))
+        ]
 
     def look(self, file: HeldFile) -> tuple[_Parquet, np.ndarray, list[int]]:
         """Return an opened file, which of its rows stay, and which new rows lose against those."""
         held = _Parquet(self.place, self.layout, file)
-        names = [name for name in self.layout.schema.names if name in {*self.keys, *self.order}]
+        wanted = {*self.keys, *self.order} | ({self.replaced.newest_by} if self.replaced else set())
+        names = [name for name in self.layout.schema.names if name in wanted]
         found = held.table(names)
         rows = match(found, self.wanted, self.keys)
         stays = rows < 0
@@ -86,6 +97,8 @@ class Rewriter:
             wins = later(found.take(pa.array(at)), self.wanted.take(pa.array(rows[at])), self.order)
             stays[at[wins]] = True
             losers = rows[at[wins]].tolist()
+        if self.replaced is not None:
+            stays &= ~((rows < 0) & _goes(self.replaced, found))
         return held, stays, losers
 
 
@@ -250,3 +263,28 @@ class _KeyValues(NamedTuple):
         except TypeError:
             # Bounds of another type than the values: another engine's.
             return True
+
+
+def _may_be_in_ranges(replaced: Replaced, file: HeldFile) -> bool:
+    """Return whether a time of a file can be in one of the ranges."""
+    low, high = file.low.get(replaced.column), file.high.get(replaced.column)
+    if not isinstance(low, datetime) or not isinstance(high, datetime):
+        return True
+    first, last = _micros(low), _micros(high + _CUT)
+    return any(start <= last and first < end for start, end in replaced.ranges_us)
+
+
+def _micros(moment: datetime) -> int:
+    since = moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH
+    return since // timedelta(microseconds=1)
+
+
+def _goes(replaced: Replaced, found: pa.Table) -> np.ndarray:
+    """Return which rows lie in the ranges and are not newer than the batch."""
+    times = found.column(replaced.column).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    micros = pc.fill_null(times, 0).to_numpy()
+    ranges = np.array(replaced.ranges_us, np.int64).reshape(-1, 2)
+    at = np.searchsorted(ranges[:, 0], micros, "right") - 1
+    inside = (at >= 0) & (micros < ranges[at, 1]) if len(ranges) else np.zeros(len(micros), bool)
+    newer = pc.fill_null(pc.greater(found.column(replaced.newest_by), replaced.newest), False)
+    return inside & ~newer.to_numpy().astype(bool) & times.is_valid().to_numpy().astype(bool)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.errors import SinkError
+from spark_sinks.replaced import Replaced
+from spark_sinks.sinks.delta.arguments import check_positions, check_replaced, names_of, source_of
 from spark_sinks.sinks.delta.columns import (
     Layout,
     arrow_columns,
@@ -25,18 +27,15 @@ from spark_sinks.sinks.delta.kept import KeptPositions
 from spark_sinks.sinks.delta.keys import last_of_each
 from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
 from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM, PositionFilter, Positions, merged_ends
+from spark_sinks.sinks.delta.positions import OFFSET, SHARD, PositionFilter, Positions, merged_ends
 from spark_sinks.sinks.delta.table import Conflict, DurableTable, HeldFile, Reading
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
-from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from weft.protocols.lane import NAME_RULE, valid_name
 
 ATTEMPTS_MAX = 20
 """Maximum number of times that a batch is committed on top of another version because another writer was first."""
-STREAMS_MAX = 16
 FORGETTING_PROPERTY = "delta.setTransactionRetentionDuration"
 """Property by which engines drop old transactions, the positions among them."""
-_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 _logger = logging.getLogger(__name__)
 
 
@@ -61,7 +60,8 @@ class DeltaSink:
     **Upsert** (``keys``): a row replaces the one with the same keys; the last by ``order_by`` wins, without it the
     one with the highest offset. With ``store`` and ``stream``, rows below the table's offsets are left out, as above:
     a repeated batch changes nothing. Without them, for results of aggregates, ``order_by`` is needed: a repeated or
-    older row never replaces a newer one, and equal ones replace each other.
+    older row never replaces a newer one, and equal ones replace each other. ``complete_windows`` has whole windows
+    replaced: rows that a window no longer has are gone in the same version.
 
     **Replace** (``replace_partitions``): the rows of a batch become the whole content of the partitions that they
     name. Repeating a batch changes nothing.
@@ -104,11 +104,11 @@ class DeltaSink:
         store_options: Mapping[str, str] | None = None,
     ) -> None:
         self.place = place_of(uri, dict(storage_options or {}))
-        self.keys, self.order_by = _names("keys", keys), _names("order_by", order_by)
-        self.partition_by = _names("partition_by", partition_by)
+        self.keys, self.order_by = names_of("keys", keys), names_of("order_by", order_by)
+        self.partition_by = names_of("partition_by", partition_by)
         self.replace_partitions = replace_partitions
         self.name = name
-        self._source = _source(store, stream, tenant, store_options if store_options is not None else storage_options)
+        self._source = source_of(store, stream, tenant, store_options if store_options is not None else storage_options)
         self._check(keys)
         self._forget()
 
@@ -157,6 +157,19 @@ class DeltaSink:
             SinkError: the rows do not fit the table, or the table does not fit the log; nothing was written.
             StoreError: the table's store did not answer.
         """
+        self._upsert_or_append(frame, batch_id, None)
+
+    def replace(self, frame: DataFrame, batch_id: int, replaced: Replaced) -> None:
+        """Write a batch that brings all rows of some ranges, and remove their other rows in the same commit.
+
+        Raises:
+            SinkError: the sink has no fitting keys; otherwise as above.
+            StoreError: the table's store did not answer.
+        """
+        check_replaced(arrow_columns(frame.schema), () if self._source else self.keys, replaced)
+        self._upsert_or_append(frame, batch_id, replaced)
+
+    def _upsert_or_append(self, frame: DataFrame, batch_id: int, replaced: Replaced | None) -> None:
         rows = arrow_columns(frame.schema)
         self._check_columns(rows)
         if batch_id <= self._batch_id:
@@ -169,7 +182,7 @@ class DeltaSink:
                 positions = self._positions(reading)
                 if written is None or (written.positions, written.layout) != (positions, reading.layout):
                     written = self._write(frame, reading.layout, positions)
-                self._commit(frame, reading, written)
+                self._commit(frame, reading, written, replaced)
             except Conflict as conflict:
                 # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
                 latest = conflict
@@ -204,7 +217,7 @@ class DeltaSink:
             if pa.types.is_nested(rows.field(name).type):
                 raise SinkError(f"order_by: {name} is a {type_name(rows.field(name).type)}; order by single values")
         if self._source:
-            _check_positions(rows, self._source[1])
+            check_positions(rows, self._source[1])
 
     def _reading(self, rows: pa.Schema) -> Reading:
         """Return the table, made or widened where it does not have all columns."""
@@ -282,9 +295,9 @@ class DeltaSink:
                     f"leave {SHARD} as the source has it"
                 )
 
-    def _commit(self, frame: DataFrame, reading: Reading, written: _Written) -> None:
-        merged = self._merged(frame, reading, written)
-        if not merged.adds and not written.ends:
+    def _commit(self, frame: DataFrame, reading: Reading, written: _Written, replaced: Replaced | None) -> None:
+        merged = self._merged(frame, reading, written, replaced)
+        if not merged.adds and not merged.removes and not written.ends:
             return
         assert self._table is not None
         transactions = self._kept.transactions(written.ends) if self._kept is not None else {}
@@ -292,13 +305,13 @@ class DeltaSink:
         if self._kept is not None:
             self._kept.committed(reading.id, version, {**written.positions, **written.ends})
 
-    def _merged(self, frame: DataFrame, reading: Reading, written: _Written) -> Merged:
+    def _merged(self, frame: DataFrame, reading: Reading, written: _Written, replaced: Replaced | None) -> Merged:
         if self.replace_partitions:
             return _replaced(written.files, reading.files(), self.partition_by)
-        if not self.keys or not written.rows.num_rows:
+        if not self.keys or (not written.rows.num_rows and replaced is None):
             return Merged(written.files, [])
         wanted = written.rows.select([*dict.fromkeys((*self.keys, *self.order_by))])
-        rewriter = Rewriter(self.place, reading.layout, wanted, self.keys, self.order_by)
+        rewriter = Rewriter(self.place, reading.layout, wanted, self.keys, self.order_by, replaced)
         return merge(frame.sparkSession, rewriter, written.rows, reading.files())
 
 
@@ -316,48 +329,3 @@ def _replaced(new: list[NewFile], held: Sequence[HeldFile], partition_by: Sequen
 
 def _decoded(data: bytes) -> TaskResult:
     return msgspec.msgpack.decode(bytes(data), type=TaskResult)
-
-
-def _names(option: str, given: str | Collection[str] | None) -> tuple[str, ...]:
-    if given is None:
-        return ()
-    names = tuple(part.strip() for part in given.split(",")) if isinstance(given, str) else tuple(given)
-    if len(set(names)) < len(names) or not all(names):
-        raise SinkError(f"{option}: expected names of columns, each once; got {given!r}")
-    return names
-
-
-def _source(
-    store: str | os.PathLike[str] | None,
-    stream: str | Sequence[str] | None,
-    tenant: str,
-    store_options: Mapping[str, str] | None,
-) -> tuple[ReadOptions, tuple[str, ...]] | None:
-    if store is None and stream is None:
-        return None
-    streams = (stream,) if isinstance(stream, str) else tuple(stream or ())
-    if store is None or not streams:
-        raise SinkError("store and stream go together: give both, or none of them")
-    if len(streams) > STREAMS_MAX or len(set(streams)) < len(streams):
-        raise SinkError(f"stream: expected at most {STREAMS_MAX} streams, each once; got {', '.join(streams)}")
-    named = {f"{STORE_PREFIX}{option}": value for option, value in (store_options or {}).items()}
-    try:
-        found = [
-            parse_options({"store": os.fspath(store), "stream": each, "tenant": tenant, **named}) for each in streams
-        ]
-    except ReadError as error:
-        raise SinkError(str(error)) from None
-    return found[0], streams
-
-
-def _check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:
-    wanted = {SHARD: _NUMBERS, OFFSET: _NUMBERS} | ({STREAM: ("string",)} if len(streams) > 1 else {})
-    for name, kinds in wanted.items():
-        if name not in rows.names:
-            raise SinkError(
-                f"the rows have no column {name}, by which the table knows what it has: keep {', '.join(wanted)} of "
-                "the record that caused a row. Results of aggregates have none: give the sink keys and order_by "
-                "instead of store and stream"
-            )
-        if (kind := type_name(rows.field(name).type)) not in kinds:
-            raise SinkError(f"column {name} is a {kind}; leave it as the source has it")

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyarrow import csv
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.jdbc.columns import StagedColumn
+from spark_sinks.replaced import Replaced
+from spark_sinks.sinks.jdbc.columns import EPOCH, StagedColumn
 from spark_sinks.sinks.jdbc.follow import FollowedLog
 from spark_sinks.source.history import Kept, Witness
 
@@ -41,6 +42,14 @@ UPSERT = """
 INSERT INTO {table} AS t ({columns}) SELECT DISTINCT ON ({keys}) {values} FROM weft_batch
 ORDER BY {keys}{order} ON CONFLICT ({keys}) DO {replace}"""
 """In the order of the keys: two queries that take the same rows in other orders would block each other."""
+DELETE = """
+DELETE FROM {table} t
+USING (SELECT {first} AS first_at, {end} AS end_at FROM unnest({firsts}::bigint[], {ends}::bigint[]) AS u(a, b)) r
+
+WHERE t.{column} >= r.first_at AND t.{column} < r.end_at AND (t.{newest_by} IS NULL OR t.{newest_by} <= {newest})
+
+AND NOT EXISTS (SELECT FROM (SELECT {key_values} FROM weft_batch) b WHERE {same_keys})"""
+"""Rows in the ranges that the batch replaces, and not in the batch."""
 SHARED = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
 SHARED_BY_SHARDS = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(DISTINCT _shard) > 1 LIMIT 1"
 NULLS_NOT_DISTINCT = 150_000
@@ -63,6 +72,7 @@ class Target(NamedTuple):
     newest_by: str | None
     query: str | None
     positions_table: str
+    replaced: Replaced | None = None
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -223,7 +233,38 @@ class Batch:
 
     def _upsert(self, connection: Connection) -> int:
         self._check_newest(connection)
-        return connection.execute(self._statement(UPSERT)).rowcount
+        written = connection.execute(self._statement(UPSERT)).rowcount
+        if self.target.replaced is not None:
+            self._remove(connection, self.target.replaced)
+        return written
+
+    def _remove(self, connection: Connection, replaced: Replaced) -> None:
+        from psycopg import sql
+
+        keys = [column for column in self.columns if column.name in self.target.keys]
+        names = [sql.Identifier(column.name) for column in keys]
+        values = [sql.SQL(column.kind.value).format(name) for column, name in zip(keys, names, strict=True)]
+        statement = sql.SQL(DELETE).format(
+            table=sql.Identifier(*self.target.table),
+            first=sql.SQL(EPOCH).format(sql.SQL("u.a")),
+            end=sql.SQL(EPOCH).format(sql.SQL("u.b")),
+            firsts=sql.Literal([first for first, _ in replaced.ranges_us]),
+            ends=sql.Literal([end for _, end in replaced.ranges_us]),
+            column=sql.Identifier(replaced.column),
+            newest_by=sql.Identifier(replaced.newest_by),
+            newest=sql.Literal(replaced.newest),
+            key_values=sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(value, name) for value, name in zip(values, names, strict=True)
+            ),
+            # Null equals null among keys. The time has none, and equality is what PostgreSQL hashes.
+            same_keys=sql.SQL(" AND ").join(
+                sql.SQL(
+                    "b.{0} = t.{0}" if column.name == replaced.column else "b.{0} IS NOT DISTINCT FROM t.{0}"
+                ).format(name)
+                for column, name in zip(keys, names, strict=True)
+            ),
+        )
+        connection.execute(statement)
 
     def _order(self) -> Composed:
         from psycopg import sql

@@ -12,7 +12,7 @@ from spark_sinks.errors import SinkError
 
 NAME_BYTES_MAX = 63
 """Longest identifier of PostgreSQL, which cuts longer ones silently: two columns could become one."""
-_EPOCH = "(to_timestamp({0} / 1000000) + mod({0}, 1000000) * interval '1 microsecond')"
+EPOCH = "(to_timestamp({0} / 1000000) + mod({0}, 1000000) * interval '1 microsecond')"
 """A time of microseconds since 1970, exact: a double alone loses microseconds after the year 2255."""
 _JSON_NUL = r"(?<!\\)((?:\\\\)*)\\u0000"
 """A NUL in JSON text, not the text of one: an even number of backslashes stands before it."""
@@ -50,7 +50,7 @@ _KINDS: dict[type[T.DataType], Kind] = {
     T.CharType: Kind("text", "text"),
     T.BinaryType: Kind("bytea", "bytea"),
     T.DateType: Kind("integer", "date", "(date '1970-01-01' + {0})"),
-    T.TimestampType: Kind("bigint", "timestamptz", _EPOCH),
+    T.TimestampType: Kind("bigint", "timestamptz", EPOCH),
     T.TimestampNTZType: Kind("timestamp", "timestamp"),
     T.ArrayType: Kind("jsonb", "jsonb"),
     T.MapType: Kind("jsonb", "jsonb"),

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.floors import RunFloors
 from spark_sinks.sinks.jdbc.address import check_url, connect, shown
 from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target, shard_ends, shard_starts
@@ -33,6 +34,7 @@ class JdbcSink:
     Guarantee: a micro-batch is one transaction. With ``keys`` a row replaces the row with the same keys, so a batch
     that is written again changes nothing. Without ``newest_by``, a batch that comes late replaces newer rows: one of a
     driver that was cut off and lives on, or of a query that lost its checkpoint, until it has caught up.
+    ``complete_windows`` has whole windows replaced: rows that a window no longer has go in the same transaction.
 
     Without ``keys`` rows are appended exactly once, whatever happens to the checkpoint: the transaction also stores up
     to which log offset each shard is in the table, and rows below are left out. With ``store`` and ``stream`` it also
@@ -119,19 +121,34 @@ class JdbcSink:
         Raises:
             SinkError: the rows do not suit the table, or PostgreSQL refused; nothing of the batch is written.
         """
+        self._write_batch(frame, batch_id, None)
+
+    def replace(self, frame: DataFrame, batch_id: int, replaced: Replaced) -> None:
+        """Write a batch that brings all rows of some ranges, and remove their other rows in the same transaction.
+
+        Raises:
+            SinkError: the sink has no fitting keys; otherwise as above.
+        """
+        if replaced.column not in self.keys:
+            raise SinkError(
+                f"keys: whole ranges of {replaced.column} are replaced, so it must be among the keys. Give the sink "
+                f"keys=[{replaced.column!r}, ...] and newest_by={replaced.newest_by!r}"
+            )
+        self._write_batch(frame, batch_id, replaced)
+
+    def _write_batch(self, frame: DataFrame, batch_id: int, replaced: Replaced | None) -> None:
         self.check(frame)
         columns = columns_of(frame.schema)
         rows = as_copied(frame).toArrow()
-        if not rows.num_rows:
+        if not rows.num_rows and replaced is None:
             return
         ends: dict[int, int] = {}
         if not self.keys:
             self._check_nulls(rows, (SHARD, OFFSET))
             ends = shard_ends(rows)
             self._floors.check(batch_id, shard_starts(rows))
-        target = Target(
-            tuple(self.table.split(".")), tuple(self.keys), self.newest_by, self.query, self.positions_table
-        )
+        table, keys = tuple(self.table.split(".")), tuple(self.keys)
+        target = Target(table, keys, self.newest_by, self.query, self.positions_table, replaced)
         written = self._write(Batch(target, columns, rows, self._log()))
         self._floors.take(batch_id, ends)
         if written < rows.num_rows and not self.keys:

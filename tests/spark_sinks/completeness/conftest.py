@@ -34,6 +34,7 @@ class Fleet:
         self.root = root
         self.delivered = dict.fromkeys(EDGES, 0)
         """Number of the next record to deliver, per edge."""
+        self.topic = "plant/{line}/{machine}/telemetry"
         self._writer = LogWriter(root, shards=shards, stream=STREAM)
         self._shards = shards
 
@@ -51,8 +52,7 @@ class Fleet:
         self.delivered[edge] = end
         count = end - first
         encoded = [] if not count else [_encoded(first, count)]
-        topics = ["plant/{line}/{machine}/telemetry"]
-        return Delivery(edge, encoded, EDGES.index(edge) + 1, topics, mark=mark)
+        return Delivery(edge, encoded, EDGES.index(edge) + 1, [self.topic], mark=mark)
 
     def deliver(self, *deliveries: Delivery, hour: float) -> dict[int, int]:
         """Make chunks, at a time given in hours since MIDNIGHT; returns the log's end."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sinks.completeness.window_numbers import Limits, WindowState, bounded, portions
+from spark_sinks.completeness.portions import portions
+from spark_sinks.completeness.window_numbers import Limits, WindowState, bounded
 from spark_sinks.errors import ReadError
 from weft.protocols.ranges import RangeSet
 
@@ -41,13 +42,13 @@ def test_in_the_end_every_window_was_given_with_all_its_rows(
         new = {window for entry in log[state.offsets.get(0, 0) :] for window in entry}
         state.see({0: len(log)}, RangeSet((k, k + 1) for k in sorted(new)))
         at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOUR_US, 2 * HOUR_US)
-        for portion in portions(state.due(at, healing=healing), 3, 2):
-            for first, end in portion:
+        for portion in portions(state.due(at, healing=healing), 3, 2, lambda first, end: first % 2 == 0):
+            for first, end in portion.ranges:
                 for k in range(first, end):
                     assert k < max(at.complete_end, at.given_end), "too early"
                     if k in rows:
                         table[k] = (rows[k], k < at.complete_end)
-            state.give(RangeSet(portion), at)
+            state.give(RangeSet(portion.ranges), at)
             kept = WindowState.decode(state.encode(), "s", HOUR_US)
         state.close(at)
 
@@ -101,11 +102,39 @@ def test_stamps_of_any_year_cost_a_bounded_state() -> None:
     assert state.due(Limits(-(1 << 62), -(1 << 62)), healing=True) == RangeSet()
 
 
-def test_near_ranges_are_read_together_and_far_ones_apart() -> None:
-    windows = RangeSet([(0, 1), (470_000, 470_010), (470_011, 470_020)])
-    assert portions(windows, 1000, 8) == [[(0, 1), (470_000, 470_020)]]
-    assert portions(windows, 15, 8) == [[(0, 1), (470_000, 470_014)], [(470_014, 470_020)]]
-    assert portions(windows, 1000, 1) == [[(0, 1)], [(470_000, 470_020)]]
+def apart(first: int, end: int) -> bool:
+    return False
+
+
+def close(first: int, end: int) -> bool:
+    return end - first < 1000
+
+
+def test_windows_are_read_together_where_little_lies_between() -> None:
+    windows = RangeSet([(0, 1), (470_000, 470_010), (470_500, 470_509)])
+    (all_of_them,) = portions(windows, 1000, 8, close)
+    assert all_of_them.ranges == list(windows)
+    assert all_of_them.reads == [(0, 1), (470_000, 470_509)]
+    assert all_of_them.reads_more
+    assert [each.reads for each in portions(windows, 1000, 2, apart)] == [list(windows)[:2], list(windows)[2:]]
+    first, second = portions(windows, 15, 8, close)
+    assert first.ranges == [(0, 1), (470_000, 470_010), (470_500, 470_504)]
+    assert second.ranges == second.reads == [(470_504, 470_509)]
+    assert not second.reads_more
+
+
+def test_windows_without_records_cost_no_commits() -> None:
+    """Stamps of all years, joined to stay within the bound of the state: records are in few of these windows."""
+    filled = RangeSet((k, k + 1) for k in range(0, 1_000_000, 1000))
+    found = portions(RangeSet([(-50, 400_500), (400_600, 2_000_000)]), 300, 8, lambda first, end: True, filled)
+    assert len(found) == 4
+    assert RangeSet(each for portion in found for each in portion.ranges) == RangeSet(
+        [(-50, 400_500), (400_600, 2_000_000)]
+    )
+    assert RangeSet(each for portion in found for each in portion.filled) == filled
+    assert all(portion.count <= 300 and len(portion.reads) == 1 for portion in found)
+    nothing = portions(RangeSet([(0, 5)]), 300, 8, apart, RangeSet())
+    assert [(each.ranges, each.reads) for each in nothing] == [([(0, 5)], [])]
 
 
 def test_a_bound_joins_the_nearest() -> None:

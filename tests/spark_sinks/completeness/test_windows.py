@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks import ReadError, complete_windows, read
 from spark_sinks.completeness.window_query import WindowQuery
-from spark_sinks.completeness.window_store import _StateFile
+from spark_sinks.completeness.window_store import StateFile
+from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.conftest import EDGES, HOUR, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
 from weft.protocols.chunk import Mark
 
@@ -153,7 +155,7 @@ def test_a_query_that_dies_anywhere_and_loses_its_checkpoint_ends_with_the_same_
         look()  # before the table's commit
     table.fail = lambda: None
     with monkeypatch.context() as patch:
-        patch.setattr(_StateFile, "save", lambda *_: die())
+        patch.setattr(StateFile, "save", lambda *_: die())
         with pytest.raises(Killed):
             look()  # after it, before the state was kept
     writes = len(table.writes)
@@ -252,6 +254,66 @@ def test_an_edge_that_is_back_after_it_was_given_up_opens_its_windows_again(
     assert table.values() == recomputed(spark, fleet)
 
 
+def hours_table(folder: Path) -> list[tuple[Any, ...]]:
+    found = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    return sorted((int(row["window_start"].timestamp() - MIDNIGHT // SECOND) // 3600, row["machine"]) for row in found)
+
+
+def delta(folder: Path, **options: Any) -> DeltaSink:
+    return DeltaSink(folder, keys=["window_start", "machine"], order_by="_log_end", **options)
+
+
+def test_a_window_that_is_given_out_again_has_no_row_of_groups_that_it_lost(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    """The edges change what they call a machine while one of them is offline: its return heals the late windows."""
+    table = tmp_path / "hours"
+
+    def look() -> None:
+        windows(spark, fleet, delta(table), tmp_path / "state").awaitTermination()
+
+    fleet.hours(0, 1)
+    fleet.hours(1, 3, ["press-1", "press-2"])
+    look()
+    before = [(hour, machine) for hour in (0, 1) for machine in ("m0", "m1")]
+    assert hours_table(table) == before, "the grace of the last hour is not over"
+    fleet.topic = "plant/{machine}/{line}/telemetry"
+    fleet.hours(3, 4)
+    look()
+    expected = [*before[:2], (1, "a"), (2, "a"), (3, "a")]
+    assert hours_table(table) == expected, "hour 0 is as it was until its records change"
+    whole = tmp_path / "whole"
+    windows(spark, fleet, delta(whole), None).awaitTermination()
+    assert hours_table(whole) == [(0, "a"), *expected[2:]]
+
+
+def test_windows_of_another_definition_are_refused_kept_or_computed_again(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    table, state = tmp_path / "hours", tmp_path / "state"
+
+    def look(**options: Any) -> None:
+        windows(spark, fleet, delta(table), state, **options).awaitTermination()
+
+    fleet.hours(0, 2)
+    look()
+    by_edge: dict[str, Any] = {"edges": ["press-1"], "prepare": odd_hours}
+    with pytest.raises(ReadError, match=r"edges and prepare changed .* if_changed='recompute'"):
+        look(**by_edge)
+    look(**by_edge, if_changed="keep")
+    fleet.hours(2, 3)
+    look(**by_edge)
+    assert [hour for hour, _ in hours_table(table)] == [0, 0, 1, 1], "hour 2 is even"
+    look(if_changed="recompute")
+    assert [hour for hour, _ in hours_table(table)] == [0, 0, 1, 1, 2, 2]
+    look(**by_edge, if_changed="recompute")
+    assert [hour for hour, _ in hours_table(table)] == [1, 1]
+
+
+def odd_hours(rows: DataFrame) -> DataFrame:
+    return rows.where("hour(window_start) % 2 = 1")
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -274,7 +336,7 @@ def test_mistakes(spark: SparkSession, fleet: Fleet, options: dict[str, Any], pr
 
 def test_two_queries_with_one_state_are_told_apart(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
     fleet.hours(0, 1)
-    late = _StateFile(str(tmp_path))
+    late = StateFile(str(tmp_path))
     assert late.load() is None
     windows(spark, fleet, Table(), tmp_path).awaitTermination()
     with pytest.raises(ReadError, match="another query has written"):

@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
 
 
-def test_windows_of_another_length_in_the_checkpoint_are_refused(
+def test_windows_of_another_length_or_definition_in_the_checkpoint_are_refused(
     place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:
     text = (WINDOWS + HOURS).replace("<dir>/c", str(tmp_path / "c"))
@@ -212,6 +212,14 @@ def test_windows_of_another_length_in_the_checkpoint_are_refused(
     (finding,) = checked(text.replace("1h", "30m"), place, spark).errors
     assert finding.path == ("checkpoint",)
     assert "the sink has windows of 3600 s, and this query makes windows of 1800 s" in finding.message
+    edited = text.replace("n: count(*)", "n: count(payload)").replace(
+        "stream: telemetry", "stream: telemetry, keys: [a]"
+    )
+    (finding,) = checked(edited, place, spark).errors
+    assert finding.path == ("checkpoint",)
+    assert finding.message.startswith("emit and source.keys changed since the sink's windows were written")
+    assert not check(loaded(edited, place).config, spark, if_changed="recompute").errors
+    assert not checked(text + "trigger: 5s\n", place, spark).errors
 
 
 @pytest.mark.parametrize(

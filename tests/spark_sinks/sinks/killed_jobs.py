@@ -23,7 +23,7 @@ from spark_sinks.sinks.delta.table import DurableTable
 ROOT = Path(__file__).parents[3]
 KILL, MASTER = "WEFT_TEST_KILL", "WEFT_TEST_MASTER"
 BEFORE, AFTER = "before", "after"
-RUN_SECONDS_MAX = 240.0
+RUN_SECONDS_MAX = 600.0
 _POLL_SECONDS = 0.02
 
 

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_sinks.errors import SinkError
+from spark_sinks.replaced import Replaced
 from spark_sinks.sinks import JdbcSink
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.support.postgresql import PASSWORD, PostgreSql, needs_postgresql, postgresql
@@ -293,3 +294,21 @@ def test_a_stream_is_in_the_table_once_after_its_checkpoint_is_lost(
     assert [(edge, seq, bytes(payload)) for edge, seq, payload in found] == hub.expected()
     (levels,) = database.run("SELECT DISTINCT line FROM $readings WHERE _edge = 'paint-1'")
     assert levels == ("paint",)
+
+
+def test_ranges_are_replaced_whole_but_for_newer_rows(spark: SparkSession, database: Database) -> None:
+    sink = database.sink("hours", keys=["window_start", "machine"], newest_by="_log_end")
+    hour_us, schema = 3_600_000_000, "window_start timestamp, machine string, _log_end long"
+
+    def hours(*values: tuple[int, str, int]) -> DataFrame:
+        return spark.createDataFrame([(datetime.fromtimestamp(3600 * at, UTC), *rest) for at, *rest in values], schema)
+
+    def found() -> list[tuple[Any, ...]]:
+        return database.run("SELECT extract(epoch FROM window_start)::int / 3600, machine FROM $hours ORDER BY 1, 2")
+
+    sink(hours((-1, "m1", 10), (1, "m1", 10), (2, "m1", 10), (2, "newer", 30), (3, "m1", 10), (5, "m1", 10)), 0)
+    sink.replace(hours((2, "m2", 20)), 1, Replaced("window_start", ((2 * hour_us, 3 * hour_us),), "_log_end", 20))
+    assert found() == [(-1, "m1"), (1, "m1"), (2, "m2"), (2, "newer"), (3, "m1"), (5, "m1")]
+    ranges = ((-hour_us, 0), (3 * hour_us, 5 * hour_us))
+    sink.replace(hours(), 2, Replaced("window_start", ranges, "_log_end", 20))
+    assert found() == [(1, "m1"), (2, "m2"), (2, "newer"), (5, "m1")]

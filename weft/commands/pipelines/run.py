@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from spark_sinks.completeness.definition import IfChanged
     from spark_sinks.completeness.window_query import WindowQuery
     from spark_sinks.pipelines.progress import Progress, WindowProgress
     from weft.config.load import Loaded
@@ -40,6 +41,14 @@ SHOWN_MAX = 3
 @conf_option
 @click.option("--once", is_flag=True, help="Read what there is now, and end.")
 @click.option("--no-check", is_flag=True, help="Start without the check.")
+@click.option(
+    "--if-changed",
+    type=click.Choice(["refuse", "recompute", "keep"]),
+    default="refuse",
+    show_default=True,
+    help="Action when the definition of windows is not that of the written ones: refuse to start, recompute all "
+    "windows, or keep them.",
+)
 @spark_log_option
 @json_option
 def command(
@@ -50,6 +59,7 @@ def command(
     conf: tuple[str, ...],
     once: bool,
     no_check: bool,
+    if_changed: IfChanged,
     spark_log: str | None,
     as_json: bool,
 ) -> int:
@@ -64,12 +74,19 @@ def command(
     """
     loaded = located_pipeline(pipeline, settings)
     with spark_session(master, conf, spark_log) as spark:
-        _run(loaded, spark, master, once=once, check_first=not no_check, as_json=as_json)
+        _run(loaded, spark, master, once=once, check_first=not no_check, if_changed=if_changed, as_json=as_json)
     return 0
 
 
 def _run(
-    loaded: Loaded[Pipeline], spark: SparkSession, master: str, *, once: bool, check_first: bool, as_json: bool
+    loaded: Loaded[Pipeline],
+    spark: SparkSession,
+    master: str,
+    *,
+    once: bool,
+    check_first: bool,
+    if_changed: IfChanged,
+    as_json: bool,
 ) -> None:
     from spark_sinks.pipelines.check.check import check
     from spark_sinks.pipelines.errors import PipelineError
@@ -82,11 +99,11 @@ def _run(
         if not master.startswith("local"):
             ship(spark, loaded.config)
         if check_first:
-            report = check(loaded.config, spark)
+            report = check(loaded.config, spark, if_changed=if_changed)
             if not report.is_good:
                 raise cannot_be_done(loaded, report.errors)
         with stop_asked() as stop:
-            await_termination(start(loaded.config, spark, once=once), Show(as_json), stop)
+            await_termination(start(loaded.config, spark, once=once, if_changed=if_changed), Show(as_json), stop)
     except PipelineError as error:
         raise cannot_be_done(loaded, [error.finding]) from None
     except MissingLibraries as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks.errors import SinkError
+from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.delta import DeltaSink, merge
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delta.tables import files, rows
@@ -142,3 +144,54 @@ def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], 
 def test_places_that_hold_no_table_are_refused(uri: str, sentence: str) -> None:
     with pytest.raises(SinkError, match=sentence):
         DeltaSink(uri, keys="a", order_by="b")
+
+
+HOUR_US = 3_600_000_000
+WINDOW = "window_start timestamp, machine string, mean double, _log_end long"
+
+
+def windows(spark: SparkSession, *values: tuple[int, str | None, float, int]) -> DataFrame:
+    found = [(datetime.fromtimestamp(3600 * hour, UTC), *rest) for hour, *rest in values]
+    return spark.createDataFrame(found, WINDOW).coalesce(1)
+
+
+def given_out(table: Path) -> list[tuple[Any, ...]]:
+    found = rows(table, "window_start", "machine", "mean")
+    return sorted(((start.timestamp() // 3600, machine, mean) for start, machine, mean in found), key=repr)
+
+
+def hours_of(*ranges: tuple[int, int], log_end: int) -> Replaced:
+    within = tuple((first * HOUR_US, end * HOUR_US) for first, end in ranges)
+    return Replaced("window_start", within, "_log_end", log_end)
+
+
+@pytest.mark.parametrize("small_bytes", [merge.SMALL_FILE_BYTES, 0], ids=["by the driver", "by tasks"])
+def test_ranges_are_replaced_whole_but_for_newer_rows(
+    spark: SparkSession, table: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "SMALL_FILE_BYTES", small_bytes)
+    sink = DeltaSink(table, keys=["window_start", "machine"], order_by="_log_end")
+    sink(windows(spark, (1, "m1", 1.0, 10), (2, "m1", 1.0, 10), (2, None, 1.0, 10), (3, "m1", 1.0, 10)), 0)
+    sink(windows(spark, (7, "m1", 1.0, 10), (8, "m2", 1.0, 10)), 1)
+    sink(windows(spark, (2, "newer", 1.0, 30)), 2)
+    untouched = set(files(table))
+    sink.replace(windows(spark, (2, "m2", 2.0, 20), (2, "newer", 2.0, 20)), 3, hours_of((2, 3), log_end=20))
+    expected = [(1, "m1", 1.0), (2, "m2", 2.0), (2, "newer", 1.0), (3, "m1", 1.0), (7, "m1", 1.0), (8, "m2", 1.0)]
+    assert given_out(table) == sorted(expected, key=repr)
+    assert untouched & set(files(table)), "files of other windows stay as they are"
+    version = DeltaTable(str(table)).version()
+    sink.replace(windows(spark), 4, hours_of((0, 2), (3, 4), (8, 9), log_end=21))
+    assert given_out(table) == sorted(expected[1:3] + expected[4:5], key=repr)
+    assert DeltaTable(str(table)).version() == version + 1, "rows and removals are one version"
+    sink.replace(windows(spark), 4, hours_of((0, 2), (3, 4), (8, 9), log_end=21))
+    assert DeltaTable(str(table)).version() == version + 1, "repeated, it changes nothing"
+
+
+def test_sinks_that_would_replace_more_than_ranges_refuse(spark: SparkSession, table: Path) -> None:
+    frame = windows(spark, (1, "m1", 1.0, 10))
+    whole = DeltaSink(table, replace_partitions=True, partition_by="machine")
+    with pytest.raises(SinkError, match="it must be among the keys"):
+        whole.replace(frame, 0, hours_of((1, 2), log_end=1))
+    sink = DeltaSink(table, keys=["window_start", "machine"], order_by="mean")
+    with pytest.raises(SinkError, match="the rows have no column _log_end"):
+        sink.replace(frame.drop("_log_end"), 0, hours_of((1, 2), log_end=1))

@@ -1,0 +1,51 @@
+"""The definition of a query's windows, by parts: so a query learns that those in the sink were made otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+IfChanged = Literal["refuse", "recompute", "keep"]
+IF_CHANGED: tuple[IfChanged, ...] = ("refuse", "recompute", "keep")
+_DIGEST_BYTES = 8
+
+Definition = dict[str, str]
+"""Part of the definition, such as ``by`` -> a digest of it."""
+
+
+def definition_of(parts: Mapping[str, object]) -> Definition:
+    """Return the digests of a definition's parts. Of functions it is the name alone."""
+    return {name: _digest(_told(value)) for name, value in parts.items()}
+
+
+def changed_parts(held: Definition, given: Definition) -> list[str]:
+    """Return the parts that are not the same; none when the definition of one side is not known."""
+    if not held or not given:
+        return []
+    return sorted(name for name in {*held, *given} if held.get(name) != given.get(name))
+
+
+def changed_sentence(parts: list[str]) -> str:
+    """Return what is wrong when parts have changed, and what to do."""
+    return (
+        f"{' and '.join(parts)} changed since the sink's windows were written, and windows of both kinds would stand "
+        "side by side. Start once with if_changed='recompute' (--if-changed recompute) to compute all windows again. "
+        "With 'keep', windows stay as they are until their records change"
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Mapping):
+        return msgspec.json.encode({str(name): _told(each) for name, each in value.items()}, order="sorted").decode()
+    if isinstance(value, frozenset | set | tuple | list):
+        return msgspec.json.encode(sorted(map(_told, value))).decode()
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return value.strip() if isinstance(value, str) else str(value)
