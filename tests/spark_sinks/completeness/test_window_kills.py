@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sinks import complete_windows, session
+from spark_sinks.completeness import window_query
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.conftest import PER_HOUR, STREAM, Fleet
 from tests.spark_sinks.sinks.killed_jobs import Jobs, arm
@@ -21,6 +22,7 @@ from tests.spark_sinks.sinks.killed_jobs import Jobs, arm
 AGGREGATE = {"records": "count(*)", "edges": "sort_array(collect_set(_edge))"}
 ONLINE = ("press-1", "press-2")
 HOURS = 6
+WINDOWS_PER_COMMIT = 1
 
 
 def look(spark: SparkSession, store: str, folder: Path) -> None:
@@ -60,15 +62,15 @@ def test_a_query_that_is_killed_and_loses_its_checkpoint_leaves_the_table_of_one
             assert jobs.run(kill, {"TMPDIR": temporary, "SPARK_SUBMIT_OPTS": java}) == -signal.SIGKILL
 
     fleet.hours(0, 2)
-    run("before 1")
-    assert rows(killed) == []
     fleet.hours(2, 4, ONLINE)
-    run("after 1")
-    assert {row[1] for row in rows(killed)} == {"m0", "m1"}, "the rows are there, and the state is not"
+    run("before 2")
+    assert {row[1] for row in rows(killed)} == {"m0", "m1"}
+    assert (killed / "state").is_dir(), "killed between two commits of a step"
     fleet.topic = "plant/{machine}/{line}/telemetry"
     fleet.hours(4, HOURS, ONLINE)
-    run("after 1")
-    shutil.rmtree(killed / "state", ignore_errors=True)
+    run("after 2")
+    assert {row[1] for row in rows(killed)} > {"a"}, "the rows are there, and the state is not"
+    shutil.rmtree(killed / "state")
     fleet.deliver(fleet.records("paint-1", HOURS * PER_HOUR), hour=HOURS)
     look(spark, fleet.root, killed)
     look(spark, fleet.root, whole)
@@ -78,5 +80,6 @@ def test_a_query_that_is_killed_and_loses_its_checkpoint_leaves_the_table_of_one
 
 if __name__ == "__main__":
     arm()
+    window_query.WINDOWS_MAX = WINDOWS_PER_COMMIT
     conf = {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
     look(session("local[1]", **conf), sys.argv[1], Path(sys.argv[2]))

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_sinks import ReadError, complete_windows, read
+from spark_sinks.completeness import window_query
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.window_store import StateFile
 from spark_sinks.sinks import DeltaSink
@@ -191,6 +192,28 @@ def test_a_running_query_closes_a_window_by_a_mark_alone(spark: SparkSession, fl
     assert query.exception() is None
     assert table.values() == recomputed(spark, fleet)
     assert {row.records for row in table.rows.values()} == {9, 6, 3}
+
+
+def test_few_records_over_many_windows_take_few_commits(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record each ten minutes, in windows of a second."""
+    monkeypatch.setattr(window_query, "WINDOWS_MAX", 5)
+    monkeypatch.setattr(window_query, "READS_MAX", 1)
+    table = Table()
+
+    def look() -> int:
+        before = len(table.writes)
+        windows(spark, fleet, table, tmp_path, every="1s", complete={"grace": "10d"}).awaitTermination()
+        return len(table.writes) - before
+
+    fleet.hours(0, 1)
+    fleet.hours(1, 3, ["press-1", "press-2"])
+    assert look() == 2, "the six windows of the first hour"
+    fleet.deliver(fleet.records("paint-1", 3 * PER_HOUR), hour=3)
+    assert look() == 3, "the twelve of the others"
+    assert [row.records for row in table.rows.values()] == [len(EDGES)] * 3 * PER_HOUR
+    assert table.complete == {True}
 
 
 def test_sql_and_functions_make_windows_of_selected_edges(spark: SparkSession, fleet: Fleet) -> None:
