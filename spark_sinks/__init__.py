@@ -1,5 +1,6 @@
 """PySpark over Weft's streams: reads, tables, sessions, completeness, and the source behind ``format("weft")``."""
 
+from spark_sinks.completeness.checkpoint import Checkpoint
 from spark_sinks.completeness.lanes import lanes
 from spark_sinks.completeness.moment import Complete, CompleteUntil, complete_until
 from spark_sinks.completeness.windows import complete_windows
@@ -9,6 +10,7 @@ from spark_sinks.runtime.session import register, session
 from spark_sinks.runtime.waiting import await_termination
 
 __all__ = [
+    "Checkpoint",
     "Complete",
     "CompleteUntil",
     "ReadError",

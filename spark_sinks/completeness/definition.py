@@ -10,10 +10,9 @@ import msgspec
 
 IfChanged = Literal["refuse", "recompute", "keep"]
 IF_CHANGED: tuple[IfChanged, ...] = ("refuse", "recompute", "keep")
-_DIGEST_BYTES = 8
-
 Definition = dict[str, str]
 """Part of the definition, such as ``by`` -> a digest of it."""
+_DIGEST_BYTES = 8
 
 
 def definition_of(parts: Mapping[str, object]) -> Definition:

@@ -10,13 +10,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_sinks.completeness.definition import IF_CHANGED, IfChanged, definition_of
+from spark_sinks.completeness.checkpoint import Checkpoint
+from spark_sinks.completeness.definition import Definition, IfChanged, definition_of
 from spark_sinks.completeness.moment import ALL, Complete, duration_ns, stream_options
 from spark_sinks.completeness.window_frame import Aggregate, Step, WindowFrame
 from spark_sinks.completeness.window_query import WindowQuery, WindowSteps
 from spark_sinks.completeness.window_store import Sink, StateFile, WindowStore
 from spark_sinks.errors import ReadError
-from spark_sinks.source.options import parse_names
+from spark_sinks.source.options import ReadOptions, parse_names
 from spark_sinks.source.typed import declared
 from weft.config.payload_schema.model import PayloadSchema
 
@@ -34,10 +35,7 @@ def complete_windows(
     by: Collection[str] = (),
     prepare: Step | None = None,
     complete: Complete | Mapping[str, object] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_options: Mapping[str, str] | None = None,
-    definition: Mapping[str, object] | None = None,
-    if_changed: IfChanged = "refuse",
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     trigger: str | timedelta | None = "10s",
     heal_every: str | timedelta = "1m",
     tenant: str = "default",
@@ -53,16 +51,11 @@ def complete_windows(
     A window ``[start, end)`` of ``_time`` is given out with ``_complete`` true when the stream is complete up to its
     end, by the state of the log below the offsets that were read. When it is not complete after the grace it is given
     out with ``_complete`` false; and again when it has changed or become complete. Each time it is computed from all
-    records of the window that the log has, so the result is that of a batch query over the whole stream, whatever the
-    order in which records came.
+    of its records, so the result is that of a batch query. It replaces all its rows, also those of groups that it no
+    longer has, in one commit of ``DeltaSink`` or ``JdbcSink``. A function as a sink has to remove such groups itself.
 
-    A window that is given out again replaces all its rows, also those of groups that it no longer has, in one commit
-    of ``DeltaSink`` and one transaction of ``JdbcSink``. A function as a sink gets the rows alone, to upsert them by
-    ``window_start`` and ``by``; groups that have gone are its own business.
-
-    The sink is right after a kill at any instant and after the loss of the checkpoint: the state is kept after the
-    rows, and what lies between is computed once more. A window without rows is not given out. Windows in the future of
-    the fabric's clock wait for it.
+    The sink is right after a kill at any instant and after the loss of the checkpoint. A window without rows is not
+    given out. Windows in the future of the fabric's clock wait for it.
 
     Args:
         every: length of the windows, 1s or more, aligned to 1970 in UTC.
@@ -74,14 +67,8 @@ def complete_windows(
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
         complete: when a window counts as complete: ``Complete``, or its fields.
-        checkpoint: folder or ``s3://`` URI for the position and the windows still to come. Without it every start
-            computes all windows again, to the same result.
-        checkpoint_options: for the checkpoint's object store; without them ``store_options``.
-        definition: what the windows are made of, by names of parts, such as ``{"version": 2}``. Without it these are
-            ``aggregate``, ``by``, ``prepare``, ``schema``, ``edges`` and ``keys``, of functions their names alone.
-        if_changed: what to do when the checkpoint's windows were made by another definition: ``refuse`` them,
-            ``recompute`` all windows of which log and table have records, or ``keep`` what was given out until its
-            records change.
+        checkpoint: place of the position and of the windows still to come: ``Checkpoint``, or its folder. Without it
+            every start computes all windows again.
         trigger: time between two looks at the log; None looks once, gives out all that is due and ends.
         heal_every: least time between two rounds that give out again windows that changed since they were given out.
         edges: only records of these edges; ``complete`` then waits for them alone, unless it names others.
@@ -100,24 +87,31 @@ def complete_windows(
         schema=declared(schema, payload_format),
     )
     frame = WindowFrame(_every_us(every), _names("by", by) if by else (), aggregate, prepare)
-    if if_changed not in IF_CHANGED:
-        raise ReadError(f"if_changed: expected {', '.join(IF_CHANGED)}; got {if_changed!r}")
-    access = store_options if checkpoint_options is None else checkpoint_options
-    file = None if checkpoint is None else StateFile(os.fspath(checkpoint), access)
-    made_of: dict[str, object] = {"aggregate": aggregate, "by": frame.by, "prepare": prepare, "schema": options.schema}
-    made_of |= {"edges": options.edges, "keys": options.keys}
+    file, definition, if_changed = _opened(checkpoint, _made_of(options, frame), store_options)
     steps = WindowSteps(
-        spark,
-        options,
-        frame,
-        _rule(complete, options.edges),
-        WindowStore(sink, file),
-        heal_s=duration_ns("heal_every", heal_every) / 1e9,
-        definition=definition_of(made_of if definition is None else definition),
-        if_changed=if_changed,
-    )
+        spark, options, frame, _rule(complete, options.edges), WindowStore(sink, file),
+        heal_s=duration_ns("heal_every", heal_every) / 1e9, definition=definition, if_changed=if_changed,
+    )  # fmt: skip
     interval_s = None if trigger is None else duration_ns("trigger", trigger) / 1e9
     return WindowQuery(spark, steps, name=name or stream, interval_s=interval_s)
+
+
+def _opened(
+    checkpoint: Checkpoint | str | os.PathLike[str] | None,
+    made_of: Mapping[str, object],
+    store_options: Mapping[str, str] | None,
+) -> tuple[StateFile | None, Definition, IfChanged]:
+    """Return the file of the state, what the windows are made of, and what to do when the state has it otherwise."""
+    if checkpoint is None:
+        return None, definition_of(made_of), "refuse"
+    kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    file = StateFile(os.fspath(kept.folder), store_options if kept.options is None else kept.options)
+    return file, definition_of(made_of if kept.definition is None else kept.definition), kept.if_changed
+
+
+def _made_of(options: ReadOptions, frame: WindowFrame) -> dict[str, object]:
+    of_rows = {"schema": options.schema, "edges": options.edges, "keys": options.keys}
+    return {"aggregate": frame.aggregate, "by": frame.by, "prepare": frame.prepare, **of_rows}
 
 
 def _every_us(every: str | timedelta) -> int:

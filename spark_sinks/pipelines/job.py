@@ -39,7 +39,7 @@ def start(
 
     Args:
         once: read what there is now and end, whatever the trigger of the pipeline is.
-        if_changed: what to do with windows that another definition of the pipeline made, as for ``complete_windows``.
+        if_changed: what to do with windows that another definition of the pipeline made, as for ``Checkpoint``.
 
     Raises:
         PipelineError: a step cannot be applied; ``check`` finds out before.

@@ -10,6 +10,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sinks.completeness.checkpoint import Checkpoint
 from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.completeness.moment import Complete
 from spark_sinks.completeness.window_frame import END_COLUMN, START_COLUMN, WindowFrame, window_number
@@ -102,7 +103,7 @@ def start_windows(
 
     Args:
         once: give out what is due now and end, whatever the trigger of the pipeline is.
-        if_changed: as for ``complete_windows``.
+        if_changed: as for ``Checkpoint``.
 
     Raises:
         ReadError: the store holds no such stream.
@@ -122,12 +123,15 @@ def start_windows(
         prepare=frame.prepare,
         sink=make_sink(pipeline),
         complete=rule_of(pipeline),
-        checkpoint=pipeline.checkpoint,
-        definition=made_of(pipeline),
-        if_changed=if_changed,
+        checkpoint=_checkpoint(pipeline, if_changed),
         trigger=None if every is None else timedelta(seconds=every),
         name=pipeline.name,
     )
+
+
+def _checkpoint(pipeline: Pipeline, if_changed: IfChanged) -> Checkpoint | None:
+    folder = pipeline.checkpoint
+    return None if folder is None else Checkpoint(folder, definition=made_of(pipeline), if_changed=if_changed)
 
 
 def rule_of(pipeline: Pipeline) -> Complete:

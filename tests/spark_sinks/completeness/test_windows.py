@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_sinks import ReadError, complete_windows, read
+from spark_sinks import Checkpoint, ReadError, complete_windows, read
 from spark_sinks.completeness import window_query
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.window_store import StateFile
@@ -58,7 +58,7 @@ def in_local(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds)  # noqa: DTZ006
 
 
-def windows(spark: SparkSession, fleet: Fleet, sink: Any, checkpoint: Path | None, **options: Any) -> WindowQuery:
+def windows(spark: SparkSession, fleet: Fleet, sink: Any, checkpoint: Any, **options: Any) -> WindowQuery:
     named = {"every": "1h", "by": ["machine"], "aggregate": AGGREGATE, "trigger": None, **options}
     return complete_windows(spark, STREAM, store=fleet.root, sink=sink, checkpoint=checkpoint, **named)
 
@@ -315,21 +315,24 @@ def test_windows_of_another_definition_are_refused_kept_or_computed_again(
 ) -> None:
     table, state = tmp_path / "hours", tmp_path / "state"
 
-    def look(**options: Any) -> None:
-        windows(spark, fleet, delta(table), state, **options).awaitTermination()
+    def look(if_changed: Any = "refuse", **options: Any) -> None:
+        checkpoint = Checkpoint(state, if_changed=if_changed)
+        windows(spark, fleet, delta(table), checkpoint, **options).awaitTermination()
 
     fleet.hours(0, 2)
     look()
+    with pytest.raises(ReadError, match="if_changed: expected refuse, recompute, keep; got 'go on'"):
+        look("go on")
     by_edge: dict[str, Any] = {"edges": ["press-1"], "prepare": odd_hours}
     with pytest.raises(ReadError, match=r"edges and prepare changed .* if_changed='recompute'"):
         look(**by_edge)
-    look(**by_edge, if_changed="keep")
+    look("keep", **by_edge)
     fleet.hours(2, 3)
     look(**by_edge)
     assert [hour for hour, _ in hours_table(table)] == [0, 0, 1, 1], "hour 2 is even"
-    look(if_changed="recompute")
+    look("recompute")
     assert [hour for hour, _ in hours_table(table)] == [0, 0, 1, 1, 2, 2]
-    look(**by_edge, if_changed="recompute")
+    look("recompute", **by_edge)
     assert [hour for hour, _ in hours_table(table)] == [1, 1]
 
 
