@@ -50,6 +50,8 @@ WHERE t.{column} >= r.first_at AND t.{column} < r.end_at AND (t.{newest_by} IS N
 
 AND NOT EXISTS (SELECT FROM (SELECT {key_values} FROM weft_batch) b WHERE {same_keys})"""
 """Rows in the ranges that the batch replaces, and not in the batch."""
+_SAME, _SAME_OR_NULL = "b.{0} = t.{0}", "b.{0} IS NOT DISTINCT FROM t.{0}"
+"""Equality of a key. Nulls are equal among keys; the time has none, and plain equality is what PostgreSQL hashes."""
 SHARED = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
 SHARED_BY_SHARDS = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(DISTINCT _shard) > 1 LIMIT 1"
 NULLS_NOT_DISTINCT = 150_000
@@ -256,11 +258,8 @@ class Batch:
             key_values=sql.SQL(", ").join(
                 sql.SQL("{} AS {}").format(value, name) for value, name in zip(values, names, strict=True)
             ),
-            # Null equals null among keys. The time has none, and equality is what PostgreSQL hashes.
             same_keys=sql.SQL(" AND ").join(
-                sql.SQL(
-                    "b.{0} = t.{0}" if column.name == replaced.column else "b.{0} IS NOT DISTINCT FROM t.{0}"
-                ).format(name)
+                sql.SQL(_SAME if column.name == replaced.column else _SAME_OR_NULL).format(name)
                 for column, name in zip(keys, names, strict=True)
             ),
         )
