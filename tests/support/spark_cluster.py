@@ -18,6 +18,7 @@ import pyspark
 from spark_sinks.runtime.java import find_java_home
 from spark_sinks.runtime.session import cache_directory
 from tests.support.s3_servers import listens
+from tests.support.spark_processes import QUICK
 from weft.demo.fabric import free_port
 
 START_S_MAX = 180.0
@@ -60,6 +61,7 @@ class SparkCluster:
             "spark.driver.memory": "512m",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.extraJavaOptions": QUICK,
             "spark.sql.shuffle.partitions": "2",
             # Lost executors are expected here: a job must not end because of them.
             "spark.task.maxFailures": "20",
@@ -196,7 +198,7 @@ def _bare() -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
         # Monitors read performance data from a folder of the temporary directory, which would stay.
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK,
         **({"JAVA_HOME": java} if java else {}),
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.spark_sinks.cluster.conftest import JOB_S_MAX, Place
 from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_processes import temporary_of_spark
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Run:
         self, pipeline: str, *options: str, master: str | None = None, **settings: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a pipeline once over what there is, with settings that win over its own."""
-        return subprocess.run(
-            self.command(pipeline, "--once", *options, master=master, **settings), env=self.environment(),
-            cwd=self.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
-        )  # fmt: skip
+        with temporary_of_spark() as temporary:
+            return subprocess.run(
+                self.command(pipeline, "--once", *options, master=master, **settings),
+                env={**self.environment(), **temporary},
+                cwd=self.folder, capture_output=True, text=True, timeout=JOB_S_MAX, check=False,
+            )  # fmt: skip
 
     def command(self, pipeline: str, *options: str, master: str | None = None, **settings: str) -> list[str]:
         """Return the command line."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from deltalake import DeltaTable
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.killed_jobs import KILL
 from tests.support.spark_cluster import SparkCluster
+from tests.support.spark_processes import kill_group, temporary_of_spark
 
 ROOT = Path(__file__).parents[3]
 LIFE_S_MAX = 300.0
@@ -60,6 +60,7 @@ class Storm:
                 shutil.rmtree(self._folder / "checkpoint")
                 lost_at = sys.maxsize
             self._life()
+            print(f"{self.kills.total()} kills: {dict(self.kills)}", flush=True)
         self._end("stormy", "checkpoint")
 
     def compare(self) -> None:
@@ -119,18 +120,16 @@ class Storm:
             "place": str(self._folder / place), "checkpoint": str(self._folder / checkpoint),
         }  # fmt: skip
         began = 0
-        with tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True) as temporary:
-            java = f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}"
+        with temporary_of_spark() as temporary:
             errors = self._folder / "driver.log"
             with errors.open("wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "tests.spark_sinks.cluster.jobs.storm", json.dumps(told)],
-                    env={**os.environ, KILL: kill, "TMPDIR": temporary, "SPARK_SUBMIT_OPTS": java}, cwd=ROOT,
-                    start_new_session=True,
+                    env={**os.environ, **temporary, KILL: kill}, cwd=ROOT, start_new_session=True,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                 )  # fmt: skip
+            assert process.stdout is not None
             try:
-                assert process.stdout is not None
                 for line in process.stdout:
                     if line.startswith("batch "):
                         if at_batch(began):
@@ -138,21 +137,10 @@ class Storm:
                         began += 1
                 status = process.wait(LIFE_S_MAX)
             finally:
-                _kill_group(process)
+                kill_group(process)
+                process.stdout.close()
         assert status in {0, -signal.SIGKILL}, errors.read_text()[-4000:]
         return status
-
-
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    """End the driver and its JVM."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        process.wait(LIFE_S_MAX)
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def rows(table: Path) -> list[tuple[Any, ...]]:

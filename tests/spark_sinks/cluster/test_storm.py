@@ -17,7 +17,7 @@ KILLS = 8
 """Kills of the storm in CI, half of them at commits. ``./run nightly --jobs spark_storms`` makes storms of 50."""
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_tables_equal_those_of_a_run_without_kills(cluster: SparkCluster, tmp_path: Path) -> None:
     seed = int(os.environ.get("WEFT_STORM_SEED", time.time_ns() % 1_000_000))
     kills = int(os.environ.get("WEFT_STORM_KILLS", KILLS))

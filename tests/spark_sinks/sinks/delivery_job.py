@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_sinks import session
 from spark_sinks.sinks import JdbcSink, KafkaSink
 from spark_sinks.sinks.jdbc.batch import Batch
+from tests.support.spark_processes import temporary_of_spark
 
 ROOT = Path(__file__).parents[3]
 RUN_S_MAX = 240
@@ -57,10 +58,9 @@ def run(settings: Settings) -> str:
     Raises:
         AssertionError: it did not end as its settings say.
     """
-    # What a killed process leaves goes with the folder. Its name is short: Spark makes sockets in it.
-    with tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True) as temporary:
+    with temporary_of_spark() as temporary:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, json.dumps(asdict(settings))], env={**os.environ, "TMPDIR": temporary},
+            [sys.executable, "-m", __name__, json.dumps(asdict(settings))], env={**os.environ, **temporary},
             cwd=ROOT, start_new_session=True, capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
         )  # fmt: skip
     assert done.returncode == (-signal.SIGKILL if settings.kill else 0), done.stdout[-1000:] + done.stderr[-3000:]
@@ -79,9 +79,6 @@ def job(settings: Settings) -> None:
         "spark.local.dir": tempfile.gettempdir(),
         **settings.conf,
     }
-    conf["spark.driver.extraJavaOptions"] = (
-        f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={tempfile.gettempdir()}"
-    )
     spark = session("local[2]", **conf)
     written = 0
     is_kafka = "topic" in settings.sink

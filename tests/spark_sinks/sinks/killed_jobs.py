@@ -6,19 +6,19 @@ group together with its JVM and kills the group as a whole: nothing of it gets a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spark_sinks.sinks import StreamSink
 from spark_sinks.sinks.delta.table import DurableTable
+from tests.support.spark_processes import kill_group, temporary_of_spark
 
 ROOT = Path(__file__).parents[3]
 KILL, MASTER = "WEFT_TEST_KILL", "WEFT_TEST_MASTER"
@@ -28,21 +28,32 @@ _POLL_SECONDS = 0.02
 
 
 def arm() -> None:
-    """Kill this process group before or after a commit to a table, as ``Jobs.run`` asked: ``before 2``."""
-    moment, _, number = os.environ.get(KILL, "").partition(" ")
-    commit, left = DurableTable.commit, int(number or 0)
+    """Kill this process group before or after a commit, as ``Jobs.run`` asked: ``before 2``, or ``after 1 alerts``.
 
-    def counted(self: DurableTable, *given: Any) -> int:
-        nonlocal left
-        left -= 1
-        if (moment, left) == (BEFORE, 0):
-            os.killpg(0, signal.SIGKILL)
-        version = commit(self, *given)
-        if (moment, left) == (AFTER, 0):
-            os.killpg(0, signal.SIGKILL)
-        return version
+    A commit is a version of a table, or a micro-batch that is sent into a stream. With a third word only those of the
+    table or the stream of that name count.
+    """
+    moment, number, name = [*os.environ.get(KILL, "").split(), "", "", ""][:3]
+    left = int(number or 0)
 
-    DurableTable.commit = counted  # type: ignore[method-assign, assignment]
+    def counted(commit: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
+        def call(self: Any, *given: Any) -> Any:
+            nonlocal left
+            at = -1
+            if name in {"", name_of(self)}:
+                left, at = left - 1, left - 1  # Queries count at once: each has its own number.
+            if (moment, at) == (BEFORE, 0):
+                os.killpg(0, signal.SIGKILL)
+            result = commit(self, *given)
+            if (moment, at) == (AFTER, 0):
+                os.killpg(0, signal.SIGKILL)
+            return result
+
+        return call
+
+    DurableTable.commit = counted(DurableTable.commit, lambda table: table.place.key)  # type: ignore[method-assign]
+    sent = counted(StreamSink.__call__, lambda sink: sink._settings.stream)
+    StreamSink.__call__ = sent  # type: ignore[method-assign]
 
 
 def master() -> str:
@@ -71,49 +82,37 @@ class Jobs:
         """Run the job until it ends or is killed. Return its exit status.
 
         Args:
-            kill: ``before N`` or ``after N``: at the N-th commit of this run; ``random``: within a second after its
-                first; otherwise not at all.
+            kill: ``before N`` or ``after N``, as ``arm`` takes it: at the N-th commit of this run; ``random``: within
+                a second after its first; otherwise not at all.
         """
-        own = {KILL: kill, MASTER: self._master, **(environment or {})}
-        process = subprocess.Popen(
-            self._command, cwd=ROOT, env=os.environ | own, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        ended = threading.Event()
-        if kill == "random":
-            threading.Thread(target=self._kill_later, args=(process.pid, ended)).start()
-        try:
-            said, _ = process.communicate(timeout=RUN_SECONDS_MAX)
-        finally:
-            ended.set()
-            _kill_group(process.pid)
+        with temporary_of_spark() as temporary:
+            own = {KILL: kill, MASTER: self._master, **temporary, **(environment or {})}
+            process = subprocess.Popen(
+                self._command, cwd=ROOT, env=os.environ | own, start_new_session=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            ended = threading.Event()
+            if kill == "random":
+                threading.Thread(target=self._kill_later, args=(process, ended)).start()
+            try:
+                said, _ = process.communicate(timeout=RUN_SECONDS_MAX)
+            finally:
+                ended.set()
+                kill_group(process)
         status = process.wait()
         if status == -signal.SIGKILL:
             self.killed.append(kill)
         assert status in {0, -signal.SIGKILL}, said[-4000:]
         return status
 
-    def _kill_later(self, group: int, ended: threading.Event) -> None:
+    def _kill_later(self, process: subprocess.Popen[str], ended: threading.Event) -> None:
         before = self._versions()
         while self._versions() == before:
             if ended.wait(_POLL_SECONDS):
                 return
         if not ended.wait(self._random.random()):
-            _kill_group(group)
+            kill_group(process)
 
     def _versions(self) -> int:
         log = self._watched / "_delta_log"
         return len(list(log.glob("*.json"))) if log.is_dir() else 0
-
-
-def _kill_group(group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-    # The group's last member may take a moment to go; the JVM holds the folders that the next run opens.
-    until = time.monotonic() + RUN_SECONDS_MAX
-    while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(_POLL_SECONDS)

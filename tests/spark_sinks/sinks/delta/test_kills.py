@@ -1,4 +1,7 @@
-"""SIGKILLs of the driver before, after and between commits: the tables equal those of an uninterrupted run."""
+"""SIGKILLs of the driver before, after and between commits: the tables equal those of an uninterrupted run.
+
+Storms of more kills, of executors and workers too, are in ``tests/spark_sinks/cluster``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from tests.spark_sinks.conftest import Hub
 from tests.spark_sinks.sinks.delta.tables import rows
 from tests.spark_sinks.sinks.killed_jobs import Jobs
 
-KILLS = ("before 1", "after 1", "before 2", "after 2", "after 3", "random", "before 3", "random", "after 1", "random")
-LOST_AT = 4
+KILLS = ("before 1", "after 1", "before 2", "after 3", "random", "before 3")
+LOST_AT = 3
 """The run before which the checkpoint is deleted."""
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(890)
 def test_tables_equal_those_of_an_uninterrupted_run(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     jobs = Jobs(["tests.spark_sinks.sinks.delta.table_job", hub.root, str(folder)], folder / "rows")
@@ -37,4 +40,4 @@ def test_tables_equal_those_of_an_uninterrupted_run(hub: Hub, tmp_path: Path) ->
     assert sorted((edge, seq) for edge, seq in rows(folder / "newest", "_edge", "_seq")) == sorted(
         (edge, seq) for (edge, _), seq in newest.items()
     )
-    assert len(jobs.killed) >= len(KILLS) - 2
+    assert len(jobs.killed) >= len(KILLS) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,20 @@ SCHEMA = pa.schema([
 class StreamHub(DemoHub):
     """A hub process whose streams a test can look at."""
 
+    def serve(self, store: str, shards: int, options: Mapping[str, str] | None = None) -> None:
+        """Let the hub run over a store that is there already. Call it before the start."""
+        text = self.config_path.read_text().replace(f"store: {self.store}", f"store: {store}")
+        self.config_path.write_text(text.replace("shards: 2", f"shards: {shards}"))
+        self.store, self.environment = store, dict(options or {})
+
     def settings(self, stream: str, **changes: Any) -> ProducerSettings:
         named: dict[str, Any] = {"urls": (self.url,), "stream": stream, "query": stream, "store": self.store}
         return ProducerSettings(**named | changes)
 
-    def stream_records(self, stream: str) -> list[dict[str, Any]]:
+    def stream_records(self, stream: str, shards: int = 2) -> list[dict[str, Any]]:
         """All records of a stream in the hub's log, by shard and offset."""
         found: list[dict[str, Any]] = []
-        for shard in range(2):
+        for shard in range(shards):
             offset = 0
             while True:
                 url = f"{self.url}/v1/streams/{stream}/records?shard={shard}&offset={offset}&limit=10000"

@@ -1,0 +1,43 @@
+"""Spark's drivers as processes that tests kill: Python and Java in one group, with a temporary folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+GONE_S_MAX = 60.0
+_POLL_S = 0.02
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
+"""Options of a Java that lives for seconds: the best compiler would not pay."""
+
+
+@contextlib.contextmanager
+def temporary_of_spark() -> Iterator[dict[str, str]]:
+    """Yield the variables of a Spark process that may be killed: what it leaves behind goes with the block."""
+    # The name is short: Spark makes sockets in it, whose paths are bounded.
+    with tempfile.TemporaryDirectory(prefix="job-", ignore_cleanup_errors=True) as folder:
+        java = f"{QUICK} -Djava.io.tmpdir={folder}"
+        yield {"TMPDIR": folder, "SPARK_SUBMIT_OPTS": java, "SPARK_LAUNCHER_OPTS": java}
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kill a driver, which leads a process group, and its Java; return when both have gone.
+
+    Java holds folders that the next run opens, and writes into a temporary folder that is to be removed.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(GONE_S_MAX)  # or it stays in the group as a zombie
+    until = time.monotonic() + GONE_S_MAX
+    while time.monotonic() < until:
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(_POLL_S)
