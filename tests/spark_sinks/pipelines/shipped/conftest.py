@@ -31,7 +31,8 @@ Reading = tuple[float, str, float]
 class Machines:
     """Readings of machines in a log of two shards, and tables of pipelines over it."""
 
-    def __init__(self, folder: Path, spark: SparkSession) -> None:
+    def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
+        """Make an empty log. Without a session there are no runs."""
         self.folder, self.spark = folder, spark
         self.store = str(folder / "store")
         self._writer = LogWriter(self.store, shards=2, stream="telemetry")
@@ -65,6 +66,7 @@ class Machines:
         steps = [
             replace(each, options=each.options | (options or {})) if each.python else each for each in pipeline.steps
         ]
+        assert self.spark is not None
         query = start(replace(pipeline, sink=sink, steps=tuple(steps)), self.spark, once=True)
         query.awaitTermination()
 
