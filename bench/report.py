@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS
+from bench.markdown import Facts, table
 from bench.mqtt.lines import LABELS
+from bench.spark.lines import spark, spark_kafka
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Facts = dict[str, Any]
 GROUP_TITLES = {
     "shapes": "QoS 1",
     "rates": "fixed rates",
@@ -36,13 +37,6 @@ def newest(name: str) -> tuple[str, Facts] | None:
     if not paths:
         return None
     return paths[-1].stem[len(name) + 1 :], json.loads(paths[-1].read_text())
-
-
-def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    titles = list(titles)
-    lines = [titles, ["---"] * len(titles), *([str(cell) for cell in row] for row in rows)]
-    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def where(date: str, machine: Facts) -> str:
@@ -177,43 +171,6 @@ def tables(results: list[Facts]) -> list[str]:
     """Return what the table step costs for each kind of payload."""
     rows = [(run["payload"], f"{run['records_per_s'] / 1e6:.2f} M", run["time_against_bytes"]) for run in results]
     return table(("payload", "records/s of a core", "time beside bytes"), rows)
-
-
-TAIL_LABELS = {"few_columns": "`_offset,_time,_key,payload`", "noop": "noop", "aggregate": "aggregate"}
-
-
-def spark(results: Facts) -> list[str]:
-    """History beside plain Parquet, and the tail."""
-    history, tail = results["history"], results["tail"]
-    rows = [
-        (f"history, {name}", history[name]["ratio"], f"{history[name]['records_per_second'] / 1e6:.2f} M")
-        for name in ("noop", "aggregate")
-    ]
-    for name, label in TAIL_LABELS.items():
-        if name in tail:
-            rows.append((f"tail, {label}", "-", f"{tail[name]['records_per_second'] / 1e6:.2f} M"))
-    rows.append(("tierer (log to table)", "-", f"{results['tier']['rows_per_second'] / 1e6:.2f} M"))
-    head = f"Spark {results['spark']}, {results['master']}, {results['records']:,} records."
-    lines = [head, "", *table(("query", "speed beside plain Parquet", "records/s"), rows)]
-    if "hour" in results:
-        hour = results["hour"]
-        lines += ["", f"One edge node and one hour take 1/{hour['bytes_ratio']:.0f} of the table's bytes."]
-    if "microbatch" in results:
-        batch = results["microbatch"]
-        took = f"{batch['weft']['triggerExecution']:.0f} ms beside {batch['rate']['triggerExecution']:.0f} ms"
-        lines += ["", f"A micro-batch of {batch['records']} records takes {took} of Spark's rate source."]
-    return lines
-
-
-def spark_kafka(results: Facts) -> list[str]:
-    """Return the table of a topic through Spark's Kafka source, and the same records from a tail."""
-    ways = {"kafka": "Kafka, all its columns", "weft": "Weft, `_offset,_time,_key,payload`"}
-    ways["weft, all columns"] = "Weft, all columns"
-    rows = [
-        (shown, *(f"{results[case][way] / 1e6:.2f} M" for case in ("noop", "aggregate"))) for way, shown in ways.items()
-    ]
-    head = f"Spark {results['spark']}, local[2], Kafka {results['kafka']}, {results['records']:,} records."
-    return [head, "", *table(("source", "noop, records/s", "aggregate, records/s"), rows)]
 
 
 def durability(results: Facts) -> list[str]:

@@ -45,9 +45,15 @@ needs_postgresql = pytest.mark.skipif(why_not() is not None, reason=why_not() or
 
 
 class PostgreSql:
-    """One server. Its user ``weft`` needs a password, as anywhere."""
+    """One server. Its user ``weft`` needs a password, as anywhere.
 
-    def __init__(self) -> None:
+    Args:
+        durable: sync commits, as a server that is not for tests does. What survives the death of processes needs no
+            fsync, and no test cuts the power.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._durable = durable
         # The server runs as another user, who cannot get into pytest's folders.
         self.folder = Path(tempfile.mkdtemp(prefix="weft-postgresql-"))
         self._as_user: list[str] = []
@@ -55,13 +61,13 @@ class PostgreSql:
             self._as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]
             shutil.chown(self.folder, "postgres", "postgres")
         self.port = free_port()
-        password = self.folder / "password"
-        password.write_text(PASSWORD)
-        password.chmod(0o644)
+        self.password_file = self.folder / "password"
+        self.password_file.write_text(PASSWORD)
+        self.password_file.chmod(0o644)
         assert INITDB is not None
         self._run(
-            INITDB, "-D", str(self.folder / "data"), "-U", USER, "--auth=scram-sha-256", f"--pwfile={password}",
-            "--encoding=UTF8", "--locale=C", "--no-sync",
+            INITDB, "-D", str(self.folder / "data"), "-U", USER, "--auth=scram-sha-256",
+            f"--pwfile={self.password_file}", "--encoding=UTF8", "--locale=C", "--no-sync",
         )  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
@@ -82,8 +88,7 @@ class PostgreSql:
         assert POSTGRES is not None
         settings = {
             "port": str(self.port), "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
-            # What survives the death of processes needs no fsync, and no test cuts the power.
-            "fsync": "off", "shared_buffers": "32MB", "max_connections": "20",
+            "fsync": "on" if self._durable else "off", "shared_buffers": "32MB", "max_connections": "20",
         }  # fmt: skip
         command = [*self._as_user, POSTGRES, "-D", str(self.folder / "data")]
         for name, value in settings.items():
@@ -112,9 +117,9 @@ class PostgreSql:
 
 
 @contextlib.contextmanager
-def postgresql() -> Iterator[PostgreSql]:
+def postgresql(*, durable: bool = False) -> Iterator[PostgreSql]:
     """Run a server."""
-    server = PostgreSql()
+    server = PostgreSql(durable=durable)
     try:
         yield server
     finally:

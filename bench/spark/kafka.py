@@ -1,25 +1,18 @@
 """Spark's Kafka source beside ours: the same records from a topic and from a stream's tail, turn by turn.
 
-``./run bench spark`` runs it with its own log; ``python -m bench.spark_kafka [--records N] [--runs N]`` alone. Kafka is
-one node on loopback, from Maven. Its topic is filled from the stream, with the records' keys and payloads.
-Each figure is a median. Results go to bench/results.
+Kafka is one node on loopback, from Maven. Its topic is filled from the stream, with the records' keys and payloads.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench.common import write_results
-from bench.spark.log import STREAM, make_log
+from bench.spark.log import STREAM, Log
 from bench.spark.measure import in_turns, noop
-from spark_sinks import session
 from tests.support.kafka import VERSION, Kafka, connector_jars, kafka
 
 TOPIC = "telemetry"
@@ -66,13 +59,14 @@ def aggregate(frame: DataFrame, key: str, time: str, payload: str) -> None:
     frame.groupBy(key).agg(F.count("*"), F.max(time), F.sum(F.length(payload))).collect()
 
 
-def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
+def figures(spark: SparkSession, log: Log, runs: int) -> dict[str, Any]:
     """Return records per second both ways.
 
     Raises:
         LookupError: Kafka cannot be had here.
     """
     with kafka() as server:
+        root = log.root
         fill(spark, root, server)
         ours, theirs = ("_key", "_time", "payload"), ("key", "timestamp", "value")
         cases: dict[str, dict[str, Callable[[], None]]] = {
@@ -87,27 +81,9 @@ def figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str
                 "weft, all columns": lambda: aggregate(from_weft(spark, root), *ours),
             },
         }
-        found: dict[str, Any] = {"records": records, "runs": runs, "spark": spark.version, "kafka": VERSION}
-        assert from_kafka(spark, server).count() == records
+        found: dict[str, Any] = {"records": log.records, "runs": runs, "spark": spark.version, "kafka": VERSION}
+        assert from_kafka(spark, server).count() == log.records
         for name, ways in cases.items():
             seconds = in_turns(ways, runs)
-            found[name] = {way: round(records / median) for way, median in seconds.items()}
+            found[name] = {way: round(log.records / median) for way, median in seconds.items()}
     return found
-
-
-@click.command(help=__doc__)
-@click.option("--records", default=5_000_000, show_default=True)
-@click.option("--runs", default=5, show_default=True)
-def main(records: int, runs: int) -> None:
-    """Run it and write the results."""
-    with tempfile.TemporaryDirectory() as root:
-        records = make_log(root, records).records
-        spark = session("local[2]", **connector_conf())
-        results = figures(spark, root, records, runs)
-        spark.stop()
-    print(json.dumps(results, indent=2))
-    print(write_results("spark_kafka", results))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-"""Typed columns: payloads decoded per second of a core, by format, and beside ``from_json`` over the same table.
+"""Typed columns: payloads decoded per second of a core, by format, and beside ``from_json`` over the same rows.
 
-``python -m bench.typed_columns [--records N] [--runs N]`` decodes four fields of readings of about 100 bytes. First all
-of them fit, then one in a hundred does not. The queries in Spark run on ``local[1]``, turn by turn, and each
-figure is a median. Results go to bench/results.
+Four fields of readings of about 100 bytes are decoded. First all of them fit, then one in a hundred does not. The
+queries in Spark take turns, over a log of its own and over its table.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 import cbor2
-import click
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from bench.common import encode_batch, write_results
+from bench.common import encode_batch
 from bench.log_writer import Delivery, LogWriter
-from bench.spark.log import BATCH_RECORDS, START_S, STREAM, TOPIC, tier
-from spark_sinks import read, session
+from bench.spark.log import BATCH_RECORDS, START_S, STREAM, TOPIC, Log, tiered
+from bench.spark.measure import in_turns
+from spark_sinks import read
 from spark_sinks.payloads.decoder import PayloadDecoder
 from weft.config.payload_schema.model import SchemaFormat
 from weft.config.payload_schema.text import parse_schema
@@ -36,6 +35,7 @@ ENCODERS: dict[SchemaFormat, Callable[[Any], bytes]] = {
     "msgpack": msgspec.msgpack.encode,
     "cbor": cbor2.dumps,
 }
+RECORDS_MAX = 1_000_000
 SLICE = 1 << 16
 START = START_S * 10**9
 INTERVAL_NS = 100_000
@@ -73,8 +73,8 @@ def decoder_figures(records: int, runs: int) -> dict[str, Any]:
     return figures
 
 
-def make_table(root: str, records: int) -> None:
-    """Write a log and fold it into a table."""
+def make_readings(root: str, records: int) -> None:
+    """Write a log of JSON readings."""
     rng = random.Random(2)
     pool = [ENCODERS["json"](each) for each in readings(rng, 20_000)]
     writer = LogWriter(root, stream=STREAM)
@@ -93,42 +93,24 @@ def summed(frame: DataFrame) -> None:
 def spark_figures(spark: SparkSession, root: str, records: int, runs: int) -> dict[str, Any]:
     """Return records per second of the same query by typed columns and by ``from_json``, turn by turn."""
 
-    def by_from_json() -> DataFrame:
+    def by_from_json() -> None:
         text = F.col("payload").cast("string")
-        return read(spark, STREAM, store=root).select(F.from_json(text, FIELDS).alias("f")).select("f.*")
+        summed(read(spark, STREAM, store=root).select(F.from_json(text, FIELDS).alias("f")).select("f.*"))
 
-    ways = {"typed": lambda: read(spark, STREAM, store=root, schema=FIELDS), "from_json": by_from_json}
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(runs + 1):
-        for way, load in ways.items():
-            started = time.perf_counter()
-            summed(load())
-            if turn:
-                seconds[way].append(time.perf_counter() - started)
-    medians = {way: statistics.median(times) for way, times in seconds.items()}
-    figures: dict[str, Any] = {f"{way}_records_per_second": round(records / median) for way, median in medians.items()}
-    return figures | {"ratio": round(medians["from_json"] / medians["typed"], 2)}
+    ways = {"typed": lambda: summed(read(spark, STREAM, store=root, schema=FIELDS)), "from_json": by_from_json}
+    medians = in_turns(ways, runs)
+    found: dict[str, Any] = {f"{way}_records_per_second": round(records / median) for way, median in medians.items()}
+    return found | {"ratio": round(medians["from_json"] / medians["typed"], 2)}
 
 
-@click.command(help=__doc__)
-@click.option("--records", default=1_000_000, show_default=True)
-@click.option("--runs", default=5, show_default=True)
-def main(records: int, runs: int) -> None:
-    """Run it all and write the results."""
-    import asyncio
-
-    results: dict[str, Any] = {"records": records, "runs": runs, "fields": FIELDS}
-    results["decoder_records_per_second"] = decoder_figures(records, runs)
+def figures(spark: SparkSession, log: Log, runs: int) -> dict[str, Any]:
+    """Return payloads per second of a core by format, and records per second of both ways in Spark."""
+    records = min(log.records, RECORDS_MAX)
+    found: dict[str, Any] = {"records": records, "fields": FIELDS}
+    found["decoder_records_per_second"] = decoder_figures(records, runs)
     with tempfile.TemporaryDirectory() as root:
-        make_table(root, records)
-        spark = session("local[1]")
-        results["tail"] = spark_figures(spark, root, records, runs)
-        asyncio.run(tier(root))
-        results["table"] = spark_figures(spark, root, records, runs)
-        spark.stop()
-    print(json.dumps(results, indent=2))
-    print(write_results("typed-columns", results))
-
-
-if __name__ == "__main__":
-    main()
+        make_readings(root, records)
+        found["tail"] = spark_figures(spark, root, records, runs)
+        tiered(root)
+        found["table"] = spark_figures(spark, root, records, runs)
+    return found
