@@ -132,7 +132,9 @@ class _Wanted:
             kept = batch
             for mask in self._keep:
                 kept = kept.filter(mask(kept))
-            if kept.num_rows:
+            if kept.num_rows and kept.schema == self._schema:
+                yield kept
+            elif kept.num_rows:
                 typed = typed_arrays(kept, self._declared, self._schema.names)
                 arrays = [typed[field.name].cast(field.type) if field.name in typed else kept.column(field.name)
                           for field in self._schema]  # fmt: skip

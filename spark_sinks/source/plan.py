@@ -17,8 +17,9 @@ from spark_sinks.source.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
 
-PARTITION_BYTES = 8 << 20
-"""Stored bytes per task: about a second of work, so that a short tail still keeps a few cores busy."""
+PARTITION_BYTES = 16 << 20
+"""Stored bytes per task: some tenths of a second of work, so that a short tail still keeps a few cores busy and what a
+task costs by itself stays small beside it."""
 TABLE_PARTITION_BYTES = 32 << 20
 """Bytes of table files per task. Ranges of offsets cut through row groups, which both neighbours then read."""
 PARTITIONS_MAX = 1024

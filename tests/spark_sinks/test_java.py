@@ -10,6 +10,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from spark_sinks.runtime.java import NoJava, find_java_home, java_major, wrap
 
@@ -107,3 +109,12 @@ def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
     )
     assert "rows 7" in done.stdout, done.stderr
     assert os.listdir(tmp_path / ".cache" / "weft")
+
+
+@pytest.mark.spark
+def test_a_session_reads_arrow_without_checking_each_value(spark: SparkSession) -> None:
+    """A name that Arrow does not know would change nothing, and no rate would tell on a busy machine."""
+    java = SparkContext._jvm
+    assert not java.org.apache.arrow.memory.BoundsChecking.BOUNDS_CHECKING_ENABLED
+    assert not java.org.apache.arrow.vector.NullCheckingForGet.NULL_CHECKING_ENABLED
+    assert spark.conf.get("spark.executorEnv.ARROW_ENABLE_UNSAFE_MEMORY_ACCESS") == "true"
