@@ -81,7 +81,7 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
     if not master.startswith("local"):
         find_our_code()
     try:
-        with stderr_to(log or os.devnull):
+        with stderr_to(log or os.devnull), _interrupt_held():
             spark = session(master, **confs)
     except OSError as error:
         raise Failed(f"{log}: {error.strerror}") from None
@@ -94,6 +94,22 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
             yield spark
     finally:
         _stop(spark)
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Hold Ctrl-C while Java starts, and deliver it then.
+
+    PySpark would remove the folder in which Java is to leave its address. Java fails to write it, and never ends.
+    """
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 def find_our_code() -> None:
