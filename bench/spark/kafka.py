@@ -25,11 +25,17 @@ PRODUCER = {
     "kafka.acks": "all",
 }
 
+CLOSED_WHEN_IDLE = {
+    # Spark keeps a producer for ten minutes, which would look for the ended server every second during other cases.
+    "spark.kafka.producer.cache.timeout": "1s",
+    "spark.kafka.producer.cache.evictorThreadRunInterval": "1s",
+}
+
 
 def connector_conf() -> dict[str, str]:
     """Return the conf that brings Spark's connector into a session; nothing where it cannot be had."""
     try:
-        return {"spark.jars": connector_jars()}
+        return {"spark.jars": connector_jars(), **CLOSED_WHEN_IDLE}
     except LookupError as error:
         print(f"no Kafka beside it: {error}")
         return {}
