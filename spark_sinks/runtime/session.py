@@ -99,7 +99,9 @@ def _connected(address: str, conf: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.remote(address)
     for name, value in ({TIME_ZONE: DEFAULTS[TIME_ZONE]} | dict(conf)).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -118,8 +120,8 @@ def register(spark: SparkSession) -> None:
     """
     if spark in _registered:
         return
-    # What Spark finds by itself it would warn about when it is registered again.
-    if use_this_python(spark) or not _is_found():
+    # What Spark finds by itself it would warn about when it is registered again. A server's search is out of sight.
+    if is_connect(spark) or use_this_python(spark) or not _is_found():
         spark.dataSource.register(WeftSource)
     _registered.add(spark)
 

@@ -10,11 +10,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.spark_sinks.cluster.commands import Run
-from tests.spark_sinks.cluster.conftest import Place
-from tests.spark_sinks.conftest import Hub
+from tests.spark_sinks.cluster.conftest import Place, job
+from tests.spark_sinks.conftest import EDGES, SHARDS, STREAM, Hub
+from tests.spark_sinks.sinks.stream.conftest import StreamHub
 from tests.support.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -52,3 +53,27 @@ def test_a_pipeline_runs_through_a_server_on_the_cluster(
         assert done.returncode == 0, done.stderr + cluster.log()[-4000:]
         assert rows(tmp_path / "clean", "_edge", "_seq") == [(edge, seq) for edge, seq, _ in plant.expected()]
         plant.write(1)
+
+
+@pytest.fixture
+def hub(plant: Hub, tmp_path: Path) -> Iterator[StreamHub]:
+    """A hub over the plant's store."""
+    started = StreamHub(tmp_path)
+    started.serve(plant.root, SHARDS)
+    started.start()
+    yield started
+    started.stop()
+
+
+def test_reads_and_sinks_of_a_client_on_a_server(
+    cluster: SparkCluster, server: str, plant: Hub, hub: StreamHub, tmp_path: Path
+) -> None:
+    given = {"store": plant.root, "stream": STREAM, "hub": hub.url, "into": str(tmp_path)}
+    told = job(cluster, "connect", Place(str(tmp_path)), master=server, conf={}, **given)
+    records = [(edge, seq) for edge, seq, _ in plant.expected()]
+    assert told == {"read": len(records), "source": len(records), "lanes": len(EDGES), "complete": True}
+    assert rows(tmp_path / "copied", "_edge", "_seq") == records
+    # A second run without the checkpoint of the first found every row in the stream.
+    payloads = sorted(each["payload"] for each in hub.stream_records("back", SHARDS))
+    assert payloads == sorted(payload.decode() for _, _, payload in plant.expected())
+    assert hub.problems("back") == []
