@@ -171,7 +171,7 @@ class PageReader:
         assert self._prompt.stdout is not None
         self._prompt.stdin.write(f"{file}\n")
         self._prompt.stdin.flush()
-        if "await_termination(" in text:
+        if "await_termination(" in text and "availableNow" not in text:  # the latter ends by itself
             commit = self.folder / _CHECKPOINT.findall(text)[-1] / "commits" / "0"
             self._wait_for(lambda: commit.exists() or self._prompt_ended(), f"{commit}")
             self._prompt.send_signal(signal.SIGINT)
@@ -203,7 +203,8 @@ class PageReader:
         """End what was started, by Ctrl-C."""
         if self._prompt is not None:
             assert self._prompt.stdin is not None
-            self._prompt.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._prompt.stdin.close()
             _end(self._prompt)
         for process in self._services.values():
             with contextlib.suppress(ProcessLookupError):

@@ -60,7 +60,7 @@ def test_the_delta_reader_opens_our_table(hub: Hub, tmp_path: Path, downloads: P
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
-    if done.returncode and "UNRESOLVED DEPENDENCIES" in done.stderr:
+    if done.returncode and ("UNRESOLVED DEPENDENCIES" in done.stderr or "FAILED DOWNLOADS" in done.stderr):
         pytest.skip("delta-spark's jars cannot be had from Maven Central here")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"\|\s*m0\|\s*40\|", done.stdout)

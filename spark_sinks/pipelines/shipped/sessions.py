@@ -23,7 +23,7 @@ _MACHINE = (EDGE, "machine")
 
 
 def find_sessions(frame: DataFrame, context: Context, *, silence: str = "5m", remember: str = "1d") -> DataFrame:
-    """Return the sessions that the new records touch: runs of records of one machine in one state.
+    """Return the sessions that the new records change: runs of records of one machine in one state.
 
     A session begins with a record that has another state than the one before it, comes more than ``silence`` after it,
     or is the first of a day (UTC). It ends where the next one begins, or with its last record if the machine is silent
@@ -66,6 +66,7 @@ def _marked(rows: DataFrame, gap: timedelta, memory: timedelta) -> DataFrame:
         .withColumn("_after", F.lead(F.struct("_time", "_offset")).over(in_time))
         .withColumn("_lowest", F.min(F.when(F.col(NEW), F.col("_time"))).over(machine))
         .withColumn("_highest", F.max(F.when(F.col(NEW), F.col("_time"))).over(machine))
+        .withColumn("_first_new", F.min(F.when(F.col(NEW), F.col("_offset"))).over(machine))
         .withColumn("_passed", F.unix_micros("_time") - F.unix_micros("_before._time"))
         .withColumn("_to_come", F.unix_micros("_after._time") - F.unix_micros("_time"))
     )
@@ -115,6 +116,7 @@ def _sessions(marked: DataFrame) -> DataFrame:
             F.count("*").alias("_records"),
             merged().alias("_ranges"),
             F.max("_cause").alias("_cause"),
+            F.first("_first_new").alias("_first_new"),
             F.flatten(F.collect_list("_ended")).alias("_ended"),
         )
     )
@@ -123,7 +125,9 @@ def _sessions(marked: DataFrame) -> DataFrame:
         records=F.col("_records"), is_open=~F.col("_last._heard"), ranges=F.col("_ranges"), cause=F.col("_cause"),
     )  # fmt: skip
     parts = F.array_compact(F.concat(F.array(F.when(F.col("_first._near"), running)), "_ended"))
-    rows = runs.select(*_MACHINE, F.explode(parts).alias("_part")).select(*_MACHINE, "_part.*")
+    # A row that no new record counts for is as an earlier micro-batch wrote it.
+    changed = F.filter(parts, lambda part: part["_offset"] >= F.col("_first_new"))
+    rows = runs.select(*_MACHINE, F.explode(changed).alias("_part")).select(*_MACHINE, "_part.*")
     number = F.concat_ws("-", F.col("_shard").cast("string"), F.col("_first_offset").cast("string"))
     return rows.select(
         F.concat(EDGE, F.lit("/"), "machine", F.lit("/"), number, "_suffix").alias("session_id"),
