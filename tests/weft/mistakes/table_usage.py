@@ -1,0 +1,84 @@
+"""Mistakes with the command line itself: commands, arguments and options that are none."""
+
+from __future__ import annotations
+
+from tests.weft.mistakes.mistake import STREAM, Mistake, edge
+
+USAGE = [
+    Mistake(
+        "a command that is none",
+        "egde run",
+        "Usage: weft [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'weft --help' for help.\n"
+        "\n"
+        "Error: No such command 'egde'. Did you mean 'edge'?",
+    ),
+    Mistake(
+        "a subcommand that is none",
+        "edge start edge.yaml",
+        "Usage: weft edge [OPTIONS] COMMAND [ARGS]...\n"
+        "Try 'weft edge --help' for help.\n"
+        "\n"
+        "Error: No such command 'start'. Did you mean 'status'?",
+        in_process=True,
+    ),
+    Mistake(
+        "no configuration",
+        "edge run",
+        "Usage: weft edge run [OPTIONS] CONFIG\n"
+        "Try 'weft edge run --help' for help.\n"
+        "\n"
+        "Error: Missing argument 'CONFIG'.",
+    ),
+    Mistake(
+        "a configuration too many",
+        "edge check edge.yaml hub.yaml",
+        "Usage: weft edge check [OPTIONS] CONFIG\n"
+        "Try 'weft edge check --help' for help.\n"
+        "\n"
+        "Error: Got unexpected extra argument (hub.yaml)",
+        files=edge(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "an option that is none",
+        "edge check edge.yaml --jsn",
+        "Usage: weft edge check [OPTIONS] CONFIG\n"
+        "Try 'weft edge check --help' for help.\n"
+        "\n"
+        "Error: No such option '--jsn'. Did you mean '--json'?",
+        files=edge(STREAM),
+        in_process=True,
+    ),
+    Mistake(
+        "a log level that is none",
+        "edge run edge.yaml --log-level verbose",
+        "Usage: weft edge run [OPTIONS] CONFIG\n"
+        "Try 'weft edge run --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '--log-level': 'verbose' is not one of 'debug', 'info', 'warning', 'error'.",
+        files=edge(STREAM),
+    ),
+    Mistake(
+        "the schema of a node that is none",
+        "config schema sensor",
+        "Usage: weft config schema [OPTIONS] {edge|hub|pipeline}\n"
+        "Try 'weft config schema --help' for help.\n"
+        "\n"
+        "Error: Invalid value for '{edge|hub|pipeline}': 'sensor' is not one of 'edge', 'hub', 'pipeline'.",
+        in_process=True,
+    ),
+    Mistake(
+        "a word after the demo",
+        "demo now",
+        "Usage: weft demo [OPTIONS]\nTry 'weft demo --help' for help.\n\nError: Got unexpected extra argument (now)",
+        in_process=True,
+    ),
+    Mistake(
+        "a check while the hub runs",
+        "hub check <hub>/hub.yaml",
+        "warning: <hub>/hub.yaml:3: listen: a hub answers at 127.0.0.1:<hub port> already, so the port was not tried",
+        exit_status=0,
+        in_process=True,
+    ),
+]
