@@ -24,6 +24,7 @@ from spark_sinks.sinks.delta.columns import Layout
 from spark_sinks.sinks.delta.files import FileWriter, NewFile
 from spark_sinks.sinks.delta.keys import later, match
 from spark_sinks.sinks.delta.place import Place
+from spark_sinks.sinks.delta.statistics import after_cut, bounds_of
 from spark_sinks.sinks.delta.table import HeldFile
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA
 
@@ -34,7 +35,6 @@ SMALL_FILES_MAX = 32
 JOINED_BYTES_MAX = 64 << 20
 """Bytes of small files that the driver reads in one batch."""
 _BATCH_ROWS = 64 << 10
-_CUT = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -244,9 +244,9 @@ class _KeyValues(NamedTuple):
     @classmethod
     def of(cls, name: str, column: pa.ChunkedArray, layout: Layout) -> _KeyValues:
         """Return what is to be compared with each file."""
-        bounds = pc.min_max(column)
+        low, high = bounds_of(column)
         values = frozenset(pc.unique(column).to_pylist()) if name in layout.partition_by else frozenset[Any]()
-        return cls(name, bounds["min"].as_py(), bounds["max"].as_py(), column.null_count > 0, values)
+        return cls(name, low, high, column.null_count > 0, values)
 
     def may_be_in(self, file: HeldFile) -> bool:
         """Return whether one of the values can be in a file."""
@@ -257,7 +257,7 @@ class _KeyValues(NamedTuple):
             return True
         high = file.high[name]
         if isinstance(high, datetime):
-            high += _CUT  # Other engines cut the bounds of times to milliseconds, this one too.
+            high = after_cut(high)
         try:
             return bool(file.low[name] <= self.high and self.low <= high)
         except TypeError:
@@ -270,7 +270,7 @@ def _may_be_in_ranges(replaced: Replaced, file: HeldFile) -> bool:
     low, high = file.low.get(replaced.column), file.high.get(replaced.column)
     if not isinstance(low, datetime) or not isinstance(high, datetime):
         return True
-    first, last = _micros(low), _micros(high + _CUT)
+    first, last = _micros(low), _micros(after_cut(high))
     return any(start <= last and first < end for start, end in replaced.ranges_us)
 
 

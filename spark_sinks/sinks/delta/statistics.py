@@ -6,7 +6,7 @@ Engines skip a file whose bounds rule a filter out, so a bound may be wider than
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,6 +17,12 @@ TEXT_CHARACTERS_MAX = 64
 _CHARACTER_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOMENT_MAX = datetime.max.replace(tzinfo=UTC)
+_MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
+"""First and last microsecond of the years 1 to 9999, which the text of a bound can name. Spark's times go further."""
+_DAYS = (-719_162, 2_932_896)
+"""First and last day of these years, counted from 1970."""
 
 
 class FileStatistics:
@@ -33,8 +39,7 @@ class FileStatistics:
         for name in self._nulls:
             column = batch.column(name)
             self._nulls[name] += column.null_count
-            found = pc.min_max(column)
-            low, high = found["min"].as_py(), found["max"].as_py()
+            low, high = bounds_of(column)
             if low is not None:
                 known = self._bounds.get(name, (low, high))
                 self._bounds[name] = min(low, known[0]), max(high, known[1])
@@ -52,6 +57,40 @@ class FileStatistics:
         return msgspec.json.encode(stats).decode()
 
 
+def bounds_of(column: pa.Array | pa.ChunkedArray) -> tuple[Any, Any]:
+    """Return the least and the highest value of a column, None without any.
+
+    Times outside the years 1 to 9999 count as the nearest moment of these: a device's faulty stamp ends no query.
+    """
+    found = pc.min_max(column)
+    low, high = found["min"], found["max"]
+    if not low.is_valid:
+        return None, None
+    if pa.types.is_timestamp(column.type):
+        return _moment(low), _moment(high)
+    if pa.types.is_date32(column.type):
+        return _day(low), _day(high)
+    return low.as_py(), high.as_py()
+
+
+def after_cut(bound: datetime) -> datetime:
+    """Return the moment up to which values of a bound can reach: engines cut bounds of times to milliseconds."""
+    return min(bound, _MOMENT_MAX.replace(tzinfo=bound.tzinfo) - _MILLISECOND) + _MILLISECOND
+
+
+def _moment(value: pa.TimestampScalar) -> datetime:
+    epoch = _EPOCH if value.type.tz else _EPOCH.replace(tzinfo=None)
+    return epoch + timedelta(microseconds=_within(_MOMENTS_US, value.value))
+
+
+def _day(value: pa.Date32Scalar) -> date:
+    return _EPOCH.date() + timedelta(days=_within(_DAYS, value.value))
+
+
+def _within(limits: tuple[int, int], number: int) -> int:
+    return min(max(number, limits[0]), limits[1])
+
+
 def _lower(value: Any) -> Any:
     return value[:TEXT_CHARACTERS_MAX] if isinstance(value, str) else _time(value)
 
@@ -61,13 +100,14 @@ def _upper(value: Any) -> Any:
         return _upper_text(value)
     if isinstance(value, datetime) and value.microsecond % 1000:
         # Statistics of times have milliseconds. Cut instead of rounded up, the last microseconds would be skipped.
-        value += _MILLISECOND
+        value = after_cut(value)
     return _time(value)
 
 
 def _time(value: Any) -> Any:
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1000:03d}Z"
+        # By isoformat: strftime writes the year 1 without its zeros.
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     return value.isoformat() if isinstance(value, date) else value
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PythonException
@@ -69,6 +71,28 @@ def test_keys_are_found_in_files_that_another_engine_wrote(spark: SparkSession, 
     DeltaTable(str(table)).optimize.compact()
     sink(frame.withColumn("n", F.lit(5).cast("long")), 2)
     assert rows(table, "machine", "n") == [("a", 0), (long, 5)]
+
+
+def test_times_that_no_calendar_has_end_no_query(spark: SparkSession, table: Path) -> None:
+    """.NET's first and last moments, and what a faulty stamp in seconds is when it is read as milliseconds."""
+    stamps = [-62_135_596_800_000_000, 253_402_300_799_999_999, -(1 << 60), 1 << 60, 0, -1, None]
+    frame = spark.createDataFrame([(each, 0) for each in stamps], "us long, n long").repartition(1)
+    frame = frame.select(
+        F.timestamp_micros("us").alias("at"),
+        F.expr("date_from_unix_date(CAST(us / 86400000000 AS INT))").alias("day"),
+        "n",
+    )
+    sink = DeltaSink(table, keys="at", order_by="n")
+    sink(frame, 0)
+    for again in range(1, 3):
+        sink(frame.withColumn("n", F.lit(again).cast("long")), again)
+    found = spark.read.parquet(*DeltaTable(str(table)).file_uris())
+    assert sorted(row[0] or 0 for row in found.select(F.unix_micros("at")).collect()) == sorted(
+        each or 0 for each in stamps
+    )
+    assert {row["n"] for row in found.select("n").collect()} == {2}
+    by_bounds = polars.scan_delta(str(table)).filter(polars.col("at") < datetime(2000, 1, 1, tzinfo=UTC))
+    assert by_bounds.select(polars.len()).collect().item() == 4
 
 
 def test_nan_is_the_highest_value_however_batches_are_cut(spark: SparkSession, table: Path) -> None:
