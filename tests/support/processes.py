@@ -10,10 +10,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import paho.mqtt.client as paho
-import pytest
 from click.testing import CliRunner, Result
 from paho.mqtt.enums import CallbackAPIVersion
 
@@ -24,11 +23,22 @@ STOP_S_MAX = 10.0
 
 
 class Node:
-    """One process. ``ready`` is the line it printed once it served."""
+    """One process. ``ready`` is the line it printed once it served.
 
-    def __init__(self, kind: str, config: Path, weft: Sequence[str] = (sys.executable, "-m", "weft")) -> None:
+    Args:
+        stderr: where it writes its log; the tests' own by default.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        config: Path,
+        weft: Sequence[str] = (sys.executable, "-m", "weft"),
+        stderr: IO[bytes] | None = None,
+    ) -> None:
         started = time.perf_counter()
-        self.process = subprocess.Popen([*weft, kind, "run", str(config)], stdout=subprocess.PIPE, text=True)
+        command = [*weft, kind, "run", str(config)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()
         self.start_s = time.perf_counter() - started
@@ -66,15 +76,30 @@ Start = Callable[[str, Path], Node]
 
 
 class Log:
-    """Standard error of the processes that a test has started."""
+    """Standard error of the processes that get ``file`` for it. A context.
 
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-        self.text = ""
+    They append to a file of its own, which is only read here. `capfd` would not do: to empty its file it moves the one
+    position that it shares with the processes, and what they write just then is lost or torn.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.file: IO[bytes] = path.open("ab", buffering=0)
+
+    @property
+    def text(self) -> str:
+        """What was written so far, up to the end of the last whole line."""
+        return "".join(self._path.read_text().rpartition("\n")[:2])
 
     def has(self, sentence: str) -> bool:
-        self.text += self._capfd.readouterr().err
         return sentence in self.text
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        sys.stderr.write(self._path.read_text())  # pytest shows it when the test has failed
 
 
 def weft(*arguments: object, answer: str | None = None) -> Result:

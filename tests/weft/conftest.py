@@ -10,20 +10,21 @@ from tests.support.processes import STOP_S_MAX, Log, Node
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str, Path], Node]]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    """What the processes of the test have written to standard error."""
+    with Log(tmp_path_factory.mktemp("log") / "stderr") as found:
+        yield found
+
+
+@pytest.fixture
+def start(log: Log) -> Iterator[Callable[[str, Path], Node]]:
     """Starts nodes and ends them, whatever the test did."""
     with contextlib.ExitStack() as stack:
 
         def start_node(kind: str, config: Path) -> Node:
-            node = Node(kind, config)
+            node = Node(kind, config, stderr=log.file)
             stack.callback(node.process.wait, STOP_S_MAX)
             stack.callback(node.process.kill)
             return node
 
         yield start_node
-
-
-@pytest.fixture
-def log(capfd: pytest.CaptureFixture[str]) -> Log:
-    """What the processes of the test have written to standard error."""
-    return Log(capfd)

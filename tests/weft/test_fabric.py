@@ -14,7 +14,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.support.processes import Node, Start, publish, weft
+from tests.support.processes import Log, Node, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 
@@ -85,7 +85,7 @@ def probe(node: Node, path: str) -> tuple[int, str]:
 
 
 def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_back(
-    start: Start, configs: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+    start: Start, configs: tuple[Path, Path], log: Log
 ) -> None:
     edge_yaml, hub_yaml = configs
     edge_yaml.write_text(edge_yaml.read_text().replace("budget: 64MiB, segment: 4MiB", "budget: 16MiB, segment: 1MiB"))
@@ -98,7 +98,7 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
     client.loop_start()
     try:
         sent = [client.publish(TOPIC, payload, qos=1) for payload in payloads]
-        wait_until(lambda: "devices get no acknowledgements" in capfd.readouterr().err)
+        wait_until(lambda: log.has("devices get no acknowledgements"))
         wait_until(lambda: "Restore the link to the hub" in (edge.json("status")["log_full"] or ""))
         wait_until(lambda: "weft_edge_log_full 1.0" in edge.text("metrics"))
         wait_until(lambda: "Restore the link to the hub" in edge.text(""))
@@ -115,7 +115,7 @@ def test_a_full_log_says_so_and_devices_are_acknowledged_again_once_the_link_is_
     wait_until(lambda: edge.json("status")["log_full"] is None)
     assert "weft_edge_log_full 0.0" in edge.text("metrics")
     assert probe(edge, "readyz") == (200, "ready\n")
-    wait_until(lambda: "the log has room again" in capfd.readouterr().err)
+    wait_until(lambda: log.has("the log has room again"))
     end = edge.json("status")["streams"]["telemetry"]["durable_end"]
     wait_until(lambda: stored(hub) == end)
     assert edge.json("status")["disk"]["bytes"] <= 16 << 20

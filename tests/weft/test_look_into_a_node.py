@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import STOP_S_MAX, Start, publish, weft
+from tests.support.processes import STOP_S_MAX, Log, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
@@ -256,7 +256,7 @@ def test_status_of_a_node_that_runs_and_of_one_that_does_not(start: Start, edge_
 
 
 def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_looked_at(
-    start: Start, edge_yaml: Path, capfd: pytest.CaptureFixture[str]
+    start: Start, edge_yaml: Path, log: Log
 ) -> None:
     node = start("edge", edge_yaml)
     publish(node.mqtt_port, "plant/a/m1/telemetri", [f"{i}" for i in range(100)])
@@ -266,7 +266,7 @@ def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_lo
     assert "101 messages that no stream matches since the start: kept in the stream unrouted" in done.stdout
     assert "plant/a/m1/telemetri: 100" in done.stdout
     node.kill()
-    told = [line for line in capfd.readouterr().err.splitlines() if "no stream matches" in line]
+    told = [line for line in log.text.splitlines() if "no stream matches" in line]
     assert len(told) == 1, "the first of them gets a line in the node's log"
     assert "INFO" in told[0]
     for target in targets(edge_yaml):
@@ -281,7 +281,7 @@ def test_what_no_stream_matches_is_on_disk_when_it_is_acknowledged_and_can_be_lo
 
 @pytest.mark.parametrize(("policy", "words"), [("live", "sent to subscribers and not kept"), ("refuse", "refused")])
 def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
-    start: Start, edge_yaml: Path, policy: str, words: str, capfd: pytest.CaptureFixture[str]
+    start: Start, edge_yaml: Path, policy: str, words: str, log: Log
 ) -> None:
     edge_yaml.write_text(edge_yaml.read_text() + f"unrouted: {policy}\nauth: {{refused_publish: acknowledge}}\n")
     node = start("edge", edge_yaml)
@@ -290,7 +290,7 @@ def test_what_is_not_kept_by_choice_is_said_in_status_and_log(
     assert f"2 messages that no stream matches since the start: {words}" in weft("edge", "status", edge_yaml).stdout
     assert "unrouted" not in json.loads(weft("edge", "status", edge_yaml, "--json").stdout)["streams"]
     assert node.stop() == 0
-    told = [line for line in capfd.readouterr().err.splitlines() if f"(`unrouted: {policy}`)" in line]
+    told = [line for line in log.text.splitlines() if f"(`unrouted: {policy}`)" in line]
     assert len(told) == 1
     assert "'test'" in told[0]
 

@@ -52,9 +52,9 @@ def hang_up(process: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def starting(kind: str, config: Path) -> Iterator[subprocess.Popen[str]]:
+def starting(kind: str, config: Path, log: Log) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "weft", kind, "run", str(config)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log.file, text=True)
     try:
         yield process
     finally:
@@ -74,7 +74,7 @@ def handles(process: subprocess.Popen[str], number: signal.Signals) -> bool:
 def test_a_hang_up_while_a_node_starts_ends_nothing_and_is_not_forgotten(
     kind: str, configs: dict[str, Path], log: Log
 ) -> None:
-    with starting(kind, configs[kind]) as process:
+    with starting(kind, configs[kind], log) as process:
         wait_until(lambda: handles(process, signal.SIGHUP), READY_S_MAX)
         hang_up(process)
         assert process.stdout is not None
