@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,28 +14,25 @@ from urllib.parse import urlsplit
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from weft.storage.object_store.s3_end import wait_at_exit
 from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
 from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
+from weft.storage.object_store.s3_sentence import sentence
 
 try:
     from obstore import sign_async
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
     from obstore.store import S3Store as _Bucket
 except ImportError as missing:  # pragma: no cover
-    raise StoreUnfit('S3 needs obstore: in the repository, pip install ".[hub]" (docs/how-to/install.md)') from missing
+    raise StoreUnfit('S3 needs obstore, which is not installed: pip install "weft-fabric[hub]"') from missing
+
+wait_at_exit()
 
 CONNECT_SECONDS_MAX = 5
 REQUEST_SECONDS_MAX = 30
 READ_RETRIES_MAX = 5
 READ_RETRY_SECONDS_MAX = 30
 SIGNED_SECONDS = 300
-_TRIED = re.compile(r"Generic S3 error: Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
-MACHINE_ROLE_PATH = "/latest/api/token"
-"""Path at which obstore asks for the machine's role, once it has found no key."""
-NO_KEY = (
-    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
-    "and this machine has no role: give a key"
-)
 
 
 class S3Store:
@@ -188,7 +184,7 @@ def _open_bucket(bucket: str, prefix: str, options: dict[str, str], retries: int
     try:
         return _Bucket(bucket, prefix=prefix or None, config=config, client_options=client, retry_config=retry)
     except (BaseError, ValueError) as error:
-        raise StoreUnfit(f"s3://{bucket}: {_sentence(error)}") from error
+        raise StoreUnfit(f"s3://{bucket}: {sentence(error)}") from error
 
 
 def _etag(key: str, etag: str | None) -> str:
@@ -205,15 +201,4 @@ def _answers(key: str) -> Iterator[None]:
     except FileNotFoundError:
         raise NotFound(key) from None
     except (BaseError, OSError) as error:
-        # obstore appends pages of debugging to its sentence.
-        raise StoreError(f"{key}: {_sentence(error)}") from error
-
-
-def _sentence(error: BaseException) -> str:
-    """Return the first line, without the counts and times of the attempts that obstore puts between address and
-    cause."""
-    first = str(error).partition("\n")[0]
-    if MACHINE_ROLE_PATH in first:
-        return NO_KEY
-    tried = _TRIED.fullmatch(first)
-    return first if tried is None else f"{tried[1]} {tried[2]} failed: {tried[3]}"
+        raise StoreError(f"{key}: {sentence(error)}") from error

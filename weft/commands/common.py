@@ -182,13 +182,20 @@ def store_trouble(uri: str, error: Exception) -> str:
 
 
 def open_hub_store(uri: str) -> ObjectStore:
-    """Return the store at ``uri``. ``Refused`` when the URI names no store."""
+    """Return the store at ``uri``.
+
+    Raises:
+        Refused: the URI names no store.
+        Failed: this machine cannot open it, for want of a library or by what its environment says of S3.
+    """
     from weft.storage.object_store import StoreUnfit, open_store
 
     try:
         return open_store(uri)
-    except (ValueError, StoreUnfit) as error:
+    except ValueError as error:
         raise Refused(str(error)) from None
+    except StoreUnfit as error:
+        raise Failed(str(error)) from None
 
 
 def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
