@@ -16,6 +16,8 @@ from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.mistake import Mistake
 from tests.weft.mistakes.place import Place, Said, made
 from tests.weft.mistakes.table_access import ACCESS
+from tests.weft.mistakes.table_certificates import CERTIFICATES
+from tests.weft.mistakes.table_credentials import CREDENTIALS
 from tests.weft.mistakes.table_exposure import EXPOSURE
 from tests.weft.mistakes.table_machine import MACHINE
 from tests.weft.mistakes.table_pipelines import PIPELINES
@@ -27,7 +29,19 @@ from tests.weft.mistakes.table_yaml import YAML
 from weft.cli import main
 from weft.output import EXIT_CODES
 
-TABLE = [*YAML, *SETTINGS, *MACHINE, *EXPOSURE, *USAGE, *READING, *ACCESS, *PROGRAMS, *PIPELINES]
+TABLE = [
+    *YAML,
+    *SETTINGS,
+    *MACHINE,
+    *CREDENTIALS,
+    *CERTIFICATES,
+    *EXPOSURE,
+    *USAGE,
+    *READING,
+    *ACCESS,
+    *PROGRAMS,
+    *PIPELINES,
+]
 WORDS_MAX = 25
 _PLACE = re.compile(r"^(?:weft|warning|WARNING weft|Error): |\S+\.yaml(?::\d+)?: |^[a-z_.]+: ")
 _LIST = re.compile(r"\([^)]*,[^)]*\)")

@@ -1,0 +1,119 @@
+"""Mistakes in what an edge shows to clients of an encrypted listener: certificates, keys, authorities."""
+
+from __future__ import annotations
+
+from tests.weft.mistakes.mistake import NODE, Mistake, edge
+
+
+def tls(settings: str) -> str:
+    """An edge with an encrypted listener, whose ``tls`` stands in line 7."""
+    return NODE + (
+        "http: null\n"
+        "listeners:\n"
+        "  mqtts:\n"
+        "    bind: 127.0.0.1:0\n"
+        f"    tls: {settings}\n"
+        "streams: {telemetry: {from: x, retain: {time: 1d}}}\n"
+        "disk: {budget: 64MiB}\n"
+    )
+
+
+CERTIFICATES = [
+    Mistake(
+        "a certificate that is not there",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/no.crt: there is no such file",
+        files=edge(
+            tls("{certificate: no.crt, key: good.key}"),
+            **{"good.key": "<good.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a key that is not there, run",
+        "edge run edge.yaml --log-level error",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/no.key: there is no such file",
+        exit_status=1,
+        files=edge(
+            tls("{certificate: good.crt, key: no.key}"),
+            **{"good.crt": "<good.crt>"},
+        ),
+    ),
+    Mistake(
+        "the key of another certificate",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/other.key is not the key of <dir>/good.crt: they do not "
+        "belong together. Name a matching pair",
+        files=edge(
+            tls("{certificate: good.crt, key: other.key}"),
+            **{"good.crt": "<good.crt>", "other.key": "<other.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "certificate and key the wrong way round",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/good.key is no certificate in PEM, or <dir>/good.crt "
+        "no key. Name the certificate with its chain, and its key",
+        files=edge(
+            tls("{certificate: good.key, key: good.crt}"),
+            **{"good.crt": "<good.crt>", "good.key": "<good.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "an encrypted key",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/encrypted.key is encrypted, and the node cannot ask for "
+        "the password. Decrypt the key (`openssl pkey`)",
+        files=edge(
+            tls("{certificate: good.crt, key: encrypted.key}"),
+            **{"good.crt": "<good.crt>", "encrypted.key": "<encrypted.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a certificate that has expired",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls.certificate: clients refuse <dir>/expired.crt: certificate "
+        "has expired. Renew it",
+        files=edge(
+            tls("{certificate: expired.crt, key: expired.key}"),
+            **{"expired.crt": "<expired.crt>", "expired.key": "<expired.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a certificate that expires tomorrow",
+        "edge check edge.yaml",
+        "warning: edge.yaml:7: listeners.mqtts.tls.certificate: <dir>/good.crt expires on <soon>. Renew it before",
+        exit_status=0,
+        files=edge(
+            tls("{certificate: good.crt, key: good.key}"),
+            **{"good.crt": "<good.crt>", "good.key": "<good.key>"},
+        ),
+        in_process=True,
+    ),
+    Mistake(
+        "a key that everyone may read",
+        "edge check edge.yaml",
+        "warning: edge.yaml:7: listeners.mqtts.tls.key: every user of this machine may read <dir>/long.key "
+        "(mode 644). Run `chmod o-rwx <dir>/long.key`",
+        exit_status=0,
+        files=edge(
+            tls("{certificate: long.crt, key: long.key}"),
+            **{"long.crt": "<long.crt>", "long.key@0644": "<long.key>"},
+        ),
+    ),
+    Mistake(
+        "an authority that is no certificate",
+        "edge check edge.yaml",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/ca.pem holds no certificate in PEM. Name the "
+        "authorities' PEM file",
+        files=edge(
+            tls("{certificate: good.crt, key: good.key, client_ca: ca.pem}"),
+            **{"good.crt": "<good.crt>", "good.key": "<good.key>", "ca.pem": "none\n"},
+        ),
+        in_process=True,
+    ),
+]
