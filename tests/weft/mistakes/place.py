@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -133,3 +135,14 @@ def made() -> Iterator[Place]:
                 for name in names:  # rows about rights have closed some even to their owner
                     os.chmod(os.path.join(folder, name), 0o700)
             shutil.rmtree(root)
+            end_server()
+
+
+def end_server() -> None:
+    """End the server that processes are forked from, and remove the folder of its socket.
+
+    Python would do so when the tests' own process exits, after the check that they have left nothing behind. Its own
+    tests end the server in this way too.
+    """
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]
