@@ -15,6 +15,8 @@ from tests.support.processes import weft
 from weft.demo.fabric import Service, free_port
 from weft.output import Failed
 
+PATIENCE_S = 60.0
+"""Time for an answer: the machine may be busy with other things as well."""
 USERS = ("alice", "mallory", "device")
 RULES = """\
 user device
@@ -71,13 +73,13 @@ class GuardedEdge(Service):
 
     def metrics(self) -> str:
         """Return the node's metrics, as Prometheus reads them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=PATIENCE_S) as answer:
             text: str = answer.read().decode()
             return text
 
     def function_figures(self) -> dict[str, dict[str, Any]]:
         """Return the status of the derived streams, by name."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/status", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/status", timeout=PATIENCE_S) as answer:
             found: dict[str, dict[str, Any]] = json.load(answer)["functions"]
             return found
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
-from tests.hostile.waits import Waits, summary
+from tests.hostile.edge import GuardedEdge
+from tests.hostile.waits import Stopwatch, Waits, summary
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish
 
@@ -18,9 +18,10 @@ PATIENCE_S = 60.0
 class GoodClient(threading.Thread):
     """Publishes at QoS 1, one message after the other; never gives up. A context."""
 
-    def __init__(self, port: int, user: str | None = None, client_id: str = "well-behaved") -> None:
+    def __init__(self, edge: GuardedEdge, user: str | None = None, client_id: str = "well-behaved") -> None:
         super().__init__(daemon=True)
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._node = edge.pid
+        self._socket = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S)
         self._send(Connect(client_id, username=user, password=None if user is None else user.encode()))
         assert self._read(4)[3] == 0, "the well-behaved client is let in"
         self._stopping = threading.Event()
@@ -40,13 +41,14 @@ class GoodClient(threading.Thread):
 
     def run(self) -> None:
         number = 0
+        stopwatch = Stopwatch(self._node)
         try:
             while not self._stopping.wait(INTERVAL_S):
                 number = number % 65_535 + 1
-                sent = time.perf_counter()
+                stopwatch.start()
                 self._send(Publish(TOPIC, b'{"value": 21.5}', 1, packet_id=number))
                 assert self._read(4) == b"\x40\x02" + number.to_bytes(2, "big")
-                self._waits.append(time.perf_counter() - sent)
+                self._waits.append(stopwatch.seconds())
         except BaseException as failure:
             self._failure = failure
 

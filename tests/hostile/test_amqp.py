@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.edge import GuardedEdge
+from tests.hostile.edge import PATIENCE_S, GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
@@ -140,7 +140,7 @@ def test_others_are_served_between_the_turns_of_one_user(
     edge = flooded
     once, again = made()
     (tmp_path / "frames").write_bytes(once + again)
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed, before = good.take(), edge.memory_bytes()
         flood(edge.amqp_port, tmp_path / "frames", ATTACK_S, 8, len(once))
@@ -155,7 +155,7 @@ def test_others_are_served_between_the_turns_of_one_user(
 def connected(edge: GuardedEdge, count: int, data: bytes) -> list[socket.socket]:
     found = []
     for _ in range(count):
-        each = socket.create_connection(("127.0.0.1", edge.amqp_port), timeout=10)
+        each = socket.create_connection(("127.0.0.1", edge.amqp_port), timeout=PATIENCE_S)
         found.append(each)
         with contextlib.suppress(OSError):  # the node has closed it
             each.sendall(data)
@@ -176,7 +176,7 @@ def is_open(each: socket.socket) -> bool:
 
 def test_a_user_has_a_share_of_the_memory_for_begun_messages(flooded: GuardedEdge) -> None:
     edge = flooded
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         before = edge.memory_bytes()
         begun = ON_CHANNEL + PUBLISH + header(1, 1_000_000) + frame(BODY, 1, bytes(120_000)) * 7
         held = connected(edge, 150, begun)
@@ -207,7 +207,7 @@ def test_who_stops_at_a_step_of_the_handshake_keeps_no_one_out(tmp_path: Path) -
     try:
         # A node that has not come to all of them yet may take who connects meanwhile for the oldest.
         wait_until(lambda: f"weft_edge_connections_accepted_total {len(held)}.0" in edge.metrics(), 20, "all of them")
-        with GoodClient(edge.mqtt_port, "device") as good:
+        with GoodClient(edge, "device") as good:
             wait_until(lambda: not any(map(is_open, held)), 40, "the end of all that stopped")
             good.take()
     finally:

@@ -70,7 +70,7 @@ def test_receivers_that_never_read_hold_little(edge: GuardedEdge) -> None:
         each.sendall(wants)
         deaf.append(each)
     publisher = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=60)
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         publisher.sendall(encode_mqtt(Connect("publisher", username="mallory", password=b"mallory"), 4))
         assert publisher.recv(4)[3] == 0
         most = 0
@@ -95,7 +95,7 @@ def test_who_keeps_to_no_credit_is_closed_and_keeps_no_one_waiting(edge: Guarded
     message = described(0x75, encode(b"x"))
     heads = ([uint(0), uint(number), encode(b"%d" % number), uint(0), encode(False)] for number in range(20_000))
     transfers = b"".join(frame(described(0x14, fields(head)) + message) for head in heads)
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         before = edge.memory_bytes()
         held = connected(edge, 30, OPENED + frame(BEGIN) + attach("sends", receives=False) + transfers)
         wait_until(lambda: not any(map(is_open, held)), 60, "the end of those beyond their window")
@@ -108,7 +108,7 @@ def test_who_keeps_to_no_credit_is_closed_and_keeps_no_one_waiting(edge: Guarded
 @MEASURED_AGAIN
 def test_sessions_that_are_held_open_take_little_and_a_share(edge: GuardedEdge) -> None:
     begun = OPENED + b"".join(frame(BEGIN, channel) for channel in range(SESSIONS))
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         before = edge.memory_bytes()
         held = connected(edge, SHARE + 20, begun)
         try:

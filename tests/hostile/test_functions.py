@@ -58,7 +58,7 @@ def node(tmp_path: Path) -> Iterator[Fixture]:
 
 @pytest.mark.slow
 def test_functions_without_bounds_harm_their_own_streams_only(node: Fixture) -> None:
-    with GoodClient(node.edge.mqtt_port, "device") as good:
+    with GoodClient(node.edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         good.take()
         node.wait(lambda figures: figures["owned"]["rows_out"] > 0)

@@ -89,7 +89,7 @@ def test_others_are_served_between_the_turns_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes], connections: int
 ) -> None:
     (tmp_path / "requests").write_bytes(made())
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed = good.take()
         flood(edge.posts_port, tmp_path / "requests", ATTACK_S, connections)

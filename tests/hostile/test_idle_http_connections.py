@@ -34,12 +34,12 @@ def test_a_node_serves_devices_while_its_status_page_is_flooded(tmp_path: Path) 
     edge.start()
     process = psutil.Process(edge.pid)
     try:
-        with GoodClient(edge.mqtt_port, "device") as good:
+        with GoodClient(edge, "device") as good:
             before = process.num_fds()
             flood = [socket.create_connection(("127.0.0.1", edge.http_port), timeout=5) for _ in range(CONNECTIONS)]
             wait_until(lambda: process.num_fds() <= before + 20, what="closing the idle connections")
             assert closed(edge) >= CONNECTIONS - 20
-            with GoodClient(edge.mqtt_port, "alice", "newcomer"):
+            with GoodClient(edge, "alice", "newcomer"):
                 assert edge.status()["mqtt"]["connections"] == 2
             for each in flood:
                 each.close()

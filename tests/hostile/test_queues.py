@@ -54,7 +54,7 @@ def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_others_do_not_wait_for_what_one_client_has_queues_do(edge: GuardedEdge, name: str) -> None:
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed = good.take()
         assert attacked(edge, good, name).p99 <= max(FACTOR * undisturbed.p99, LONGEST_S)

@@ -112,7 +112,7 @@ async def test_churn_of_one_user_neither_stops_others_nor_fills_the_disk(
     edge: GuardedEdge, attack: Attack, seconds: float
 ) -> None:
     before = bytes_of(edge.folder / "data")
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         async with attacked(edge, attack):
             outcomes, longest = await come_and_go(edge, seconds)
         waits = good.take()

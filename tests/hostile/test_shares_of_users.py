@@ -94,7 +94,7 @@ async def test_one_user_takes_its_share_and_no_more(edge: GuardedEdge) -> None:
     await leave(alice)
     device, _ = await connect(edge, "device", "bell")
     assert await publish(device, "secret/door", payload=b"ring") == 0
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         await take_all(edge)
         at_most(1, good.take().p99)
         await check_others(edge, "during")

@@ -78,7 +78,7 @@ def measured(
 def test_others_are_served_between_the_turns_of_one_client(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         undisturbed, attacked = measured(edge, good, tmp_path, made())
         at_most(FACTOR * max(undisturbed.p99, LEAST_S), attacked.p99, undisturbed, attacked)
         time.sleep(UNDISTURBED_S)  # what is measured
@@ -93,7 +93,7 @@ def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:
     """None of them sends more than a turn's work; together they send seconds of it."""
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         undisturbed, attacked = measured(edge, good, tmp_path, made(), CONNECTIONS)
         at_most(FACTOR * max(undisturbed.p99, LEAST_S), attacked.longest, undisturbed, attacked)
 

@@ -47,7 +47,7 @@ def is_open(each: socket.socket) -> bool:
 
 
 def is_served(edge: GuardedEdge) -> None:
-    with GoodClient(edge.mqtt_port, "device", "another") as good:
+    with GoodClient(edge, "device", "another") as good:
         time.sleep(0.2)  # some messages
         assert good.take().acknowledged > 0
 
@@ -63,7 +63,7 @@ def test_a_connect_is_small(edge: GuardedEdge) -> None:
 
 
 def test_begun_connects_have_a_share_of_the_memory(edge: GuardedEdge) -> None:
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         before = edge.memory_bytes()
         with connections(edge.mqtt_port, 900) as held:
             for each in held:
@@ -77,7 +77,7 @@ def test_begun_connects_have_a_share_of_the_memory(edge: GuardedEdge) -> None:
 
 
 def test_a_user_has_a_share_of_the_memory_for_begun_packets(edge: GuardedEdge) -> None:
-    with GoodClient(edge.mqtt_port, "device") as good:
+    with GoodClient(edge, "device") as good:
         with connections(edge.mqtt_port, 150) as held:
             for number, each in enumerate(held):
                 each.sendall(encode(Connect(f"m-{number}", username="mallory", password=b"mallory"), 4))

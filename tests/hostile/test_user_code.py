@@ -97,7 +97,7 @@ def node(tmp_path: Path) -> Iterator[Fixture]:
 )
 def test_bad_code_harms_its_own_records_only(node: Fixture, how: str) -> None:
     sent = 0
-    with GoodClient(node.edge.mqtt_port, "device") as good:
+    with GoodClient(node.edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed = good.take()
         node.bad.write_text(how)

@@ -114,7 +114,7 @@ async def flood(edge: GuardedEdge, attempt: Attempt) -> AsyncIterator[list[bytes
 
 @pytest.mark.parametrize("attempt", [amqp, amqp1, http], ids=lambda each: each.__name__)
 async def test_a_flood_of_wrong_passwords_locks_no_device_out(edge: GuardedEdge, attempt: Attempt) -> None:
-    with GoodClient(edge.mqtt_port, "alice") as good:
+    with GoodClient(edge, "alice") as good:
         async with flood(edge, attempt) as answers:
             at_most(8, await seconds_to_connect(edge, "device"), "never seen before, and from the same address")
             at_most(3, await seconds_to_connect(edge, "device"), "remembered")
