@@ -43,6 +43,17 @@ def check_checkpoint(
         _check_positions(folder, log, report)
 
 
+def has_written(pipeline: Pipeline) -> bool:
+    """Return whether the checkpoint, in a folder of this machine, has micro-batches that the sink has taken."""
+    folder = pipeline.checkpoint
+    if folder is None or "://" in folder or pipeline.window_step is not None:
+        return False
+    try:
+        return any(name.isdecimal() for name in os.listdir(os.path.join(folder, "commits")))
+    except OSError:
+        return False
+
+
 def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report, if_changed: IfChanged) -> None:
     """Add what a query of windows would have against the state that it finds."""
     every_us = window_frame(pipeline).every_us

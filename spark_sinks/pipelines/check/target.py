@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType
 
+from spark_sinks.pipelines.check.checkpoint import has_written
 from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.place import place_of
@@ -38,7 +39,7 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
         if _is_by_position(pipeline):
             _need(path, frame.columns, POSITION, "writing each row once", report)
     if kind == "delta":
-        _check_table(settings, frame, report)
+        _check_table(pipeline, settings, frame, report)
 
 
 def _is_by_position(pipeline: Pipeline) -> bool:
@@ -69,7 +70,7 @@ def _need(path: KeyPath, columns: Sequence[str], wanted: Iterable[str], purpose:
         )
 
 
-def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report) -> None:
+def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, report: Report) -> None:
     path = ("sink", "delta", "path")
     try:
         # As the sink opens it, which knows what an endpoint without TLS needs.
@@ -77,6 +78,8 @@ def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report) -> N
         uri, options = place_of(settings.path, {}).location() if remote else (settings.path, None)
         if not DeltaTable.is_deltatable(uri, options):
             _check_folder(settings.path, report)
+            if has_written(pipeline):
+                report.refuse(path, _gone(settings.path, pipeline.checkpoint))
             return
         schema = from_arrow_schema(_arrow_schema(DeltaTable(uri, storage_options=options)))
     except (DeltaError, OSError, ValueError) as error:
@@ -91,6 +94,13 @@ def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report) -> N
                 f"column {field.name} of the table has the type {there.dataType.simpleString()}, and the last step "
                 f"makes {field.dataType.simpleString()}. Cast it, or name another table",
             )
+
+
+def _gone(table: str, checkpoint: str | None) -> str:
+    return (
+        f"there is no table {table}, and checkpoint {checkpoint} is of a pipeline that has written rows. A new table "
+        "would lack them. Put the table back; or move the checkpoint away, too, and the pipeline makes the table again"
+    )
 
 
 def _arrow_schema(table: DeltaTable) -> object:

@@ -151,10 +151,12 @@ class DeltaSink:
         """Write a batch.
 
         ``batch_id`` says nothing about what the table has: a new checkpoint counts from 0 again. A higher one than that
-        of the call before means that the query goes on, so that no row may come from behind.
+        of the call before means that the query goes on, so that no row may come from behind. Only batch 0 makes a
+        table where there is none: without the batches before, it would have a hole.
 
         Raises:
-            SinkError: the rows do not fit the table, or the table does not fit the log; nothing was written.
+            SinkError: the rows do not fit the table, the table does not fit the log, or it is gone; nothing was
+                written.
             StoreError: the table's store did not answer.
         """
         self._upsert_or_append(frame, batch_id, None)
@@ -178,7 +180,7 @@ class DeltaSink:
         latest: Conflict | None = None
         for _ in range(ATTEMPTS_MAX):
             try:
-                reading = self._reading(rows)
+                reading = self._reading(rows, may_create=batch_id == 0 or replaced is not None)
                 positions = self._positions(reading)
                 if written is None or (written.positions, written.layout) != (positions, reading.layout):
                     written = self._write(frame, reading.layout, positions)
@@ -219,12 +221,18 @@ class DeltaSink:
         if self._source:
             check_positions(rows, self._source[1])
 
-    def _reading(self, rows: pa.Schema) -> Reading:
+    def _reading(self, rows: pa.Schema, *, may_create: bool) -> Reading:
         """Return the table, made or widened where it does not have all columns."""
         if self._table is None:
             self._table = DurableTable(self.place)
         reading = self._table.open()
         if reading is None:
+            if not may_create:
+                # A new table would lack the rows of the batches before: their checkpoint never brings them again.
+                raise SinkError(
+                    f"table {self.place.uri} is gone, or was never there, and this query has written earlier batches. "
+                    "Put the table back; or move the query's checkpoint away, too, and the query makes the table again"
+                )
             Reading.create(self.place, new_layout(rows, self.partition_by))
             reading = self._table.open()
             if reading is None:

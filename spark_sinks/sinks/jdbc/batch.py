@@ -91,6 +91,8 @@ class Batch:
     rows: pa.Table
     log: FollowedLog | None = None
     """Log that the positions are compared with."""
+    is_first: bool = True
+    """True for the first batch of a checkpoint."""
 
     def write(self, connection: Connection) -> int:
         """Write the rows within the connection's transaction, which the caller commits.
@@ -99,7 +101,8 @@ class Batch:
             The number of rows that the table took.
 
         Raises:
-            SinkError: rows share their keys, and nothing says which is the newest.
+            SinkError: rows share their keys, and nothing says which is the newest; or the table of earlier batches is
+                gone.
             psycopg.Error: PostgreSQL refuses a statement.
         """
         self._lock(connection, f"weft {'.'.join(self.target.table)} {self.target.query or ''}")
@@ -125,7 +128,17 @@ class Batch:
             self._make(connection, self.target.positions, columns + "PRIMARY KEY (query, target, shard)", [])
             if is_new:
                 # The positions of a table that was dropped: this one has none of its rows.
+                self._check_first(connection)
                 connection.execute(self._statement(FORGET))
+
+    def _check_first(self, connection: Connection) -> None:
+        """Refuse to go on in a new table where an older one had rows: the checkpoint never brings them again."""
+        if not self.is_first and connection.execute(self._statement(KEPT)).fetchone() is not None:
+            raise SinkError(
+                f"table {'.'.join(self.target.table)} is gone, and query {self.target.query} has written earlier "
+                "batches into it. Put the table back; or move the query's checkpoint away, too, and the query makes "
+                "the table again"
+            )
 
     def _make(self, connection: Connection, table: tuple[str, ...], columns: str, names: Sequence[str]) -> bool:
         """Make a table unless it exists. Return whether it was made."""

@@ -119,7 +119,8 @@ class JdbcSink:
         """Write one micro-batch. When this returns, PostgreSQL has committed it.
 
         Raises:
-            SinkError: the rows do not suit the table, or PostgreSQL refused; nothing of the batch is written.
+            SinkError: the rows do not suit the table, the table of earlier batches is gone, or PostgreSQL refused;
+                nothing of the batch is written.
         """
         self._write_batch(frame, batch_id, None)
 
@@ -149,7 +150,7 @@ class JdbcSink:
             self._floors.check(batch_id, shard_starts(rows))
         table, keys = tuple(self.table.split(".")), tuple(self.keys)
         target = Target(table, keys, self.newest_by, self.query, self.positions_table, replaced)
-        written = self._write(Batch(target, columns, rows, self._log()))
+        written = self._write(Batch(target, columns, rows, self._log(), is_first=batch_id == 0))
         self._floors.take(batch_id, ends)
         if written < rows.num_rows and not self.keys:
             _log.warning("batch %d: left out %d rows that %s has", batch_id, rows.num_rows - written, self.table)

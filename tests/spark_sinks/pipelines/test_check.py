@@ -203,6 +203,18 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
 
 
+def test_a_checkpoint_whose_table_is_gone_is_refused(
+    place: dict[str, str], spark: SparkSession, tmp_path: Path
+) -> None:
+    text = SOURCE + f"sink: {{delta: {tmp_path}/t}}\ncheckpoint: {tmp_path}/c\n"
+    start(loaded(text, place).config, spark, once=True).awaitTermination()
+    assert not checked(text, place, spark).errors
+    (tmp_path / "t").rename(tmp_path / "away")
+    (finding,) = checked(text, place, spark).errors
+    assert finding.path == ("sink", "delta", "path")
+    assert finding.message.startswith(f"there is no table {tmp_path}/t, and checkpoint {tmp_path}/c is of a pipeline")
+
+
 def test_windows_of_another_length_or_definition_in_the_checkpoint_are_refused(
     place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -83,6 +83,19 @@ def test_another_table_and_one_that_was_dropped_get_all_rows(spark: SparkSession
     assert database.run("SELECT count(*) FROM $readings") == [(2,)]
 
 
+def test_a_table_that_was_dropped_beside_the_checkpoint_is_not_made_with_a_hole(
+    spark: SparkSession, database: Database
+) -> None:
+    sink = database.sink(query="copy")
+    sink(rows(spark, (0, 0), (0, 1)), 0)
+    database.run("DROP TABLE $readings")
+    with pytest.raises(SinkError, match=r"readings is gone, and query copy has written earlier batches .* checkpoint"):
+        sink(rows(spark, (0, 2)), 1)
+    assert database.run("SELECT to_regclass('$readings')") == [(None,)]
+    sink(rows(spark, (0, 0), (0, 1), (0, 2)), 0)
+    assert database.run("SELECT count(*) FROM $readings") == [(3,)]
+
+
 def test_a_batch_that_fails_leaves_nothing(spark: SparkSession, database: Database) -> None:
     sink = database.sink(query="copy")
     sink(rows(spark, (0, 0)), 0)

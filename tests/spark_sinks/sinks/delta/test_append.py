@@ -12,7 +12,7 @@ import duckdb
 import polars
 import pytest
 from deltalake import DeltaTable
-from pyspark.errors import PythonException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -84,6 +84,24 @@ def test_a_repeated_batch_and_a_lost_checkpoint_change_nothing(job: Job) -> None
     job.drain()
     assert job.rows() == job.hub.expected()
     assert DeltaTable(str(job.table)).version() > version
+
+
+@pytest.mark.parametrize("is_put_back", [True, False])
+def test_a_table_that_is_gone_beside_the_checkpoint_is_not_made_with_a_hole(job: Job, is_put_back: bool) -> None:
+    """Deleted by a person, or on a disk that is not mounted."""
+    job.hub.write(1)
+    job.drain()
+    away = job.table.rename(job.table.with_name("away"))
+    job.hub.write(1)
+    with pytest.raises(StreamingQueryException, match=r"is gone, or was never there, .* checkpoint away, too"):
+        job.drain()
+    assert not job.table.exists()
+    if is_put_back:
+        away.rename(job.table)
+    else:
+        job.lose_checkpoint()
+    job.drain()
+    assert job.rows() == job.hub.expected()
 
 
 def test_two_streams_and_their_filters_in_one_table(job: Job) -> None:
