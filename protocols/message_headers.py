@@ -1,6 +1,6 @@
 """Names of the headers in which records keep what a protocol says of a message, the same for every protocol.
 
-docs/reference/message-headers.md has the table: what each of them is in MQTT, AMQP and HTTP. Two of them are set by
+docs/reference/message-headers.md has the table: what each of them is in MQTT, AMQP and HTTP. Three of them are set by
 queries in Spark only. What only one protocol has
 begins with that protocol's name and stands with its code (``mqtt.payload-format``).
 """
@@ -35,6 +35,8 @@ LINEAGE: Final = "weft.lineage"
 """Text: the records that went into a row of a pipeline, JSON as Spark writes the column ``_from``."""
 POSITION: Final = "weft.position"
 """Text, ``shard:offset:ordinal``: the source record that caused the row of a query, and the row's place behind it."""
+POSITION_CHUNK: Final = "weft.position-chunk"
+"""Text, ``number:crc``: the chunk of the source's log that holds the source record; on the last record of a batch."""
 USER_ID: Final = "weft.user-id"
 """Text: user name of the publisher, as authenticated or checked against it."""
 

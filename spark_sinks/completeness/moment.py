@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -170,7 +171,7 @@ def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], 
     return counted, [each for each in expected if rule.is_heard(each, heard) or not rule.is_heard(each, left)]
 
 
-def parse_at(at: Mapping[int, int] | Mapping[str, int] | str) -> dict[int, int]:
+def parse_at(at: Mapping[int, int] | Mapping[str, Any] | str) -> dict[int, int]:
     """Return offsets by shard from a mapping or its JSON text.
 
     Raises:
@@ -178,7 +179,7 @@ def parse_at(at: Mapping[int, int] | Mapping[str, int] | str) -> dict[int, int]:
     """
     if isinstance(at, str):
         try:
-            return checked_offsets(msgspec.json.decode(at, type=dict[str, int]))
+            return checked_offsets(msgspec.json.decode(at, type=dict[str, Any]))
         except msgspec.MsgspecError:
             raise ReadError(f'at: expected offsets by shard such as {{"0": 1200, "1": 0}}; got {at!r}') from None
     return checked_offsets(at)

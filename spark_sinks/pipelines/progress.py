@@ -48,7 +48,8 @@ def _offsets(value: Any) -> dict[str, int] | None:
             value = json.loads(value)
         except ValueError:
             return None
-    return value if isinstance(value, dict) else None
+    # Beside the shards, offsets name chunks of the log.
+    return {shard: at for shard, at in value.items() if isinstance(at, int)} if isinstance(value, dict) else None
 
 
 class WindowProgress(NamedTuple):

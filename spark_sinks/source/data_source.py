@@ -23,10 +23,11 @@ from pyspark.sql.types import StructType
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.payloads.decoder import typed_fields
+from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
-from spark_sinks.source.positions import Offsets, from_json, limited, of_checkpoint, to_json
+from spark_sinks.source.positions import Offsets, limited, of_checkpoint, to_json
 from spark_sinks.source.stream_log import Missing, StreamLog, subset
 from spark_sinks.source.typed import commented
 from weft.protocols.payloads import PayloadKind
@@ -119,7 +120,8 @@ class WeftReader(DataSourceReader):
 
 
 class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Its offsets are the log's, ``{"0": 1200, "1": 0}`` by shard, which never change.
+    """A streaming read. Its offsets are the log's by shard, which never change, and the chunks that they lie in:
+    ``spark_sinks.source.checkpoints``.
 
     The options are checked at the first use: Spark hides what a constructor raises behind an error of its own.
     """
@@ -145,25 +147,33 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _schema(self) -> pa.Schema:
         return _checked(self._wanted, self._options)
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which a new query starts."""
         log = self._opened()
-        return to_json(run(resolve("starting", self._options.starting, log, log.table())))
+        start = run(resolve("starting", self._options.starting, log, log.table()))
+        return encode(run(self._bookmarks.moved(start, {})))
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the offsets at which the next micro-batch ends: at most ``limit`` records on, and not past the target
-        of availableNow."""
+        of availableNow.
+
+        Raises:
+            ReadError: the checkpoint belongs to another store, or to this one before it was restored.
+        """
         log = self._opened()
         run(log.extend())
         self._tell_of_new_columns(log)
-        first = of_checkpoint(from_json(start), log.heads)
+        before = run(self._bookmarks.compared(start))
+        return encode(run(self._bookmarks.moved(self._end(log, offsets_of(before), limit), before)))
+
+    def _end(self, log: StreamLog, first: Offsets, limit: ReadLimit) -> Offsets:
         end = log.heads if self._target is None else of_checkpoint(self._target, log.heads)
         end = {shard: max(first[shard], offset) for shard, offset in end.items()}
         if not isinstance(limit, ReadMaxRows):
-            return to_json(end)
+            return end
         # Shards without a selected edge node cost nothing and take no part of the limit from the others.
         shards = log.shards_of(self._options.edges)
-        return to_json(end | limited({shard: first[shard] for shard in sorted(shards)}, end, limit.max_rows))
+        return end | limited({shard: first[shard] for shard in sorted(shards)}, end, limit.max_rows)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of ``max_records_per_trigger``."""
@@ -180,7 +190,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         run(log.extend())
         self._target = log.heads
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of one micro-batch. The same offsets give the same rows, whether or not they were tiered in
         between.
 
@@ -189,13 +199,15 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ReadError: the checkpoint belongs to another store, or records are neither in the log nor in the table.
         """
-        return run(_planned(lambda: self._plan(from_json(start), from_json(end))))
-
-    async def _plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         log = self._opened()
-        if any(offset > log.heads.get(shard, 0) for shard, offset in end.items()):
+        return run(_planned(lambda: self._plan(log, start, end)))
+
+    async def _plan(self, log: StreamLog, given_start: Any, given_end: Any) -> list[InputPartition]:
+        if any(kept.end > log.heads.get(shard, 0) for shard, kept in decode(given_end).items()):
             await log.extend()
-        start, end = (of_checkpoint(offsets, log.heads) for offsets in (start, end))
+        # A batch that a crash cut short comes here first: its end may be of records that the log has no more.
+        start = offsets_of(await self._bookmarks.compared(given_start))
+        end = offsets_of(await self._bookmarks.compared(given_end))
         recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
         return await plan(log, None if recent else log.table(), start, end, _START_AGAIN)
 
@@ -209,6 +221,10 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._levels = frozenset(self._log.fields)
         return self._log
 
+    @cached_property
+    def _bookmarks(self) -> Bookmarks:
+        return Bookmarks(self._opened())
+
     def _tell_of_new_columns(self, log: StreamLog) -> None:
         """Warn once of topic levels that edges named since the query started: its columns are fixed."""
         new = [name for name in log.fields if name not in self._levels]
@@ -221,7 +237,9 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for executors, without the driver's view of the log."""
-        return {**self.__dict__, "_log": None}
+        state = {**self.__dict__, "_log": None}
+        state.pop("_bookmarks", None)
+        return state
 
 
 async def _planned(plan: Callable[[], Coroutine[Any, Any, list[InputPartition]]]) -> list[InputPartition]:

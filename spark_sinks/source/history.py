@@ -1,6 +1,6 @@
-"""The history of a hub's log, with which a sink compares the positions that its target keeps.
+"""The history of a hub's log, with which positions are compared that a checkpoint or a sink's target keeps.
 
-A store that was restored to an earlier state gives offsets out again, to other records. A sink that goes by offsets
+A store that was restored to an earlier state gives offsets out again, to other records. A query that goes by offsets
 alone would take those for records that it has, and leave them out. So a position keeps the chunk with the last record
 below it: the checksum of a chunk's footer covers the footers before it, and stands for the whole history.
 """
@@ -8,14 +8,14 @@ below it: the checksum of a chunk's footer covers the footers before it, and sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from spark_sinks.errors import ReadError
-from weft.protocols.chunk import Chunk
+from spark_sinks.source.chunk_search import StreamChunk, find_chunk, stream_chunk
 from weft.protocols.errors import CodecError
-from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore, StoreError
 
@@ -30,7 +30,7 @@ class Witness(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A position as a sink's target keeps it."""
+    """A position as a checkpoint or a sink's target keeps it."""
 
     end: int
     """Offset after the last record that was taken."""
@@ -48,20 +48,30 @@ class History:
     Methods raise ``ReadError`` when the store does not answer or a chunk is damaged.
     """
 
-    def __init__(self, store: ObjectStore, cluster: Cluster, tenant: str) -> None:
+    def __init__(self, logs: Sequence[ShardLog], tenant: str) -> None:
         self._tenant = tenant
-        self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
-        self._found: dict[StreamShard, Witness] = {}
+        self._logs = logs
+        self._found: dict[StreamShard, StreamChunk] = {}
         """The last chunk that was looked up."""
 
+    @classmethod
+    def of(cls, store: ObjectStore, cluster: Cluster, tenant: str) -> History:
+        """Return the history of a store. Nothing is asked for yet."""
+        return cls([ShardLog(store, cluster, shard) for shard in range(cluster.shards)], tenant)
+
     async def witnesses(self, ends: Mapping[StreamShard, int]) -> dict[StreamShard, Witness]:
-        """Return the chunk with the record before each offset; none for chunks that the hub has deleted."""
+        """Return the chunk with the record before each offset.
+
+        There is none for chunks that the hub has deleted, and where an index on the way is damaged: no query stops for
+        a chunk that it does not read.
+        """
         try:
             found = await asyncio.gather(*(self._chunk_with(place, end - 1) for place, end in ends.items()))
-        except (StoreError, CodecError) as error:
+        except StoreError as error:
             raise _unreadable(error) from error
-        self._found |= (known := {place: each for place, each in zip(ends, found, strict=True) if each is not None})
-        return known
+        known = {place: each for place, each in zip(ends, found, strict=True) if each is not None}
+        self._found |= known
+        return {place: Witness(each.n, each.footer_crc) for place, each in known.items()}
 
     async def check(self, positions: Mapping[StreamShard, Kept]) -> None:
         """Check that the log still is the one that positions were taken from.
@@ -82,8 +92,9 @@ class History:
         if witness is not None:
             chunk = await log.index(witness.n)
             is_same = chunk is not None and chunk.footer_crc == witness.footer_crc
-            if chunk is not None and is_same and self._range(stream, chunk)[1] >= end:
-                self._found.setdefault(place, witness)
+            held = stream_chunk(chunk, (self._tenant, stream)) if chunk is not None and is_same else None
+            if held is not None and held.end >= end:
+                self._found.setdefault(place, held)
                 return
             # Below the watermark there is nothing, or what a paused writer made again.
             if not is_same and witness.n >= (await log.manifest())[0].watermark:
@@ -93,23 +104,15 @@ class History:
         if head < end:
             raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log ends at {head}")
 
-    async def _chunk_with(self, place: StreamShard, offset: int) -> Witness | None:
+    async def _chunk_with(self, place: StreamShard, offset: int) -> StreamChunk | None:
         stream, shard = place
-        log, last = self._logs[shard], self._found.get(place)
-        first = last.n if last is not None else await log.locate(self._tenant, stream, offset)
-        with suppress(CollectedPast):
-            async for chunk in log.indexes(max(first, log.watermark)):
-                begin, end = self._range(stream, chunk)
-                if end > offset:
-                    return Witness(chunk.header.n, chunk.footer_crc) if begin <= offset else None
+        log, last, key = self._logs[shard], self._found.get(place), (self._tenant, stream)
+        with suppress(CodecError):
+            # From the last chunk on, which is read again: the store may have been restored meanwhile.
+            if last is not None and last.first <= offset and (found := await find_chunk(log, key, offset, last.n)):
+                return found
+            return await find_chunk(log, key, offset, await log.locate(*key, offset))
         return None
-
-    def _range(self, stream: str, chunk: Chunk) -> tuple[int, int]:
-        """Return the stream's offsets in a chunk, (0, 0) for none."""
-        for section in chunk.footer.streams:
-            if (section.tenant, section.stream) == (self._tenant, stream):
-                return section.base_offset, section.base_offset + section.count
-        return 0, 0
 
 
 def _unreadable(error: Exception) -> ReadError:

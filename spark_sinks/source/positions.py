@@ -16,6 +16,8 @@ from spark_sinks.errors import ReadError
 Offsets = dict[int, int]
 """Shard -> offset of the next record to read."""
 Position = Literal["earliest", "latest"] | Offsets | datetime
+CHUNKS = "chunks"
+"""Key beside the shards of a checkpoint's offsets, under which it says which chunks of the log they were taken from."""
 EXPECTED_TIME = "a time such as 2024-05-01T06:00:00Z"
 EXPECTED = f'earliest, latest, {EXPECTED_TIME}, or offsets by shard such as {{"0": 1200, "1": 0}}'
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,18 +61,20 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def from_json(value: Any) -> Offsets:
-    """Return offsets from their JSON form, which is also the form in a checkpoint: ``{"0": 1200, "1": 0}``.
+    """Return offsets from their JSON form: ``{"0": 1200, "1": 0}``. What a checkpoint says of chunks is left out.
 
     Raises:
         ValueError: it is something else.
     """
+    if isinstance(value, dict):
+        value = {shard: offset for shard, offset in value.items() if shard != CHUNKS}
     if not isinstance(value, dict) or not all(type(offset) is int and offset >= 0 for offset in value.values()):
         raise ValueError(f"expected offsets by shard, got {value!r}")
     return {int(shard): offset for shard, offset in value.items()}
 
 
 def to_json(offsets: Offsets) -> dict[str, int]:
-    """Return the form for checkpoints."""
+    """Return offsets by shard as JSON has them."""
     return {str(shard): offset for shard, offset in sorted(offsets.items())}
 
 
@@ -96,7 +100,8 @@ def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
         if offset > heads[shard]:
             raise ReadError(
                 f"{option}: offset {offset} of shard {shard} is past the end of the log, {heads[shard]}. "
-                "If these offsets come from a checkpoint, it belongs to another store"
+                "If these offsets come from a checkpoint, it belongs to another store, or the store was restored to an "
+                "earlier state"
             )
 
 

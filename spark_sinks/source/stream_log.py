@@ -13,11 +13,13 @@ import pyarrow as pa
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
+from spark_sinks.source.history import History, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets, nanoseconds
 from spark_sinks.source.tables import TableSnapshot, open_table
 from spark_sinks.source.typed import with_typed
 from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
+from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind, strictest
@@ -48,6 +50,7 @@ class ChunkSlice(NamedTuple):
     """Lanes of the footer by number, without what they add to the hub's state."""
     clocks: tuple[ClockUpdate, ...] = ()
     """Clock notices of the footer."""
+    footer_crc: int = 0
 
     @property
     def end(self) -> int:
@@ -94,6 +97,9 @@ class StreamLog:
         self.payload = PayloadKind.BYTES
         """Kind of the stream's payloads: the table's, and before there is a table, the one that the edges declare."""
         self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
+        self.history = History(self._logs, options.tenant)
+        self.loads = 0
+        """Number of times that a shard was loaded again, which then need not continue what was seen before."""
 
     @classmethod
     async def open(cls, options: ReadOptions) -> StreamLog:
@@ -131,12 +137,30 @@ class StreamLog:
     async def _extend(self, shard: int) -> None:
         try:
             chunks = await self._logs[shard].extend(self._states[shard])
+        except Corrupt:
+            await self._check_goes_on(shard)
+            raise
         except CollectedPast:
             # This driver slept. What it remembers would have a hole, and the table has what was collected.
             self._recent[shard].clear()
+            self.loads += 1
             self._states[shard] = await self._logs[shard].load()
         else:
             self._recent[shard].extend(self._slices_of(chunks))
+
+    async def _check_goes_on(self, shard: int) -> None:
+        """Check that the last chunk that was seen still is the one of its number.
+
+        Raises:
+            WentBack: it is another one.
+        """
+        state = self._states[shard]
+        chunk = await self._logs[shard].index(state.n) if state.n >= 0 else None
+        if chunk is not None and chunk.footer_crc != state.footer_crc:
+            raise WentBack(
+                f"shard {shard} of {self.options.stream} has another chunk {state.n} than before. The hub's store was "
+                "restored to an earlier state while it was read; start the query again, which says what to do"
+            )
 
     @property
     def source(self) -> str:
@@ -198,6 +222,22 @@ class StreamLog:
         """Return whether ``slices`` from this offset on are in memory."""
         recent = self._recent[shard]
         return bool(recent) and recent[0].section.base_offset <= first
+
+    async def witnesses(self, ends: Offsets) -> dict[int, Witness]:
+        """Return the chunk with the record before each offset, as ``History.witnesses``. Those that came while this log
+        was followed need no request."""
+        found = {shard: self._remembered(shard, end) for shard, end in ends.items()}
+        unknown = {(self.options.stream, shard): ends[shard] for shard, witness in found.items() if witness is None}
+        looked_up = await self.history.witnesses(unknown)
+        return {shard: witness for shard, witness in found.items() if witness is not None} | {
+            shard: witness for (_, shard), witness in looked_up.items()
+        }
+
+    def _remembered(self, shard: int, end: int) -> Witness | None:
+        for piece in reversed(self._recent[shard]):
+            if piece.section.base_offset < end:
+                return Witness(piece.n, piece.footer_crc) if end <= piece.end else None
+        return None
 
     async def slices(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
         """Return the chunks that hold offsets ``[first, end)`` of a shard, ascending.
@@ -268,7 +308,7 @@ class StreamLog:
                 if (section.tenant, section.stream) == (self.options.tenant, self.options.stream):
                     lanes = tuple(map(self._lane, chunk.footer.lanes))
                     clocks = tuple(clock for clock in chunk.footer.clocks if clock.tenant == section.tenant)
-                    found.append(ChunkSlice(chunk.header.n, section, lanes, clocks))
+                    found.append(ChunkSlice(chunk.header.n, section, lanes, clocks, chunk.footer_crc))
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:

@@ -8,6 +8,7 @@ import os
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from spark_sinks.blocking import run
 from spark_sinks.completeness.definition import IfChanged, changed_parts, changed_sentence, definition_of
 from spark_sinks.completeness.window_numbers import WindowState
 from spark_sinks.completeness.window_store import stored_state
@@ -16,7 +17,9 @@ from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
 from spark_sinks.pipelines.windows import made_of, window_frame
 from spark_sinks.runtime.session import is_connect
-from spark_sinks.source.positions import check_offsets, from_json
+from spark_sinks.source.checkpoints import Bookmarks
+from spark_sinks.source.history import WentBack
+from spark_sinks.source.positions import check_offsets
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.pipelines.pipeline import Pipeline
 from weft.storage.object_store import StoreError
@@ -100,8 +103,10 @@ def _check_positions(folder: str, log: StreamLog, report: Report) -> None:
         sources = [line for line in lines[2:] if line.strip()]
         if len(sources) != 1:
             raise ValueError(f"it has {len(sources)} sources, and a pipeline has one")
-        check_offsets("the checkpoint", from_json(json.loads(sources[0])), log.heads)
+        run(Bookmarks(log).compared(json.loads(sources[0])))
+    except WentBack as error:
+        report.refuse(PATH, str(error).removeprefix("checkpoint: "))
     except ReadError as error:
-        report.refuse(PATH, f"{error}. {advice}")
+        report.refuse(PATH, f"{str(error).removeprefix('checkpoint: ')}. {advice}")
     except (OSError, ValueError) as error:
         report.refuse(PATH, f"{folder} is the checkpoint of another query: {error}. {advice}")

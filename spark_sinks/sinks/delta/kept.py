@@ -30,7 +30,7 @@ class KeptPositions:
             raise SinkError(str(error)) from None
         self._uri = uri
         self._followed = Followed(cluster.cluster_id.hex(), cluster.shards, options.tenant, streams, name)
-        self._history = History(store, cluster, options.tenant)
+        self._history = History.of(store, cluster, options.tenant)
         self._known: tuple[str, int, Positions] | None = None
 
     @property

@@ -12,9 +12,9 @@ from pyarrow import csv
 
 from spark_sinks.errors import SinkError
 from spark_sinks.replaced import Replaced
+from spark_sinks.sinks.followed_log import FollowedLog
 from spark_sinks.sinks.jdbc.columns import EPOCH, StagedColumn
-from spark_sinks.sinks.jdbc.follow import FollowedLog
-from spark_sinks.source.history import Kept, Witness
+from spark_sinks.source.history import Kept, WentBack, Witness
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -210,9 +210,17 @@ class Batch:
                 f"{log.source} (hub/tenant/stream): their offsets mean different records. Give the sink another query "
                 "name, or another table"
             )
-        log.check({
-            shard: Kept(end, None if n is None or crc is None else Witness(n, crc)) for shard, end, n, crc, _ in found
-        })  # fmt: skip
+        try:
+            log.check({
+                shard: Kept(end, None if n is None or crc is None else Witness(n, crc))
+                for shard, end, n, crc, _ in found
+            })  # fmt: skip
+        except WentBack as error:
+            raise SinkError(
+                f"the table has rows up to {error}: the hub's store was restored to an earlier state, and gives these "
+                "offsets to other records. Rename the table and move the query's checkpoint away; the query makes both "
+                "again from the log. Rows of lost records stay in the renamed table"
+            ) from None
 
     def _keep_witnesses(self, connection: Connection, log: FollowedLog) -> None:
         ends = shard_ends(self.rows)

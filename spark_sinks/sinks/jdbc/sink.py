@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.floors import RunFloors
+from spark_sinks.sinks.followed_log import FollowedLog
 from spark_sinks.sinks.jdbc.address import check_url, connect, shown
 from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target, shard_ends, shard_starts
 from spark_sinks.sinks.jdbc.columns import NAME_BYTES_MAX, as_copied, columns_of
-from spark_sinks.sinks.jdbc.follow import FollowedLog
 from spark_sinks.source.options import STORE_PREFIX, parse_options
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ import zstandard
 
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.lane import Batch
-from spark_sinks.sinks.stream.positions import Position
+from spark_sinks.sinks.stream.positions import Position, witness_text
+from spark_sinks.source.history import Witness
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.columns import KEY_BYTES_MAX, HeaderPairs
-from weft.protocols.message_headers import LINEAGE, POSITION, stored_name
+from weft.protocols.message_headers import LINEAGE, POSITION, POSITION_CHUNK, stored_name
 
 ORIGIN = 1
 """Number of the query's origin in its lanes."""
@@ -42,6 +43,13 @@ class Row(NamedTuple):
         """Return roughly what the row takes of a batch."""
         headers = sum(len(name) + len(str(value)) for name, value in self.headers)
         return len(self.key) + len(self.payload) + headers + _ROW_BYTES
+
+    def at_chunk(self, witness: Witness | None) -> Row:
+        """Return the row with the chunk of the source that its position is in."""
+        if witness is None:
+            return self
+        position, *others = self.headers
+        return self._replace(headers=(position, (POSITION_CHUNK, witness_text(witness)), *others))
 
 
 def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], lineage: str | None) -> HeaderPairs:

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from spark_sinks.errors import ReadError, SinkError
-from spark_sinks.sinks.stream.positions import Position, parse_position
+from spark_sinks.errors import SinkError
+from spark_sinks.sinks.stream.positions import Position, parse_position, parse_witness
 from spark_sinks.sinks.stream.settings import ProducerSettings
-from spark_sinks.source.history import History, Kept, WentBack
-from spark_sinks.source.stream_log import open_hub
+from spark_sinks.source.history import Witness
 from weft.protocols import batch
 from weft.protocols.chunk import Chunk, section_entries
 from weft.protocols.lane import Lane, format_log_id
-from weft.protocols.message_headers import POSITION
+from weft.protocols.message_headers import POSITION, POSITION_CHUNK
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
 
+Headers = Mapping[str, object]
 AHEAD = 16
 """Chunk indexes asked for at once."""
 
@@ -73,8 +74,16 @@ async def held_epoch(settings: ProducerSettings, cluster_id: str, lane: Lane) ->
     return held.epoch if held is not None else 0
 
 
-async def find_position(settings: ProducerSettings, cluster_id: str, lane: Lane, shard: int, seq: int) -> Position:
-    """Return the position of record ``seq`` of a lane, which the hub has acknowledged.
+class LastRecord(NamedTuple):
+    """Place of a lane's last record in the query and in its source."""
+
+    position: Position
+    witness: Witness | None
+    """Chunk of the source's log that the position was taken from; None in records of earlier releases."""
+
+
+async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, shard: int, seq: int) -> LastRecord:
+    """Return what record ``seq`` of a lane, which the hub has acknowledged, says of its place.
 
     Args:
         shard: the source shard.
@@ -83,44 +92,20 @@ async def find_position(settings: ProducerSettings, cluster_id: str, lane: Lane,
         SinkError: neither log nor table has the record, or a sink did not write it. As ``open_hub_store``.
     """
     log, state = await lane_state(settings, cluster_id, lane)
-    text = await _in_log(log, state, lane, seq)
-    if text is None:
-        text = await asyncio.to_thread(_in_table, log.store, lane, seq)
+    headers = await _in_log(log, state, lane, seq)
+    if headers is None:
+        headers = await asyncio.to_thread(_in_table, log.store, lane, seq)
+    text = (headers or {}).get(POSITION)
     found = parse_position(text)
     if found is None or found[0] != shard:
         raise SinkError(
             f"record {seq} of lane {lane}, the last one, says as its position {text!r}: it is not in the store, or no "
             "sink wrote it. Give the query another name, and start it behind the rows that the stream has"
         )
-    return found[1]
+    return LastRecord(found[1], parse_witness((headers or {}).get(POSITION_CHUNK)))
 
 
-async def check_source(settings: ProducerSettings, shard: int, position: Position) -> None:
-    """Check that the source still has the record behind a position: one that was restored to an earlier state gives
-    its offset to another record, which would be taken for one that the stream has.
-
-    Raises:
-        SinkError: the source ends before it, or its store does not answer.
-    """
-    source = settings.source_log
-    if source is None:
-        return
-    try:
-        store, cluster = await open_hub(source)
-        if shard >= cluster.shards:
-            raise WentBack(f"shard {shard} of {source.stream}, and the source has {cluster.shards} shards")
-        await History(store, cluster, source.tenant).check({(source.stream, shard): Kept(position.offset + 1, None)})
-    except WentBack as error:
-        raise SinkError(
-            f"stream {settings.stream} has rows of query {settings.query} up to {error}: the source's store was "
-            "restored to an earlier state, or is another one. Start the query under another name, at the rows that the "
-            "stream lacks"
-        ) from None
-    except ReadError as error:
-        raise SinkError(str(error)) from None
-
-
-async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> str | None:
+async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:
     """Search the log from its end to what was deleted."""
     end = state.n + 1
     while end > log.watermark:
@@ -137,7 +122,7 @@ async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> str
     return None
 
 
-async def _in_chunk(log: ShardLog, chunk: Chunk, lane: Lane, seq: int) -> str | None:
+async def _in_chunk(log: ShardLog, chunk: Chunk, lane: Lane, seq: int) -> Headers | None:
     lanes = chunk.footer.lanes
     for section in chunk.footer.streams:
         if (section.tenant, section.stream) != (lane.tenant, lane.stream):
@@ -149,11 +134,11 @@ async def _in_chunk(log: ShardLog, chunk: Chunk, lane: Lane, seq: int) -> str | 
             if lane_of(lanes[entry.lane]) == lane and first <= seq < first + entry.take:
                 index = seq - header.base_seq
                 record = next(batch.records(entry.batch, first=index, end=index + 1))
-                return _text(dict(record.headers))
+                return dict(record.headers)
     return None
 
 
-def _in_table(store: ObjectStore, lane: Lane, seq: int) -> str | None:
+def _in_table(store: ObjectStore, lane: Lane, seq: int) -> Headers | None:
     uri, options = store.location(table_key(lane.tenant, lane.stream))
     if not DeltaTable.is_deltatable(uri, options or None):
         return None
@@ -168,10 +153,5 @@ def _in_table(store: ObjectStore, lane: Lane, seq: int) -> str | None:
         )
     )
     for pairs in rows.column("_headers").to_pylist():
-        return _text(dict(pairs or ()))
+        return dict(pairs or ())
     return None
-
-
-def _text(headers: Mapping[str, object]) -> str | None:
-    text = headers.get(POSITION)
-    return text if isinstance(text, str) else None

@@ -1,7 +1,8 @@
 """Positions: which row of a query a record of a producer lane is.
 
 A position is the offset of the source record that caused the row, and the row's place among the rows of that record.
-Each record carries its own in the header ``weft.position``, so the lane itself says how far a query has come.
+Each record carries its own in the header ``weft.position``, so the lane itself says how far a query has come. The last
+record of a batch, which a lane ends with, also says in ``weft.position-chunk`` which log that was.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from spark_sinks.source.history import Witness
+
+_WITNESS = re.compile(r"(\d{1,19}):([0-9a-f]{8})")
 _TEXT = re.compile(r"(\d{1,10}):(\d{1,19}):(\d{1,10})")
 
 
@@ -32,3 +36,14 @@ def parse_position(text: object) -> tuple[int, Position] | None:
         return None
     shard, offset, ordinal = map(int, found.groups())
     return shard, Position(offset, ordinal)
+
+
+def witness_text(witness: Witness) -> str:
+    """Return the value of the header that names a chunk."""
+    return f"{witness.n}:{witness.footer_crc:08x}"
+
+
+def parse_witness(text: object) -> Witness | None:
+    """Return the chunk of a header's value; None where there is none, as in records of earlier releases."""
+    found = _WITNESS.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else Witness(int(found[1]), int(found[2], 16))

@@ -11,11 +11,12 @@ from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.encoding import BATCH_BYTES, BATCH_ROWS, BatchEncoder, Row
 from spark_sinks.sinks.stream.lane import LaneFact, ProducerLane, Superseded, went_back
-from spark_sinks.sinks.stream.last_record import check_source, find_position, held_epoch
+from spark_sinks.sinks.stream.last_record import find_last, held_epoch
 from spark_sinks.sinks.stream.link import Link
 from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.rows import rows_of
 from spark_sinks.sinks.stream.settings import ProducerSettings
+from spark_sinks.sinks.stream.source import check_source, chunk_of
 
 RESULT = pa.schema([
     pa.field("shard", pa.int32()), pa.field("end", pa.int64()), pa.field("offset", pa.int64()),
@@ -64,6 +65,7 @@ class SendTask:
 class _LaneWork:
     """A lane and the rows that wait for their batch."""
 
+    shard: int
     lane: ProducerLane
     seen: Position
     waiting: list[Row] = field(default_factory=list)
@@ -118,19 +120,21 @@ class _Sender:
             lane.resume(fact.position)
         else:
             settings = self._settings
-            position = run(find_position(settings, self.link.cluster_id, lane.identity, shard, lane.end - 1))
-            run(check_source(settings, shard, position))
-            lane.resume(position)
-        return _LaneWork(lane, seen)
+            last = run(find_last(settings, self.link.cluster_id, lane.identity, shard, lane.end - 1))
+            check_source(settings, shard, last)
+            lane.resume(last.position)
+        return _LaneWork(shard, lane, seen)
 
     def _flush(self, work: _LaneWork) -> None:
         """Send what waits; memory holds the window and one batch."""
         rows = work.waiting
         if not rows:
             return
-        lane = work.lane
+        lane, last = work.lane, rows[-1]
+        # The hub takes batches as a whole, so a lane ends with the last row of one.
+        rows[-1] = last.at_chunk(chunk_of(self._settings, work.shard, last.position.offset))
         encoder = BatchEncoder(lane.identity.log_id, self.link.batch_bytes_max)
-        lane.add(encoder.encode(rows, lane.end), rows[-1].position)
+        lane.add(encoder.encode(rows, lane.end), last.position)
         self.link.send(lane)
         work.sent += len(rows)
         work.waiting, work.waiting_bytes = [], 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from typing import Any
 
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from spark_sinks.source.data_source import WeftStreamReader
 from spark_sinks.source.partitions import read_partition
+from spark_sinks.source.positions import CHUNKS
 from tests.spark_sinks.conftest import STREAM, Hub
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.storage.chunk_log import ShardLog, open_cluster
@@ -19,6 +21,8 @@ from weft.storage.table.rows import row_schema
 
 SCHEMA = row_schema(["line", "machine"])
 Record = tuple[str, int, bytes]
+Place = dict[str, Any]
+"""A position as Spark keeps it in its checkpoint."""
 
 
 class Follower:
@@ -28,12 +32,12 @@ class Follower:
         given = {"store": hub.root, "stream": STREAM} | {name: str(value) for name, value in options.items()}
         self.reader = WeftStreamReader(given, from_arrow_schema(SCHEMA))
 
-    def batch(self, start: dict[str, int], limit: ReadLimit | None = None) -> tuple[dict[str, int], list[Record]]:
+    def batch(self, start: Place, limit: ReadLimit | None = None) -> tuple[Place, list[Record]]:
         """Return the end of the next micro-batch, and (edge, seq, payload) of its records, sorted."""
         end = self.reader.latestOffset(start, limit or ReadAllAvailable())
         return end, self.rows(start, end)
 
-    def rows(self, start: dict[str, int], end: dict[str, int]) -> list[Record]:
+    def rows(self, start: Place, end: Place) -> list[Record]:
         """Return (edge, seq, payload) of the records of a range, as executors read them."""
         found: list[Record] = []
         for task in pickle.loads(pickle.dumps(self.reader.partitions(start, end))):
@@ -46,6 +50,11 @@ class Follower:
         """Be suspended for so long that nothing is believed any more that was seen before."""
         for log in self.reader._opened()._logs:
             log._looked_at = None
+
+
+def offsets(place: Place) -> dict[str, int]:
+    """Return the offsets of a position by shard, as an earlier release kept them."""
+    return {shard: offset for shard, offset in place.items() if shard != CHUNKS}
 
 
 def collect(hub: Hub) -> int:

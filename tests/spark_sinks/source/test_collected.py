@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from spark_sinks.errors import ReadError
 from tests.spark_sinks.conftest import Hub
-from tests.spark_sinks.source.following import Follower, collect
+from tests.spark_sinks.source.following import Follower, collect, offsets
 from weft.storage.chunk_log import table_key
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ def test_a_query_that_slept_past_the_collector_goes_on_from_the_table(hub: Hub) 
     query.sleep()
     at, rest = query.batch(at)
     assert sorted(first + rest) == hub.expected()
-    assert at == hub.heads()
+    assert offsets(at) == hub.heads()
 
 
 def test_so_does_a_query_that_was_stopped(hub: Hub) -> None:
@@ -86,5 +86,5 @@ def test_a_table_that_was_moved_away_is_no_empty_stream(hub: Hub) -> None:
         query.batch(query.reader.initialOffset())
     skipping = Follower(hub, fail_on_data_loss=False)
     at, rows = skipping.batch(skipping.reader.initialOffset())
-    assert at == hub.heads()
+    assert offsets(at) == hub.heads()
     assert set(rows) < set(hub.expected())

@@ -148,26 +148,6 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
     assert not list((tmp_path / "store").rglob("chunk/*"))
 
 
-def test_a_source_that_was_restored_from_a_backup_is_refused(
-    spark: SparkSession, tmp_path: Path, hub: StreamHub
-) -> None:
-    source = Hub(str(tmp_path / "source"))
-    source.write(1)
-    restore = source.backup()
-    source.write(1)
-
-    def send() -> None:
-        named: dict[str, Any] = {"source": "telemetry", "source_store": source.root}
-        sink = StreamSink(hub.url, "restored", "restored", store=hub.store, **named)
-        sink(source.load(spark).withColumnRenamed("_key", "key"), 0)
-
-    send()
-    restore()
-    with pytest.raises(SinkError, match=r"rows of query restored up to offset \d+ of shard \d of telemetry, and"):
-        send()
-    assert len(hub.stream_records("restored")) == 2 * 10 * len(EDGES)
-
-
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [

@@ -1,10 +1,11 @@
-"""The hub's log behind the positions of a query in PostgreSQL."""
+"""The hub's log behind the positions that a sink's target keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
@@ -23,32 +24,34 @@ class FollowedLog:
     options: ReadOptions
 
     @property
+    def shards(self) -> int:
+        """Return the number of the hub's shards. Raises as ``check``."""
+        return _opened(self.options).shards
+
+    @property
     def source(self) -> str:
         """Return cluster, tenant and stream as one text. Raises as ``check``."""
-        return _opened(self.options)[0]
+        return _opened(self.options).source
 
     def check(self, positions: Mapping[int, Kept]) -> None:
         """Compare positions, by shard, with the log.
 
         Raises:
-            SinkError: the log is not the one that they were taken from, or the store does not answer.
+            WentBack: the log is not the one that they were taken from.
+            SinkError: the store does not answer, or holds no hub.
         """
-        history = _opened(self.options)[1]
+        history = _opened(self.options).history
         try:
             run(history.check({(self.options.stream, shard): kept for shard, kept in positions.items()}))
-        except WentBack as error:
-            raise SinkError(
-                f"the table has rows up to {error}: the hub's store was restored to an earlier state, and gives these "
-                "offsets to other records. Rename the table and move the query's checkpoint away; the query makes both "
-                "again from the log. Rows of lost records stay in the renamed table"
-            ) from None
+        except WentBack:
+            raise
         except ReadError as error:
             raise SinkError(str(error)) from None
 
     def witnesses(self, ends: Mapping[int, int]) -> dict[int, Witness]:
         """Return what to keep beside positions, by shard; none for chunks that the hub has deleted. Raises as
         ``check``."""
-        history = _opened(self.options)[1]
+        history = _opened(self.options).history
         try:
             found = run(history.witnesses({(self.options.stream, shard): end for shard, end in ends.items()}))
         except ReadError as error:
@@ -56,11 +59,17 @@ class FollowedLog:
         return {shard: witness for (_, shard), witness in found.items()}
 
 
+class _Opened(NamedTuple):
+    source: str
+    shards: int
+    history: History
+
+
 @lru_cache(LOGS_OPEN_MAX)
-def _opened(options: ReadOptions) -> tuple[str, History]:
+def _opened(options: ReadOptions) -> _Opened:
     try:
         store, cluster = run(open_hub(options))
     except ReadError as error:
         raise SinkError(str(error)) from None
     source = f"{cluster.cluster_id.hex()}/{options.tenant}/{options.stream}"
-    return source, History(store, cluster, options.tenant)
+    return _Opened(source, cluster.shards, History.of(store, cluster, options.tenant))

@@ -1,0 +1,209 @@
+"""Stores that were restored from a backup: a kept checkpoint is refused, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from spark_sinks.errors import ReadError
+from spark_sinks.source.checkpoints import decode
+from spark_sinks.source.history import WentBack
+from tests.spark_sinks.conftest import STREAM, Hub, records
+from tests.spark_sinks.source.following import Follower, Place, collect, offsets
+from weft.storage.chunk_log import ShardLog
+
+pytestmark = pytest.mark.spark
+
+REFUSED = (
+    r"checkpoint: it goes up to offset \d+ of shard \d of telemetry, and the log has another chunk \d\. The hub's "
+    r"store was restored to an earlier state, .*\. Move the checkpoint away, and what the query has written"
+)
+
+
+def since_the_restore(edge: str, seq: int) -> bytes:
+    return f"{edge}:{seq} since the restore".encode()
+
+
+def read_all(hub: Hub) -> Place:
+    """Return the position of a query that has read everything."""
+    query = Follower(hub)
+    return query.batch(query.reader.initialOffset())[0]
+
+
+def text(place: Place) -> str:
+    """Return a position as Spark compares it."""
+    return json.dumps(place)
+
+
+def test_a_log_that_has_grown_past_the_checkpoint_again_is_refused(hub: Hub) -> None:
+    hub.write(1)
+    restore = hub.backup()
+    hub.write(1)
+    at = read_all(hub)
+    restore()
+    hub.payload = since_the_restore
+    hub.write(3)
+    with pytest.raises(WentBack, match=REFUSED):
+        Follower(hub).batch(at)
+    with pytest.raises(WentBack, match=REFUSED):
+        Follower(hub).rows(at, hub.heads())
+    # What the advice comes to: all of the present log.
+    new = Follower(hub)
+    assert len(new.batch(new.reader.initialOffset())[1]) == len(hub.expected())
+
+
+def test_so_is_a_batch_that_a_crash_cut_short(hub: Hub) -> None:
+    """Its start is in both histories, its end is not: a sink may have some of its rows."""
+    hub.write(1)
+    start = read_all(hub)
+    restore = hub.backup()
+    hub.write(1)
+    end = Follower(hub).batch(start)[0]
+    restore()
+    hub.payload = since_the_restore
+    hub.write(2)
+    with pytest.raises(WentBack, match=REFUSED):
+        Follower(hub).rows(start, end)
+    assert Follower(hub).batch(start)[1]
+
+
+def test_a_restore_that_lost_only_what_the_query_had_not_read_stops_it_not(hub: Hub) -> None:
+    hub.write(2)
+    query = Follower(hub)
+    at, first = query.batch(query.reader.initialOffset(), ReadMaxRows(35))
+    restore = hub.backup()
+    hub.write(2)
+    restore()
+    hub.write(1)
+    after = Follower(hub)
+    at, more = after.batch(at, ReadMaxRows(30))
+    _, rest = after.batch(at)
+    assert sorted(first + more + rest) == hub.expected()
+
+
+def test_a_running_query_stops_when_its_log_goes_on_with_other_chunks(hub: Hub) -> None:
+    hub.write(1)
+    restore = hub.backup()
+    hub.write(1)
+    query = Follower(hub)
+    at, _ = query.batch(query.reader.initialOffset())
+    restore()
+    assert query.batch(at) == (at, []), "no log is shorter for a reader that has seen its end"
+    hub.payload = since_the_restore
+    hub.write(3)
+    with pytest.raises(ReadError, match="restored to an earlier state"):
+        query.batch(at)
+
+
+def test_a_position_that_does_not_move_keeps_its_text(hub: Hub) -> None:
+    """Spark makes a micro-batch of every other text."""
+    hub.write(2)
+    old = offsets(read_all(hub))
+    for place in (old, read_all(hub), {shard: offset // 2 for shard, offset in old.items()}):
+        query = Follower(hub)
+        at = query.batch(place, ReadMaxRows(1))[0] if place != old else place
+        assert text(Follower(hub).reader.latestOffset(at, ReadMaxRows(0))) == text(at)
+    hub.tier()
+    collect(hub)
+    for place in (old, read_all(hub)):
+        assert text(Follower(hub).batch(place)[0]) == text(place)
+
+
+def test_a_checkpoint_of_an_earlier_release_goes_on_and_gets_its_chunks(hub: Hub) -> None:
+    hub.write(1)
+    old = offsets(read_all(hub))
+    hub.write(1, edges=["press-1"])
+    at, rows = Follower(hub).batch(old)
+    assert {row[0] for row in rows} == {"press-1"}
+    (moved,) = [shard for shard, offset in old.items() if at[shard] != offset]
+    assert set(at["chunks"]) == {moved}
+    hub.write(2)
+    at, _ = Follower(hub).batch(at)
+    places = decode(at)
+    assert {shard for shard, kept in places.items() if kept.witness} == {
+        shard for shard, kept in places.items() if kept.end
+    }
+
+
+def test_the_chunk_is_that_of_the_last_record_whether_followed_or_looked_up(hub: Hub) -> None:
+    hub.write(1)
+    running = Follower(hub)
+    at = running.reader.initialOffset()
+    hub.write(8)
+    hub.tier()
+    while at != (end := running.reader.latestOffset(at, ReadMaxRows(17))):
+        fresh = Follower(hub).reader.latestOffset(at, ReadMaxRows(17))
+        assert text(end) == text(fresh)
+        assert {shard: n for shard, (n, _) in end["chunks"].items()} == {
+            shard: (offset - 1) // (offsets(hub_ends(hub))[shard] // 9)
+            for shard, offset in offsets(end).items()
+            if offset
+        }
+        at = end
+
+
+def hub_ends(hub: Hub) -> Place:
+    return dict(hub.heads())
+
+
+def test_a_running_query_asks_for_no_chunk_twice(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    index = ShardLog.index
+
+    async def noted(self: ShardLog, n: int) -> object:
+        found = await index(self, n)
+        if found is not None:
+            asked.append((self.shard, n))
+        return found
+
+    hub.write(3)
+    monkeypatch.setattr(ShardLog, "index", noted)
+    query = Follower(hub)
+    at = query.batch(query.reader.initialOffset())[0]
+    asked.clear()
+    for _ in range(3):
+        hub.write(2)
+        at = query.batch(at)[0]
+    assert len(asked) == len(set(asked))
+    again = Follower(hub)
+    again.reader._opened()
+    asked.clear()
+    again.batch(at)
+    assert len(asked) == len(at["chunks"]), "a start takes one GET for each shard"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"0": 1, "chunks": {"0": [1]}}, {"0": 1, "chunks": {"0": [1, -1]}}, {"0": 1, "chunks": {"3": [1, 1]}},
+        {"0": 1, "chunks": [1]}, {"0": 1, "chunks": {"x": [1, 1]}}, {"0": "1"}, ["0"], {"x": 1},
+    ],
+)  # fmt: skip
+def test_what_is_no_position_is_refused(place: Place) -> None:
+    with pytest.raises(ReadError, match="checkpoint: expected offsets by shard, got"):
+        decode(place)
+
+
+def test_a_query_of_spark_ends_with_one_sentence(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
+    def drain() -> list[tuple[str, int, bytes]]:
+        frame = spark.readStream.format("weft").options(store=hub.root, stream=STREAM).load()
+        writer = frame.writeStream.format("parquet").trigger(availableNow=True)
+        folder = tmp_path / "out"
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(folder)).awaitTermination()
+        return records(spark.read.parquet(str(folder)))
+
+    hub.write(1)
+    restore = hub.backup()
+    assert drain() == hub.expected()
+    hub.write(1)
+    assert drain() == hub.expected()
+    restore()
+    hub.payload = since_the_restore
+    hub.write(3)
+    with pytest.raises(StreamingQueryException, match=REFUSED):
+        drain()
