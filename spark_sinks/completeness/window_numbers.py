@@ -33,6 +33,7 @@ class _Kept(msgspec.Struct, frozen=True):
     complete_end: int
     given_end: int
     definition: Definition = {}
+    chunks: dict[str, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ class WindowState:
     """Number below which windows were given out once, complete or not."""
     definition: Definition = field(default_factory=dict)
     """Definition of the windows that were given out; empty in states of older releases."""
+    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Number and footer CRC of the chunk with the last record below an offset, where it is known: it tells the log from
+    one that was restored to an earlier state. States of older releases have none."""
 
     def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
         """Note that rows up to ``offsets`` lie in ``windows``."""
@@ -117,7 +121,7 @@ class WindowState:
             _Kept(
                 FORMAT, self.source, self.every_us, {str(k): self.offsets[k] for k in sorted(self.offsets)},
                 list(self.pending), list(self.fresh), self.complete_end, self.given_end,
-                self.definition,
+                self.definition, {str(shard): self.chunks[shard] for shard in sorted(self.chunks)},
             )
         ).decode()  # fmt: skip
 
@@ -148,7 +152,9 @@ class WindowState:
             )
         offsets = {int(shard): offset for shard, offset in kept.offsets.items()}
         ends = kept.complete_end, kept.given_end
-        return cls(source, every_us, offsets, RangeSet(kept.pending), RangeSet(kept.fresh), *ends, kept.definition)
+        chunks = {int(shard): chunk for shard, chunk in kept.chunks.items()}
+        pending, fresh = RangeSet(kept.pending), RangeSet(kept.fresh)
+        return cls(source, every_us, offsets, pending, fresh, *ends, kept.definition, chunks)
 
 
 def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:

@@ -31,6 +31,8 @@ from spark_sinks.completeness.window_store import WindowStore
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read
 from spark_sinks.replaced import Replaced
+from spark_sinks.source.checkpoints import Bookmarks, Places, moved
+from spark_sinks.source.history import Kept, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
@@ -87,6 +89,8 @@ class WindowSteps:
         self._if_changed = if_changed
         self._clock = clock
         self._log: StreamLog | None = None
+        self._places: Places = {}
+        """The last positions that were read from the state or kept in it."""
         self._state: WindowState | None = None
         self._filled: RangeSet | None = None
         """All windows with records, while a new state's first step lasts."""
@@ -133,8 +137,9 @@ class WindowSteps:
     def _opened(self) -> tuple[StreamLog, WindowState]:
         if self._log is None or self._state is None:
             log = run(StreamLog.open(self._options))
-            self._state = self._stored(log.source)
-            self._log = log
+            state = self._stored(log.source)
+            self._places = run(Bookmarks(log).compare(places_of(state)))
+            self._log, self._state = log, state
         return self._log, self._state
 
     def _stored(self, source: str) -> WindowState:
@@ -227,6 +232,11 @@ class WindowSteps:
         )  # fmt: skip
 
     def _keep(self, state: WindowState) -> None:
+        if self._log is not None:
+            self._places = run(moved(self._log, state.offsets, self._places))
+            state.chunks = {
+                shard: (kept.witness.n, kept.witness.footer_crc) for shard, kept in self._places.items() if kept.witness
+            }
         self._store.keep(state.encode())
         self._kept_at = self._clock()
 
@@ -242,6 +252,12 @@ class WindowSteps:
             "heldBackBy": [f"{each.edge}: {each.why}" for each in until.held_back_by],
             "durationMs": round(seconds * 1000),
         }
+
+
+def places_of(state: WindowState) -> Places:
+    """Return the positions of a state, for a comparison with the log."""
+    chunks = {shard: Witness(*chunk) for shard, chunk in state.chunks.items()}
+    return {shard: Kept(offset, chunks.get(shard)) for shard, offset in state.offsets.items()}
 
 
 def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:

@@ -1,8 +1,9 @@
-"""Positions of a streaming query, as Spark keeps them in its checkpoint.
+"""Positions of a query, as its checkpoint keeps them.
 
-They are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559]}}``: of each shard the offset of the next record, and of
-shards with records below it the number and the footer's checksum of the chunk with the last of them. Spark takes
-positions for new data when their text is another, so one that does not move keeps its text, with or without a chunk.
+In Spark's they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559]}}``: of each shard the offset of the next
+record, and of shards with records below it the number and the footer's checksum of the chunk with the last of them.
+Spark takes positions for new data when their text is another, so one that does not move keeps its text, with or without
+a chunk.
 """
 
 from __future__ import annotations
@@ -72,18 +73,25 @@ class Bookmarks:
         self._loads = log.loads
 
     async def compared(self, given: Any) -> Places:
-        """Return positions of a checkpoint for every shard of the log; a shard that was made later begins at 0.
+        """Return positions of Spark's checkpoint for every shard of the log; a shard that was made later begins at 0.
 
         Raises:
-            ReadError: they are of another store, or no positions.
+            ReadError: they are no positions; otherwise as ``compare``.
+        """
+        return await self.compare(decode(given))
+
+    async def compare(self, places: Mapping[int, Kept]) -> Places:
+        """Return positions for every shard of the log, once they are found to be of this log.
+
+        Raises:
+            ReadError: they are of another store.
             WentBack: they are of this store before it was restored to an earlier state.
         """
-        places = decode(given)
         whole = of_checkpoint(offsets_of(places), self._log.heads)
-        places = {shard: places.get(shard, Kept(offset, None)) for shard, offset in whole.items()}
+        found = {shard: places.get(shard, Kept(offset, None)) for shard, offset in whole.items()}
         if self._loads != self._log.loads:
             self._loads, self._known = self._log.loads, {}
-        new = {shard: kept for shard, kept in places.items() if self._is_new(shard, kept)}
+        new = {shard: kept for shard, kept in found.items() if self._is_new(shard, kept)}
         stream = self._log.options.stream
         try:
             # The log's end has been looked at, which is all that can be done without a chunk.
@@ -97,26 +105,30 @@ class Bookmarks:
                 "both again from the log"
             ) from None
         self._known |= new
-        return places
+        return found
 
     def _is_new(self, shard: int, kept: Kept) -> bool:
         return shard not in self._known or kept.end > self._known[shard].end
 
     async def moved(self, ends: Offsets, start: Mapping[int, Kept]) -> Places:
-        """Return positions at the ends of a micro-batch, with their chunks.
-
-        Costs nothing where a running query has seen the chunks come; otherwise some GETs for each shard that moved.
-
-        Args:
-            start: where it starts. A position that does not move stays what it is.
-
-        Raises:
-            ReadError: the store does not answer.
-        """
-        moving = {shard: end for shard, end in ends.items() if shard not in start or end != start[shard].end}
-        found = await self._log.witnesses({shard: end for shard, end in moving.items() if end > 0})
-        places = {
-            shard: Kept(end, found.get(shard)) if shard in moving else start[shard] for shard, end in ends.items()
-        }
+        """Return positions at the ends of a micro-batch, as ``moved``. This run has made them."""
+        places = await moved(self._log, ends, start)
         self._known |= places
         return places
+
+
+async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, Kept]) -> Places:
+    """Return positions at the ends of a micro-batch, with their chunks.
+
+    Costs nothing where a running query has seen the chunks come; otherwise some GETs for each shard that moved.
+
+    Args:
+        start: where it starts. A position that does not move stays what it is.
+
+    Raises:
+        ReadError: the store does not answer.
+    """
+    moving = {shard: end for shard, end in ends.items() if shard not in start or end != start[shard].end}
+    found = await log.witnesses({shard: end for shard, end in moving.items() if end > 0})
+    places = {shard: Kept(end, found.get(shard)) for shard, end in moving.items()}
+    return places | {shard: start[shard] for shard in ends.keys() - moving.keys()}

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from spark_sinks.blocking import run
 from spark_sinks.completeness.definition import IfChanged, changed_parts, changed_sentence, definition_of
 from spark_sinks.completeness.window_numbers import WindowState
+from spark_sinks.completeness.window_query import places_of
 from spark_sinks.completeness.window_store import stored_state
 from spark_sinks.errors import ReadError
 from spark_sinks.pipelines.check.folder import check_folder
@@ -19,7 +20,6 @@ from spark_sinks.pipelines.windows import made_of, window_frame
 from spark_sinks.runtime.session import is_connect
 from spark_sinks.source.checkpoints import Bookmarks
 from spark_sinks.source.history import WentBack
-from spark_sinks.source.positions import check_offsets
 from spark_sinks.source.stream_log import StreamLog
 from weft.config.pipelines.pipeline import Pipeline
 from weft.storage.object_store import StoreError
@@ -64,7 +64,7 @@ def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report:
         text = stored_state(folder)
         if text is not None and log is not None:
             state = WindowState.decode(text, log.source, every_us)
-            check_offsets("the checkpoint", dict.fromkeys(log.heads, 0) | state.offsets, log.heads)
+            run(Bookmarks(log).compare(places_of(state)))
             changed = changed_parts(state.definition, definition_of(made_of(pipeline)))
             if changed and if_changed == "refuse":
                 report.refuse(PATH, changed_sentence(changed))
