@@ -25,6 +25,7 @@ CONFIG = """
 node: press-hall
 data_dir: data
 listeners: {mqtt: {bind: "127.0.0.1:0"}}
+http: null
 disk: {budget: 64MiB, segment: 4MiB}
 streams:
   shifts:
