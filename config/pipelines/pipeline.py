@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated
@@ -183,6 +184,9 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
         yield from _window_keys(pipeline.window_step.window, kind, settings.keys)
     if kind == "delta":
         path = ("sink", "delta")
+        if pipeline.checkpoint is not None and _share_a_folder(pipeline.checkpoint, settings.path):
+            message = "and the table are one folder, or one is in the other: cleaning the table would delete the rest"
+            yield Finding(("checkpoint",), f"{message}. Name a folder of its own")
         if has_windows and settings.mode != "upsert":
             yield Finding((*path, "mode"), f"expected upsert, because windows are written again; got {settings.mode}")
         if settings.mode == "upsert" and settings.keys is None and not has_windows:
@@ -193,3 +197,9 @@ def _sink(pipeline: Pipeline) -> Iterator[Finding]:
             yield Finding((*path, "order_by"), "is only for `mode: upsert` without windows. Take it out")
         if settings.mode == "replace" and settings.partition_by is None:
             yield Finding((*path, "partition_by"), "is missing. `replace` needs the columns of the partitions")
+
+
+def _share_a_folder(one: str, other: str) -> bool:
+    """Return whether two folders are the same, or one is in the other."""
+    first, second = (os.path.normpath(each.removeprefix("file://")) + "/" for each in (one, other))
+    return first.startswith(second) or second.startswith(first)

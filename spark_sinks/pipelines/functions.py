@@ -17,6 +17,7 @@ from spark_sinks.pipelines.errors import PipelineError
 from weft.config.errors import KeyPath
 from weft.config.pipelines.steps import Step
 
+_NEEDS_BATCH = "must be executed with writeStream.start()"
 StepFunction = Callable[..., DataFrame]
 CONTEXT = "context"
 """Parameter by which a function gets the pipeline's ``Context``."""
@@ -99,6 +100,8 @@ def _not_found(module: str, error: ModuleNotFoundError) -> str:
 
 def _said(error: Exception) -> str:
     """Return the sentence of an error with its place in the user's code."""
+    if is_of_spark(error) and _NEEDS_BATCH in str(error):
+        return "it asks for rows, and a streaming DataFrame has none before the query runs. Give the step `mode: batch`"
     if is_of_spark(error):
         return explained(error)
     frames = traceback.extract_tb(error.__traceback__)

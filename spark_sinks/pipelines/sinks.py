@@ -65,6 +65,7 @@ def _console(_: Pipeline, settings: Console) -> Sink:
 
 def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
     from spark_sinks.sinks import DeltaSink
+    from spark_sinks.sinks.delta.arguments import check_outside
 
     source = pipeline.source
     named: dict[str, Any] = {"name": pipeline.name, "partition_by": settings.partition_by or ()}
@@ -77,7 +78,9 @@ def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
         named |= {"keys": settings.keys, "order_by": settings.order_by}
         if settings.order_by is None:
             named |= {"store": source.store, "stream": source.stream, "tenant": source.tenant}
-    return DeltaSink(settings.path, **named)
+    sink = DeltaSink(settings.path, **named)
+    check_outside(sink.place, source.store)
+    return sink
 
 
 def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:

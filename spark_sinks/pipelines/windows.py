@@ -153,9 +153,11 @@ def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
     Raises:
         PipelineError: they do not.
     """
+    path: KeyPath = ("steps", len(pipeline.steps) - 2)
     if TIME not in rows.columns:
-        path: KeyPath = ("steps", len(pipeline.steps) - 2)
         raise PipelineError(path, f"loses {TIME}, and windows are made of it. Select it, too, and leave it as it is")
+    if (kind := rows.schema[TIME].dataType.simpleString()) != "timestamp":
+        raise PipelineError(path, f"makes {TIME} a {kind}, and windows are made of it. Leave it a timestamp")
 
 
 def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:

@@ -82,8 +82,9 @@ def _setting(message: str) -> KeyPath:
     """Return the setting of the source that a sentence of the reader speaks of."""
     if message.startswith("the store has no stream"):
         return ("source", "stream")
-    option = message.split(maxsplit=1)[0].strip(":")
-    return ("source", option)
+    option, _, rest = message.partition(" ")
+    inner = rest.partition(": ")[0].split(".") if option == "schema:" and rest.startswith("fields.") else []
+    return ("source", option.strip(":"), *inner)
 
 
 def _last(pipeline: Pipeline) -> KeyPath:
@@ -97,6 +98,9 @@ def _analysed(
     on_stream, on_batch = split(pipeline)
     try:
         frame = context.stream(spark, log.schema)
+    except ReadError as error:
+        report.refuse(_setting(str(error)), str(error))
+        return None
     except Exception as error:
         if not is_of_spark(error):
             raise

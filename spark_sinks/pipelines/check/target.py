@@ -6,15 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import NullType
 
+from spark_sinks.errors import SinkError
 from spark_sinks.pipelines.check.checkpoint import has_written
 from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
+from spark_sinks.sinks.delta.arguments import check_same_partitions
+from spark_sinks.sinks.delta.columns import arrow_columns, missing_columns
 from spark_sinks.sinks.delta.place import place_of
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
@@ -81,19 +84,18 @@ def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, 
             if has_written(pipeline):
                 report.refuse(path, _gone(settings.path, pipeline.checkpoint))
             return
-        schema = from_arrow_schema(_arrow_schema(DeltaTable(uri, storage_options=options)))
+        table = DeltaTable(uri, storage_options=options)
+        schema, partition_by = pa.schema(table.schema()), tuple(table.metadata().partition_columns)
     except (DeltaError, OSError, ValueError) as error:
-        report.refuse(path, f"{settings.path} cannot be read: {str(error).partition(chr(10))[0]}")
+        reason = str(error).partition(chr(10))[0]
+        report.refuse(path, f"{settings.path} cannot be read as a Delta table: {reason}. Name another folder")
         return
-    held = {field.name.lower(): field for field in schema.fields}
-    for field in frame.schema.fields:
-        there = held.get(field.name.lower())
-        if there is not None and there.dataType.simpleString() != field.dataType.simpleString():
-            report.refuse(
-                path,
-                f"column {field.name} of the table has the type {there.dataType.simpleString()}, and the last step "
-                f"makes {field.dataType.simpleString()}. Cast it, or name another table",
-            )
+    try:
+        # As the sink compares them, which takes an int where the table has a bigint.
+        missing_columns(schema, arrow_columns(frame.schema))
+        check_same_partitions(settings.path, partition_by, tuple(settings.partition_by or ()))
+    except SinkError as error:
+        report.refuse(path, str(error))
 
 
 def _gone(table: str, checkpoint: str | None) -> str:
@@ -101,12 +103,6 @@ def _gone(table: str, checkpoint: str | None) -> str:
         f"there is no table {table}, and checkpoint {checkpoint} is of a pipeline that has written rows. A new table "
         "would lack them. Put the table back; or move the checkpoint away, too, and the pipeline makes the table again"
     )
-
-
-def _arrow_schema(table: DeltaTable) -> object:
-    import pyarrow as pa
-
-    return pa.schema(table.schema())
 
 
 def _check_folder(path: str, report: Report) -> None:

@@ -10,10 +10,13 @@ import pyarrow as pa
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.delta.columns import type_name
+from spark_sinks.sinks.delta.place import Place
 from spark_sinks.sinks.delta.positions import OFFSET, SHARD, STREAM
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 
 STREAMS_MAX = 16
+TABLES = "tables"
+"""Folder of a hub's store in which it keeps the tables of streams."""
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -57,6 +60,36 @@ def source_of(
     except ReadError as error:
         raise SinkError(str(error)) from None
     return found[0], streams
+
+
+def check_same_partitions(table: str, held: Sequence[str], given: Sequence[str]) -> None:
+    """Check that a table is partitioned by the columns that the sink was given.
+
+    Raises:
+        SinkError: it is not.
+    """
+    if tuple(held) != tuple(given):
+        raise SinkError(
+            f"table {table} is partitioned by {', '.join(held) or 'nothing'}, not by {', '.join(given) or 'nothing'}; "
+            "give partition_by as the table has it"
+        )
+
+
+def check_outside(place: Place, store: str) -> None:
+    """Check that a table is none of the hub's own, which the hub alone writes.
+
+    Args:
+        store: root of the hub's store.
+
+    Raises:
+        SinkError: it is.
+    """
+    root = store.rstrip("/")
+    root = root if "://" in root else os.path.abspath(root)
+    if f"{place.uri}/".startswith(f"{root.removeprefix('file://')}/{TABLES}/"):
+        raise SinkError(
+            f"table {place.uri} is in the store of the hub, which alone writes its tables; name another place"
+        )
 
 
 def check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:

@@ -13,7 +13,14 @@ from pyspark.sql import DataFrame
 
 from spark_sinks.errors import SinkError
 from spark_sinks.replaced import Replaced
-from spark_sinks.sinks.delta.arguments import check_positions, check_replaced, names_of, source_of
+from spark_sinks.sinks.delta.arguments import (
+    check_outside,
+    check_positions,
+    check_replaced,
+    check_same_partitions,
+    names_of,
+    source_of,
+)
 from spark_sinks.sinks.delta.columns import (
     Layout,
     arrow_columns,
@@ -110,6 +117,8 @@ class DeltaSink:
         self.name = name
         self._source = source_of(store, stream, tenant, store_options if store_options is not None else storage_options)
         self._check(keys)
+        if store is not None:
+            check_outside(self.place, os.fspath(store))
         self._forget()
 
     def _check(self, keys: object) -> None:
@@ -240,12 +249,7 @@ class DeltaSink:
                     f"table {self.place.uri}: it is not there right after it was made; is it being removed?"
                 )
         reading.check_writable()
-        if self.partition_by != reading.layout.partition_by:
-            held = ", ".join(reading.layout.partition_by) or "nothing"
-            raise SinkError(
-                f"table {self.place.uri} is partitioned by {held}, not by {', '.join(self.partition_by) or 'nothing'}; "
-                "give partition_by as the table has it"
-            )
+        check_same_partitions(self.place.uri, reading.layout.partition_by, self.partition_by)
         if self._source and FORGETTING_PROPERTY in reading.properties:
             raise SinkError(
                 f"table {self.place.uri} forgets transactions after a while ({FORGETTING_PROPERTY}), and with "

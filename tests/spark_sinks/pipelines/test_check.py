@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from spark_sinks.pipelines.check.check import check
@@ -43,6 +45,9 @@ def broken(frame):
 
 def sorted_rows(frame):
     return frame.orderBy("_time")
+
+def counted(frame):
+    return frame.limit(frame.count())
 
 def made_up(frame):
     return frame.sparkSession.range(3)
@@ -86,7 +91,8 @@ TABLE_OF_MISTAKES = [
     Wrong("a module that is none", steps("python: nowhere:warm"), "steps[0].python", 4,
           "there is no module nowhere. Put nowhere.py into the pipeline's folder, or install its package"),
     Wrong("a function that is none", steps("python: plant_steps:wram"), "steps[0].python", 4,
-          "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, sorted_rows, made_up"),
+          "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, sorted_rows, counted, "
+          "made_up"),
     Wrong("an option that is none", steps("{python: plant_steps:warm, options: {below: 3}}"), "steps[0].options", 4,
           "plant_steps:warm cannot be called with these options: got an unexpected keyword argument 'below'. "
           "It takes the DataFrame and above=20"),
@@ -100,6 +106,25 @@ TABLE_OF_MISTAKES = [
           "module faulty_steps cannot be imported: "),
     Wrong("rows of elsewhere", steps("python: plant_steps:made_up"), "steps[0].python", 4,
           "returns a DataFrame that is no stream"),
+    Wrong("a function that asks for rows", steps("python: plant_steps:counted"), "steps[0].python", 4,
+          "plant_steps:counted failed: it asks for rows, and a streaming DataFrame has none before the query runs. "
+          "Give the step `mode: batch`"),
+    Wrong("a field with the name of a topic level",
+          SOURCE.replace("telemetry}", "telemetry, schema: {format: json, fields: {machine: string}}}") + CONSOLE,
+          "source.schema.fields.machine", 2, "schema: fields.machine: the stream has a topic level machine"),
+    Wrong("a time of windows as text",
+          WINDOWS.replace("[window", "[sql: 'SELECT machine, _from, string(_time) _time FROM input', window") + HOURS,
+          "steps[0]", 3, "makes _time a string, and windows are made of it"),
+    Wrong("a table with other partitions", SOURCE + TABLE.replace("<dir>/table", "<dir>/parted"),
+          "sink.delta.path", 3, "table <dir>/parted is partitioned by line, not by nothing; give partition_by as"),
+    Wrong("a table with a column of another type",
+          SOURCE + "steps: [sql: 'SELECT _shard, _offset, _from, 1.5D AS line FROM input']\n"
+          + TABLE.replace("<dir>/table", "{path: <dir>/parted, partition_by: [line]}"),
+          "sink.delta.path", 4, "column line is double in the rows and string in the table: cast it"),
+    Wrong("a file for a table", SOURCE + TABLE.replace("<dir>/table", "<dir>/plant_steps.py"),
+          "sink.delta.path", 3, "<dir>/plant_steps.py cannot be read as a Delta table: "),
+    Wrong("the hub's own table", SOURCE + TABLE.replace("<dir>/table", "<hub>/tables/default/telemetry"),
+          "sink.delta", 3, "table <hub>/tables/default/telemetry is in the store of the hub, which alone writes"),
     Wrong("a stream that is sorted", steps("sql: SELECT * FROM input ORDER BY _time"), "steps[0].sql", 4,
           "Sorting is not supported on streaming DataFrames"),
     Wrong("a table without positions", SOURCE + "steps: [sql: 'SELECT machine, _from FROM input']\n" + TABLE,
@@ -149,6 +174,10 @@ TABLE_OF_MISTAKES = [
 def place(shared_plant: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("steps")
     (folder / "plant_steps.py").write_text(STEPS)
+    parted = pa.table({"_shard": pa.array([], pa.int64()), "_offset": pa.array([], pa.int64())})
+    write_deltalake(
+        str(folder / "parted"), parted.append_column("line", pa.array([], pa.string())), partition_by="line"
+    )
     (folder / "faulty_steps.py").write_text("def warm(frame)\n    return frame\n")
     sys.path.insert(0, str(folder))
     return {"<hub>": shared_plant.root, "<dir>": str(folder)}
@@ -189,6 +218,18 @@ def test_the_columns_of_each_step_are_shown(place: dict[str, str], spark: SparkS
     assert {"_shard": "int", "_offset": "bigint"}.items() <= report.steps[0].columns.items()
     (doubt,) = report.warnings
     assert doubt.message.startswith("loses _from")
+
+
+def test_an_int_fits_a_table_of_longs(place: dict[str, str], spark: SparkSession) -> None:
+    text = SOURCE + TABLE.replace("<dir>/table", "{path: <dir>/parted, partition_by: [line]}")
+    assert not checked(text, place, spark).errors
+
+
+@pytest.mark.parametrize("checkpoint", ["t", "t/c", "."])
+def test_a_checkpoint_in_the_folder_of_the_table(checkpoint: str, place: dict[str, str]) -> None:
+    """VACUUM deletes what it does not know in a table's folder."""
+    with pytest.raises(ConfigError, match=r"checkpoint: and the table are one folder"):
+        loaded(SOURCE + f"sink: {{delta: <dir>/t}}\ncheckpoint: <dir>/{checkpoint}\n", place)
 
 
 def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: SparkSession, tmp_path: Path) -> None:
