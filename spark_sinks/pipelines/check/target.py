@@ -19,6 +19,7 @@ from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.arguments import check_same_partitions
 from spark_sinks.sinks.delta.columns import arrow_columns, missing_columns
 from spark_sinks.sinks.delta.place import place_of
+from spark_sinks.sinks.delta.table import cause_of
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
@@ -87,8 +88,7 @@ def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, 
         table = DeltaTable(uri, storage_options=options)
         schema, partition_by = pa.schema(table.schema()), tuple(table.metadata().partition_columns)
     except (DeltaError, OSError, ValueError) as error:
-        reason = str(error).partition(chr(10))[0]
-        report.refuse(path, f"{settings.path} cannot be read as a Delta table: {reason}. Name another folder")
+        report.refuse(path, f"{settings.path} cannot be read as a Delta table: {cause_of(error)}. Name another folder")
         return
     try:
         # As the sink compares them, which takes an int where the table has a bigint.

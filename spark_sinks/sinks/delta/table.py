@@ -6,6 +6,7 @@ on top of the version that was read, or not at all.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ from spark_sinks.sinks.delta.place import Place
 from weft.storage.table_log import ACTIONS_KEY, TableLog
 
 T = TypeVar("T")
+_CAUSE = re.compile(r"\s*(?:\x1b\[\d+m)?\u21b3(?:\x1b\[0m)?\s*(.+)")
+"""A line of a tree of causes, with or without colours."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Properties that turn deltalake's own checkpoints off: they are not synced."""
 CHECKPOINT_VERSIONS = 100
@@ -72,20 +75,26 @@ def guarded(call: Callable[[], T], place: Place) -> T:
     except (SinkError, Conflict):
         raise
     except CommitFailedError as error:
-        raise Conflict(_sentence(error)) from error
+        raise Conflict(cause_of(error)) from error
+    except OSError as error:
+        raise SinkError(
+            f"table {place.uri}: {cause_of(error)}. See to its disk or object store, and start the query again: "
+            "it goes on where it was"
+        ) from error
     except Exception as error:
-        raise SinkError(f"table {place.uri}: {_sentence(error)}") from error
+        raise SinkError(f"table {place.uri}: {cause_of(error)}") from error
     except BaseException as error:
         # A Rust panic derives from BaseException, so that no `except Exception` swallows it; it must not end the query.
         if type(error).__name__ != "PanicException":
             raise
-        raise SinkError(f"table {place.uri}: {_sentence(error)}") from error
+        raise SinkError(f"table {place.uri}: {cause_of(error)}") from error
 
 
-def _sentence(error: BaseException) -> str:
-    """Return the first line of an error: deltalake appends a backtrace."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+def cause_of(error: BaseException) -> str:
+    """Return an error of deltalake as a sentence: its first line, and of the tree of causes behind it the innermost."""
+    first, *lines = str(error).splitlines() or [type(error).__name__]
+    causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
+    return ": ".join([first, *causes[-1:]])
 
 
 class Reading:

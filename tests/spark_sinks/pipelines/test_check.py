@@ -122,7 +122,8 @@ TABLE_OF_MISTAKES = [
           + TABLE.replace("<dir>/table", "{path: <dir>/parted, partition_by: [line]}"),
           "sink.delta.path", 4, "column line is double in the rows and string in the table: cast it"),
     Wrong("a file for a table", SOURCE + TABLE.replace("<dir>/table", "<dir>/plant_steps.py"),
-          "sink.delta.path", 3, "<dir>/plant_steps.py cannot be read as a Delta table: "),
+          "sink.delta.path", 3, "<dir>/plant_steps.py cannot be read as a Delta table: "
+          "Generic LocalFileSystem error: "),
     Wrong("the hub's own table", SOURCE + TABLE.replace("<dir>/table", "<hub>/tables/default/telemetry"),
           "sink.delta", 3, "table <hub>/tables/default/telemetry is in the store of the hub, which alone writes"),
     Wrong("a stream that is sorted", steps("sql: SELECT * FROM input ORDER BY _time"), "steps[0].sql", 4,

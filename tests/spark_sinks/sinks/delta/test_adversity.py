@@ -16,7 +16,8 @@ from pyspark.sql import functions as F
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta import DeltaSink
 from spark_sinks.sinks.delta import sink as sink_module
-from spark_sinks.sinks.delta.table import Conflict, Reading
+from spark_sinks.sinks.delta.place import place_of
+from spark_sinks.sinks.delta.table import Conflict, Reading, guarded
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delta.tables import rows
 
@@ -93,6 +94,15 @@ def test_times_that_no_calendar_has_end_no_query(spark: SparkSession, table: Pat
     assert {row["n"] for row in found.select("n").collect()} == {2}
     by_bounds = polars.scan_delta(str(table)).filter(polars.col("at") < datetime(2000, 1, 1, tzinfo=UTC))
     assert by_bounds.select(polars.len()).collect().item() == 4
+
+
+def test_a_disk_that_fails_is_told_with_its_reason(tmp_path: Path) -> None:
+    """deltalake tells the reason, such as a full disk, in a tree of causes behind the first line."""
+    (tmp_path / "hours").write_text("a file where the table is to be")
+    place = place_of(tmp_path / "hours", {})
+    with pytest.raises(SinkError, match=r"Not a directory \(os error 20\)\. See to its disk or object") as told:
+        guarded(lambda: DeltaTable.is_deltatable(place.uri), place)
+    assert "\x1b" not in str(told.value)
 
 
 def test_nan_is_the_highest_value_however_batches_are_cut(spark: SparkSession, table: Path) -> None:
