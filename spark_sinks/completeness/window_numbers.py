@@ -33,7 +33,7 @@ class _Kept(msgspec.Struct, frozen=True):
     complete_end: int
     given_end: int
     definition: Definition = {}
-    chunks: dict[str, tuple[int, int]] = {}
+    chunks: dict[str, tuple[int, int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class WindowState:
     """Number below which windows were given out once, complete or not."""
     definition: Definition = field(default_factory=dict)
     """Definition of the windows that were given out; empty in states of older releases."""
-    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Number and footer CRC of the chunk with the last record below an offset, where it is known: it tells the log from
-    one that was restored to an earlier state. States of older releases have none."""
+    chunks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Number, footer CRC and time (ns since 1970) of the chunk with the last record below an offset, where it is known:
+    it tells the log from one that was restored to an earlier state. States of older releases have none."""
 
     def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
         """Note that rows up to ``offsets`` lie in ``windows``."""

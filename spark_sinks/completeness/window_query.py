@@ -31,7 +31,7 @@ from spark_sinks.completeness.window_store import WindowStore
 from spark_sinks.errors import ReadError
 from spark_sinks.read import read
 from spark_sinks.replaced import Replaced
-from spark_sinks.source.checkpoints import Bookmarks, Places, moved
+from spark_sinks.source.checkpoints import Bookmarks, Places, chunks_of, moved
 from spark_sinks.source.history import Kept, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
@@ -234,9 +234,7 @@ class WindowSteps:
     def _keep(self, state: WindowState) -> None:
         if self._log is not None:
             self._places = run(moved(self._log, state.offsets, self._places))
-            state.chunks = {
-                shard: (kept.witness.n, kept.witness.footer_crc) for shard, kept in self._places.items() if kept.witness
-            }
+            state.chunks = chunks_of(self._places)
         self._store.keep(state.encode())
         self._kept_at = self._clock()
 

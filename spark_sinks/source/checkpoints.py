@@ -1,7 +1,8 @@
 """Positions of a query, as its checkpoint keeps them.
 
-In Spark's they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559]}}``: of each shard the offset of the next
-record, and of shards with records below it the number and the footer's checksum of the chunk with the last of them.
+In Spark's they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559, 1700000001000000000]}}``: of each shard the
+offset of the next record, and of shards with records below it the chunk with the last of them: its number, the checksum
+of its footer, and when the hub made it (ns since 1970).
 Spark takes positions for new data when their text is another, so one that does not move keeps its text, with or without
 a chunk.
 """
@@ -15,10 +16,13 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source.history import Kept, WentBack, Witness
 from spark_sinks.source.positions import CHUNKS, Offsets, from_json, of_checkpoint, to_json
 from spark_sinks.source.stream_log import StreamLog
+from spark_sinks.source.tables import TableSnapshot
 
 Places = dict[int, Kept]
 """Shard -> position."""
-_NUMBERS = 2
+_NUMBERS = 3
+CLOCKS_NS = 300 * 1_000_000_000
+"""Nanoseconds by which the clocks of two nodes of a hub may differ."""
 
 
 def decode(value: Any) -> Places:
@@ -43,8 +47,14 @@ def decode(value: Any) -> Places:
 def encode(places: Mapping[int, Kept]) -> dict[str, Any]:
     """Return the form for the checkpoint: the same positions give the same text."""
     found: dict[str, Any] = dict(to_json(offsets_of(places)))
-    chunks = {str(shard): list(kept.witness) for shard, kept in sorted(places.items()) if kept.witness is not None}
+    chunks = {str(shard): list(chunk) for shard, chunk in sorted(chunks_of(places).items())}
     return found | ({CHUNKS: chunks} if chunks else {})
+
+
+def chunks_of(places: Mapping[int, Kept]) -> dict[int, tuple[int, int, int]]:
+    """Return number, checksum and time of the chunks, where they are known."""
+    known = {shard: kept.witness for shard, kept in places.items() if kept.witness is not None}
+    return {shard: (each.n, each.footer_crc, each.created or 0) for shard, each in known.items()}
 
 
 def offsets_of(places: Mapping[int, Kept]) -> Offsets:
@@ -95,9 +105,11 @@ class Bookmarks:
         stream = self._log.options.stream
         try:
             # The log's end has been looked at, which is all that can be done without a chunk.
-            await self._log.history.check(
+            deleted = await self._log.history.check(
                 {(stream, shard): kept for shard, kept in new.items() if kept.witness is not None}
             )
+            if deleted:
+                check_rows(self._log.table(), {shard: kept for (_, shard), kept in deleted.items()})
         except WentBack as error:
             raise WentBack(
                 f"checkpoint: it goes up to {error}. The hub's store was restored to an earlier state, and gives these "
@@ -115,6 +127,20 @@ class Bookmarks:
         places = await moved(self._log, ends, start)
         self._known |= places
         return places
+
+
+def check_rows(table: TableSnapshot | None, places: Mapping[int, Kept]) -> None:
+    """Check rows of the table whose chunks the hub has deleted: none can have come after its chunk was made.
+
+    Raises:
+        WentBack: one did, so it was given the offset again after a restore.
+    """
+    for shard, (end, witness) in places.items():
+        if table is None or witness is None or witness.created is None:
+            continue
+        received = table.received(shard, end - 1)
+        if received is not None and received > witness.created + CLOCKS_NS:
+            raise WentBack(f"offset {end} of shard {shard}, and the record before it came later")
 
 
 async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, Kept]) -> Places:

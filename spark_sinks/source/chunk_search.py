@@ -15,6 +15,8 @@ class StreamChunk(NamedTuple):
 
     n: int
     footer_crc: int
+    created: int
+    """Nanoseconds since 1970."""
     first: int
     """Offset of the stream's first record in it."""
     end: int
@@ -26,7 +28,7 @@ def stream_chunk(chunk: Chunk, stream: StreamKey) -> StreamChunk | None:
     for section in chunk.footer.streams:
         if (section.tenant, section.stream) == stream:
             first = section.base_offset
-            return StreamChunk(chunk.header.n, chunk.footer_crc, first, first + section.count)
+            return StreamChunk(chunk.header.n, chunk.footer_crc, chunk.header.created, first, first + section.count)
     return None
 
 

@@ -27,6 +27,9 @@ class Witness(NamedTuple):
 
     n: int
     footer_crc: int
+    created: int | None = None
+    """Time at which the hub made it, ns since 1970; None where only number and checksum were kept. Once the chunk is
+    deleted, it tells the table's rows from later ones."""
 
 
 class Kept(NamedTuple):
@@ -71,22 +74,26 @@ class History:
             raise _unreadable(error) from error
         known = {place: each for place, each in zip(ends, found, strict=True) if each is not None}
         self._found |= known
-        return {place: Witness(each.n, each.footer_crc) for place, each in known.items()}
+        return {place: Witness(each.n, each.footer_crc, each.created) for place, each in known.items()}
 
-    async def check(self, positions: Mapping[StreamShard, Kept]) -> None:
+    async def check(self, positions: Mapping[StreamShard, Kept]) -> dict[StreamShard, Kept]:
         """Check that the log still is the one that positions were taken from.
 
-        Of a chunk that the hub has deleted since, nothing can be said: the hub's own table keeps watch over those.
+        Returns:
+            The positions of which nothing can be said but that the log is no shorter: of earlier releases, and in
+            chunks that the hub has deleted since.
 
         Raises:
             WentBack: it is another one, or shorter.
         """
         try:
-            await asyncio.gather(*(self._check(place, kept) for place, kept in positions.items()))
+            known = await asyncio.gather(*(self._check(place, kept) for place, kept in positions.items()))
         except (StoreError, CodecError) as error:
             raise _unreadable(error) from error
+        return {place: kept for (place, kept), is_known in zip(positions.items(), known, strict=True) if not is_known}
 
-    async def _check(self, place: StreamShard, kept: Kept) -> None:
+    async def _check(self, place: StreamShard, kept: Kept) -> bool:
+        """Return whether the chunk was compared."""
         (stream, shard), (end, witness) = place, kept
         log = self._logs[shard]
         if witness is not None:
@@ -95,7 +102,7 @@ class History:
             held = stream_chunk(chunk, (self._tenant, stream)) if chunk is not None and is_same else None
             if held is not None and held.end >= end:
                 self._found.setdefault(place, held)
-                return
+                return True
             # Below the watermark there is nothing, or what a paused writer made again.
             if not is_same and witness.n >= (await log.manifest())[0].watermark:
                 how = "lacks" if chunk is None else "has another"
@@ -103,6 +110,7 @@ class History:
         head = (await log.load()).next_offset.get((self._tenant, stream), 0)
         if head < end:
             raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log ends at {head}")
+        return False
 
     async def _chunk_with(self, place: StreamShard, offset: int) -> StreamChunk | None:
         stream, shard = place

@@ -51,6 +51,8 @@ class ChunkSlice(NamedTuple):
     clocks: tuple[ClockUpdate, ...] = ()
     """Clock notices of the footer."""
     footer_crc: int = 0
+    created: int = 0
+    """Time at which the hub made the chunk, ns since 1970."""
 
     @property
     def end(self) -> int:
@@ -236,7 +238,7 @@ class StreamLog:
     def _remembered(self, shard: int, end: int) -> Witness | None:
         for piece in reversed(self._recent[shard]):
             if piece.section.base_offset < end:
-                return Witness(piece.n, piece.footer_crc) if end <= piece.end else None
+                return Witness(piece.n, piece.footer_crc, piece.created) if end <= piece.end else None
         return None
 
     async def slices(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
@@ -308,7 +310,9 @@ class StreamLog:
                 if (section.tenant, section.stream) == (self.options.tenant, self.options.stream):
                     lanes = tuple(map(self._lane, chunk.footer.lanes))
                     clocks = tuple(clock for clock in chunk.footer.clocks if clock.tenant == section.tenant)
-                    found.append(ChunkSlice(chunk.header.n, section, lanes, clocks, chunk.footer_crc))
+                    found.append(
+                        ChunkSlice(chunk.header.n, section, lanes, clocks, chunk.footer_crc, chunk.header.created)
+                    )
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:

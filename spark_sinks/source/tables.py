@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -93,6 +95,14 @@ class TableSnapshot(NamedTuple):
         """Return the lowest offset of a shard of which a file can have the row; its position where no file can."""
         lows = [file.offset_min or 0 for file in self.files if file.may_hold(shard, 0, self.ends[shard])]
         return min(lows, default=self.ends[shard])
+
+    def received(self, shard: int, offset: int) -> int | None:
+        """Return when the hub took a record in, ns since 1970, rounded down to microseconds; None without its row."""
+        if not any(file.may_hold(shard, offset, offset + 1) for file in self.files):
+            return None
+        wanted = (ds.field("_shard") == shard) & (ds.field("_offset") == offset)
+        found = self.table.to_pyarrow_dataset().to_table(["_received"], wanted).column(0)
+        return found[0].cast(pa.int64()).as_py() * 1000 if len(found) else None
 
     @property
     def columns(self) -> dict[str, str]:

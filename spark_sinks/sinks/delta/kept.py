@@ -74,7 +74,7 @@ class KeptPositions:
         except ReadError as error:
             raise SinkError(str(error)) from None
         for place, witness in witnesses.items():
-            made |= dict(zip(source_ids(self._followed.app(place)), witness, strict=True))
+            made |= dict(zip(source_ids(self._followed.app(place)), witness[:2], strict=True))
         return made
 
     def _witness(self, reading: Reading, place: StreamShard) -> Witness | None:

@@ -226,7 +226,7 @@ class Batch:
         ends = shard_ends(self.rows)
         witnesses = log.witnesses(ends)
         for shard, end in ends.items():
-            n, crc = witnesses.get(shard, (None, None))
+            n, crc, _ = witnesses.get(shard, (None, None, None))
             values = {"source": log.source, "n": n, "crc": crc, "shard": shard, "end": end}
             connection.execute(self._statement(WITNESS, **values))
 

@@ -100,6 +100,37 @@ def test_a_running_query_stops_when_its_log_goes_on_with_other_chunks(hub: Hub) 
         query.batch(at)
 
 
+def test_so_is_one_whose_chunks_were_deleted_since(hub: Hub) -> None:
+    """The table has other rows at these offsets, which came later."""
+    hub.write(1)
+    restore = hub.backup()
+    hub.write(1)
+    at = read_all(hub)
+    restore()
+    hub.rounds = 3600
+    hub.write(3)
+    hub.tier()
+    assert collect(hub) > 0
+    with pytest.raises(WentBack, match=r"and the record before it came later\. The hub's store was restored"):
+        Follower(hub).batch(at)
+
+
+def test_a_query_that_slept_until_its_chunks_were_deleted_compares_too(hub: Hub) -> None:
+    hub.write(1)
+    restore = hub.backup()
+    hub.write(1)
+    query = Follower(hub)
+    at, _ = query.batch(query.reader.initialOffset())
+    restore()
+    hub.rounds = 3600
+    hub.write(3)
+    hub.tier()
+    assert collect(hub) > 0
+    query.sleep()
+    with pytest.raises(WentBack, match="restored to an earlier state"):
+        query.batch(at)
+
+
 def test_a_position_that_does_not_move_keeps_its_text(hub: Hub) -> None:
     """Spark makes a micro-batch of every other text."""
     hub.write(2)
@@ -139,7 +170,7 @@ def test_the_chunk_is_that_of_the_last_record_whether_followed_or_looked_up(hub:
     while at != (end := running.reader.latestOffset(at, ReadMaxRows(17))):
         fresh = Follower(hub).reader.latestOffset(at, ReadMaxRows(17))
         assert text(end) == text(fresh)
-        assert {shard: n for shard, (n, _) in end["chunks"].items()} == {
+        assert {shard: n for shard, (n, *_) in end["chunks"].items()} == {
             shard: (offset - 1) // (offsets(hub_ends(hub))[shard] // 9)
             for shard, offset in offsets(end).items()
             if offset
@@ -180,7 +211,7 @@ def test_a_running_query_asks_for_no_chunk_twice(hub: Hub, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "place",
     [
-        {"0": 1, "chunks": {"0": [1]}}, {"0": 1, "chunks": {"0": [1, -1]}}, {"0": 1, "chunks": {"3": [1, 1]}},
+        {"0": 1, "chunks": {"0": [1]}}, {"0": 1, "chunks": {"0": [1, -1, 1]}}, {"0": 1, "chunks": {"3": [1, 1, 1]}},
         {"0": 1, "chunks": [1]}, {"0": 1, "chunks": {"x": [1, 1]}}, {"0": "1"}, ["0"], {"x": 1},
     ],
 )  # fmt: skip
