@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conftest import Broker
-from tests.interop.peers import LIBRARIES, Message, MqttJs, Options, Peer
+from tests.interop.peer import Message, Options, Peer
+from tests.interop.peer_programs import MqttJs
+from tests.interop.peers import LIBRARIES
 
 NPM_INSTALL_S_MAX = 120
 _numbers = itertools.count()

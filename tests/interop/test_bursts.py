@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.conftest import Broker
-from tests.interop.peers import MqttJs, Options
+from tests.interop.peer import Options
+from tests.interop.peer_programs import MqttJs
 
 MESSAGES = 10_000
 TAIL_S_MAX = 60.0

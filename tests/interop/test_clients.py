@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.interop.conftest import Connect
-from tests.interop.peers import Message
+from tests.interop.peer import Message
 
 SILENCE_S = 0.3
 

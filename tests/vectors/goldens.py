@@ -1,0 +1,268 @@
+"""Batches, segments, chunks and states of shards that the golden vectors hold."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+
+from tests.vectors.notation import Notation
+
+T = 1_700_000_000_000_000_000
+
+SMALL: Notation = {
+    "stream": 1,
+    "base_seq": 7,
+    "boot_id": 0x0123456789ABCDEF,
+    "monotonic": 5_000_000_000,
+    "clock": "SYNCED",
+    "records": [
+        {"time": T, "key": "plant/1/t", "payload": b"21.5".hex()},
+        {"time": T + 1_000_000, "key": "plant/2/t", "payload": b"19".hex()},
+        {"time": T + 2_000_000, "key": "plant/1/t", "payload": ""},
+    ],
+}
+FULL: Notation = {
+    **SMALL,
+    "stream": 2,
+    "base_seq": 1 << 40,
+    "clock": "UNSYNCED",
+    "records": [
+        {"time": -1, "key": "", "payload": "00ff", "flags": 4},
+        {
+            "time": T,
+            "key": "wärme",
+            "payload": "ff" * 9,
+            "headers": [["unit", "°C"], ["unit", "again"], ["", ""]],
+            "flags": 3,
+        },
+        {"time": T - 5, "key": "wärme", "payload": "01"},
+    ],
+}
+LARGE: Notation = {
+    **SMALL,
+    "records": [{"time": T + i, "key": f"plant/{i % 3}", "payload": (b"%08d" % i * 6).hex()} for i in range(100)],
+}
+LAST: Notation = {**SMALL, "base_seq": (1 << 63) - 1 - 3, "boot_id": (1 << 64) - 1, "stream": (1 << 32) - 1}
+MADE: Notation = {**SMALL, "origin": 2}
+TYPED: Notation = {
+    **SMALL,
+    "records": [
+        {
+            "time": T, "key": "a", "payload": "",
+            "headers": [
+                ["text", "x"], ["bytes", {"hex": "00ff"}], ["int", -(1 << 63)], ["int", (1 << 63) - 1], ["float", 0.5],
+                ["bool", True], ["bool", False], ["nil", None],
+            ],
+        },
+    ],
+}  # fmt: skip
+FIRST_POSITION = 1 << 26
+STREAMS = {"1": ["telemetry", 7], "2": ["alarms", 0]}
+SEGMENT: Notation = {
+    "header": {"log_id": 0xFEDCBA9876543210, "first_position": FIRST_POSITION, "created": T},
+    "entries": [
+        {"kind": "STREAMS", "body": STREAMS},
+        {"kind": "BATCH", "body": SMALL},
+        {"kind": "GAP", "body": [2, 0, 5, 1, T]},
+        {"kind": "CLOCK", "body": [0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry", "2": "alarms"},
+                [[1, [[7, 10]], T, T + 2_000_000, [[7, 71]]]],
+                [[2, 0, 5, 1, T]],
+            ],
+        },
+    ],
+    "sealed": True,
+}
+MOVED: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 90]}},
+        {"kind": "KEPT", "body": [[[1, 90, [[5, 10], [80, 90]]], [2, 0, []]]]},
+        {"kind": "GAP", "body": [1, 5, 7, 1, T]},
+        {"kind": "MOVED", "body": SMALL},
+        {"kind": "STREAMS", "body": {}},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry"},
+                [],
+                [[1, 5, 7, 1, T]],
+                [[1, 90, [[5, 10], [80, 90]]]],
+                [[0, 200]],
+                [[1, [[7, 10]], T, T + 2_000_000, [[7, 120]]]],
+            ],
+        },
+    ],
+    "sealed": True,
+}
+OWNER = ["default", "press-2", [[1, 90]]]
+OWNED: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 90]}},
+        {"kind": "OWNER", "body": OWNER},
+        {"kind": "KEPT", "body": [[[1, 90, []]]]},
+        {"kind": "OWNER", "body": OWNER},
+        {"kind": "STREAMS", "body": {}},
+        {"kind": "FOOTER", "body": [{"1": "telemetry"}, [], [], [[1, 90, []]], [], [], OWNER]},
+    ],
+    "sealed": True,
+}
+ORIGINS = [[1, 1, "smooth", "2.0.1", "q80="], [2, 2, "telemetry", "7", ""]]
+"""Hashes are base64 text."""
+TOGETHER: Notation = {
+    "header": SEGMENT["header"],
+    "entries": [
+        {"kind": "STREAMS", "body": {"1": ["telemetry", 7], "2": ["alarms", 7]}},
+        {"kind": "STREAMS", "body": {}},
+        {"kind": "ORIGINS", "body": ORIGINS},
+        {"kind": "WHOLE", "body": [408]},
+        {"kind": "BATCH", "body": MADE},
+        {"kind": "BATCH", "body": {**MADE, "stream": 2}},
+        {
+            "kind": "FOOTER",
+            "body": [
+                {"1": "telemetry", "2": "alarms"},
+                [
+                    [1, [[7, 10]], T, T + 2_000_000, [[7, 147]]],
+                    [2, [[7, 10]], T, T + 2_000_000, [[7, 351]]],
+                ],
+                [],
+                [],
+                [[0, 204], [0, 204]],
+                [],
+                None,
+                ORIGINS,
+            ],
+        },
+    ],
+    "sealed": True,
+}
+OPEN: Notation = {**SEGMENT, "entries": SEGMENT["entries"][:2], "sealed": False}
+CHUNK: Notation = {
+    "header": {
+        "cluster_id": "000102030405060708090a0b0c0d0e0f",
+        "n": 3,
+        "created": T,
+        "shard": 1,
+        "previous_footer_crc": 0xDEADBEEF,
+        "nonce": 42,
+    },
+    "must_understand": 0,
+    "fold_level": 1,
+    "sections": [
+        {
+            "tenant": "default",
+            "stream": "alarms",
+            "base_offset": 0,
+            "count": 3,
+            "first_time": -1,
+            "last_time": T,
+            "entries": [{"lane": 1, "skip": 0, "take": 3, "received": T + 9, "batch": FULL}],
+        },
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "base_offset": 1000,
+            "count": 1,
+            "first_time": T,
+            "last_time": T + 2_000_000,
+            "entries": [{"lane": 0, "skip": 1, "take": 1, "received": T + 9, "batch": SMALL}],
+        },
+    ],
+    "lanes": [
+        [
+            "default",
+            "pi-1",
+            0xFEDCBA9876543210,
+            "telemetry",
+            2,
+            [[8, 9]],
+            [[9, 12, 1]],
+            [T, 12],
+            None,
+            None,
+            [[1, 1, "mean", "3", "q80="]],
+            [T + 5, 8],
+            3,
+        ],
+        [
+            "default",
+            "pi-1",
+            0xFEDCBA9876543210,
+            "alarms",
+            2,
+            [[1 << 40, (1 << 40) + 3]],
+            [],
+            None,
+            ["a/{line}"],
+            2,
+            [],
+            None,
+            0,
+        ],
+    ],
+    "controls": [
+        [3, "default", "pi-0", 7, "telemetry", base64.b64encode(msgspec.msgpack.encode([2, "scrapped"])).decode()],
+        [99, "default", "", 0, "alarms", "kw=="],
+    ],
+    "clocks": [["default", "pi-1", 0xFEDCBA9876543210, 0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]],
+    "extensions": {"7": "c0"},
+}
+EMPTY_CHUNK: Notation = {
+    **CHUNK,
+    "sections": [],
+    "lanes": [["default", "pi-1", 1, "telemetry", 1, [], [], [T, 0], ["plant/{line}/t"], 0, [], None, 0]],
+    "controls": [],
+    "clocks": [],
+    "extensions": {},
+}
+STATE: Notation = {
+    "cluster_id": "000102030405060708090a0b0c0d0e0f",
+    "shard": 1,
+    "n": 3,
+    "footer_crc": 0xDEADBEEF,
+    "must_understand": 0,
+    "made_with": 1,
+    "fold_level": 1,
+    "created": T + 7,
+    "drops": 0,
+    "streams": [
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "next_offset": 1001,
+            "fields": ["line", "machine"],
+            "named_by": ["pi-1", "pi-1"],
+            "skips": [[700, 702, T + 6, "no row", [["pi-1", 0xFEDCBA9876543210, 700, 702]]]],
+        }
+    ],
+    "lanes": [
+        {
+            "tenant": "default",
+            "edge": "pi-1",
+            "log_id": 0xFEDCBA9876543210,
+            "stream": "telemetry",
+            "epoch": 2,
+            "ranges": [[0, 1003], [1010, 1011]],
+            "gaps": [[5, 7, 1], [900, 905, 6]],
+            "mark": [T, 1003],
+            "whole_mark": [T - 9, 800],
+            "pending_marks": [[T, 1003], [T + 1, 1011]],
+            "topics": ["plant/{line}/{machine}/telemetry"],
+            "payload": 2,
+            "origins": [[1, 1, "mean", "3", "q80="]],
+            "partial": False,
+            "last_seen": T + 7,
+            "retired": [T + 7, 1, "not seen for 90 days"],
+            "conflict": [T + 5, 1, T, T - 9, "a connection with epoch 2 has taken over"],
+        }
+    ],
+    "clocks": [["default", "pi-1", 0xFEDCBA9876543210, [[0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]]]],
+    "extensions": {},
+}
+EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
