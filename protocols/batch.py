@@ -188,8 +188,14 @@ def verify(data: Buffer, offset: int = 0) -> BatchHeader:
     return header
 
 
-def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
+def body_of(
+    data: Buffer, header: BatchHeader, offset: int = 0, decompressor: zstandard.ZstdDecompressor | None = None
+) -> Buffer:
     """Return the uncompressed body of a batch whose header was decoded (and, for foreign bytes, verified) before.
+
+    Args:
+        decompressor: taken for this body; None makes one, which takes as long as to decompress 50 kB. It serves one
+            thread at a time.
 
     Raises:
         Corrupt: the body does not decompress to the length that the header names.
@@ -202,7 +208,7 @@ def body_of(data: Buffer, header: BatchHeader, offset: int = 0) -> Buffer:
         claimed = zstandard.frame_content_size(body)
         if claimed not in (header.raw_length, _CONTENT_SIZE_UNKNOWN):
             raise Corrupt(f"a batch body claims {claimed} bytes, its header says {header.raw_length}")
-        decompressor = zstandard.ZstdDecompressor()
+        decompressor = decompressor or zstandard.ZstdDecompressor()
         raw = decompressor.decompress(body, max_output_size=header.raw_length, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise Corrupt(f"a batch body does not decompress: {error}") from error
@@ -215,20 +221,25 @@ _CONTENT_SIZE_UNKNOWN = -1
 
 
 def decode_columns(
-    data: Buffer, header: BatchHeader | None = None, offset: int = 0, checks: Checks = PLAIN_CHECKS
+    data: Buffer,
+    header: BatchHeader | None = None,
+    offset: int = 0,
+    checks: Checks = PLAIN_CHECKS,
+    decompressor: zstandard.ZstdDecompressor | None = None,
 ) -> Columns:
     """Decode the columns of a batch. Large columns are views of the (decompressed) body, not copies.
 
     Args:
         header: header of a batch that was verified before; without it the batch is verified here.
         checks: how to compare numbers.
+        decompressor: as for ``body_of``.
 
     Raises:
         Truncated, UnsupportedVersion, Corrupt: as ``verify``, and when a column does not fit the header.
     """
     if header is None:
         header = verify(data, offset)
-    return _columns_in(body_of(data, header, offset), header, checks)
+    return _columns_in(body_of(data, header, offset, decompressor), header, checks)
 
 
 def check(data: Buffer, header: BatchHeader) -> None:

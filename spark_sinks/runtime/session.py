@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from pyspark.sql import SparkSession
 
+from spark_sinks.runtime.collector import collector_conf
 from spark_sinks.runtime.java import find_java_home
 from spark_sinks.runtime.workers import VARIABLE, use_this_python
 from spark_sinks.source.data_source import WeftSource
@@ -87,7 +88,8 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName("weft")
-    for name, value in (DEFAULTS | (LOCAL_DEFAULTS if local else {}) | conf).items():
+    local_conf = LOCAL_DEFAULTS | collector_conf(conf, os.environ) if local else {}
+    for name, value in (DEFAULTS | local_conf | conf).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +13,10 @@ from weft.protocols.chunk import LaneUpdate
 from weft.protocols.columns import Checks, header_text
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
+from weft.storage.table.levels import Found, Levels, key_text
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_columns
 from weft.storage.table.record_time import CLOCKS, CORRECTED, FUTURE, FUTURE_US, STEPPED, BatchTimes, behind
+from weft.storage.table.repeated import falses, nulls, repeated_text
 
 VECTOR_CHECKS = Checks(
     lambda data: bool((_u32s(data)[1:] >= _u32s(data)[:-1]).all()),
@@ -28,10 +27,6 @@ ROWS_MAX = 1 << 16
 """Maximum number of rows of a record batch: neighbouring batches are joined up to this many, longer ones are cut."""
 BYTES_MAX = 64 << 20
 """Maximum number of bytes of a record batch of more than one row (``storage.table.costs``)."""
-CACHED_CHARACTERS_MAX = 8 << 10
-"""Longest list of topic patterns that stays compiled: compiled, it takes about fifty times its length."""
-FOUND_CELLS_MAX = 1 << 20
-"""Maximum number of levels of keys that are remembered for the next batches of a section."""
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 """Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
 ORIGIN_COLUMN = "_origin"
@@ -40,8 +35,6 @@ it."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(CLOCKS)
 
-Topics = Callable[[Lane], Sequence[str]]
-"""A lane's topic patterns."""
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -72,63 +65,6 @@ class Piece(NamedTuple):
         return index.astype(np.uint32), [keys[at] for at in used.tolist()]
 
 
-class Levels:
-    """Named topic levels of keys, looked up once per distinct key and set of patterns, whatever the case of names."""
-
-    def __init__(self, fields: Sequence[str], topics: Topics) -> None:
-        self.fields = fields
-        self._names = [field.casefold() for field in fields]
-        self._topics = topics
-        self._found: dict[Lane, dict[bytes, tuple[str | None, ...]]] = {}
-        self._cells = 0
-        self._patterns: dict[Lane, list[TopicPattern]] = {}
-
-    def of(self, lane: Lane, keys: Sequence[bytes]) -> list[tuple[str | None, ...]]:
-        if self._cells + len(keys) * len(self.fields) > FOUND_CELLS_MAX:
-            self._found, self._cells = {}, 0
-        found = self._found.setdefault(lane, {})
-        new = [key for key in keys if key not in found]
-        if new:
-            self._cells += len(new) * len(self.fields)
-            patterns = self._patterns.get(lane)
-            if patterns is None:
-                patterns = self._patterns[lane] = compile_topics(tuple(self._topics(lane)))
-            for key in new:
-                topic = _text(key)
-                matches = (pattern.match(topic) for pattern in patterns)
-                match = next((match for match in matches if match is not None), {})
-                levels = {name.casefold(): level for name, level in match.items()}
-                found[key] = tuple(levels.get(name) for name in self._names)
-        return [found[key] for key in keys]
-
-    def columns(self, rows: Sequence[tuple[str | None, ...]]) -> dict[str, pa.Array]:
-        """Return one array per field over a key table."""
-        values = zip(*rows, strict=True)
-        return {field: pa.array(column, pa.string()) for field, column in zip(self.fields, values, strict=True)}
-
-
-def compile_topics(topics: tuple[str, ...]) -> list[TopicPattern]:
-    """Return the patterns that compile. Another one came from an edge of another release: it names no levels here."""
-    # What takes much memory is compiled for each section, in its owner's time.
-    return _compiled(topics) if sum(map(len, topics)) <= CACHED_CHARACTERS_MAX else _compile(topics)
-
-
-def _compile(topics: tuple[str, ...]) -> list[TopicPattern]:
-    patterns = []
-    for topic in topics:
-        with contextlib.suppress(InvalidTopic):
-            patterns.append(compile_pattern(topic))
-    return patterns
-
-
-_compiled = lru_cache(maxsize=128)(_compile)
-
-
-def _text(key: bytes) -> str:
-    """Return a key as text. Topics are UTF-8 (MQTT 3.1.1 section 1.5.3); other bytes become U+FFFD."""
-    return key.decode("utf-8", "replace")
-
-
 class RowBuilder:
     """Joins pieces until a record batch is full, then makes its columns in one go."""
 
@@ -142,7 +78,8 @@ class RowBuilder:
         rows_max: int = ROWS_MAX,
     ) -> None:
         self._schema = schema
-        self._names = frozenset(schema.names)
+        self._ordered = schema.names
+        self._names = frozenset(self._ordered)
         self._payload = payload
         self._rows_max = rows_max
         self._lanes = [Lane(lane.tenant, lane.edge, lane.log_id, lane.stream) for lane in lanes]
@@ -180,17 +117,24 @@ class RowBuilder:
         ):
             if not self._names.isdisjoint(names):
                 made |= make()
-        batch = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+        batch = pa.RecordBatch.from_arrays([made[name] for name in self._ordered], schema=self._schema)
         self._reset()
         return batch
 
     def _repeat(self, values: Sequence[int], dtype: type) -> Array:
         """Return one value per piece, repeated for its rows."""
-        counts = [piece.rows for piece in self._pieces]
-        return np.repeat(np.array(values, dtype), counts)
+        if len(values) == 1:
+            return np.full(self.rows, values[0], dtype)
+        return np.repeat(np.array(values, dtype), [piece.rows for piece in self._pieces])
+
+    def _joined(self, parts: Sequence[Array]) -> Array:
+        """Return the parts that the pieces have of a column as one."""
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _runs(self, starts: Sequence[int]) -> pa.Array:
         """Return numbers that count up from each piece's start."""
+        if len(starts) == 1:
+            return pa.array(np.arange(starts[0], starts[0] + self.rows, dtype=np.int64))
         counts = [piece.rows for piece in self._pieces]
         firsts = np.cumsum([0, *counts[:-1]])
         return pa.array(np.repeat(np.array(starts, np.int64) - firsts, counts) + np.arange(self.rows, dtype=np.int64))
@@ -213,6 +157,8 @@ class RowBuilder:
     def _texts(self, values: Sequence[str]) -> pa.Array:
         """Return one text per piece, repeated for its rows. Copied as runs of bytes: Arrow's ``take`` looks up each
         row, and took more time for the names of edge and log than decompression."""
+        if len(set(values)) == 1:
+            return repeated_text(values[0], self.rows)
         encoded = [value.encode() for value in values]
         offsets = np.zeros(self.rows + 1, np.int32)
         np.cumsum(self._repeat([len(value) for value in encoded], np.int32), out=offsets[1:])
@@ -221,24 +167,28 @@ class RowBuilder:
         return pa.Array.from_buffers(pa.string(), self.rows, buffers, null_count=0)
 
     def _times(self) -> dict[str, pa.Array]:
-        stamps = np.concatenate([_slice(p.columns.times, np.int64, p.first, p.rows) for p in self._pieces])
+        stamps = self._joined([_slice(p.columns.times, np.int64, p.first, p.rows) for p in self._pieces])
         changes = any(piece.times.changes for piece in self._pieces)
         if not changes and self._names.isdisjoint(("_clock", "_received", "_edge_time")):
             return {"_time": _timestamps(stamps // 1000)}
         received = self._repeat([piece.received // 1000 for piece in self._pieces], np.int64)
-        clock = self._repeat([piece.times.clock for piece in self._pieces], np.int8)
+        states = [piece.times.clock for piece in self._pieces]
         times = stamps + self._repeat([piece.times.shift for piece in self._pieces], np.int64) if changes else stamps
         taken = times // 1000
-        clock[taken - FUTURE_US > received] = FUTURE
-        made = {"_received": _timestamps(received), "_edge_time": pa.nulls(self.rows, TIMESTAMP)}
+        made = {"_received": _timestamps(received), "_edge_time": nulls(TIMESTAMP, self.rows)}
+        clock: Array | None = None
+        if (ahead := taken - FUTURE_US > received).any():
+            clock = self._repeat(states, np.int8)
+            clock[ahead] = FUTURE
         if changes:
             stepped = self._step(times, taken)
-            clock[stepped] = STEPPED
-            changed = stepped | (self._repeat([piece.times.clock for piece in self._pieces], np.int8) == CORRECTED)
+            changed = stepped | (self._repeat(states, np.int8) == CORRECTED)
             made["_edge_time"] = pa.array(stamps // 1000, TIMESTAMP, mask=~changed)
-        # Nearly always one state for all rows.
-        alike = (clock == clock[0]).all()
-        clocks = self._texts([CLOCKS[clock[0]]] * len(self._pieces)) if alike else _CLOCKS.take(pa.array(clock))
+            if stepped.any():
+                clock = self._repeat(states, np.int8) if clock is None else clock
+                clock[stepped] = STEPPED
+        # Nearly always one state for all rows of a batch.
+        clocks = self._texts([CLOCKS[state] for state in states]) if clock is None else _CLOCKS.take(pa.array(clock))
         return made | {"_time": _timestamps(taken), "_clock": clocks}
 
     def _step(self, times: Array, taken: Array) -> Array:
@@ -257,20 +207,22 @@ class RowBuilder:
     def _keys(self) -> dict[str, pa.Array]:
         indexes: list[Array] = []
         keys: list[bytes] = []
-        levels: list[tuple[str | None, ...]] = []
+        levels: list[Found] = []
         for piece in self._pieces:
             index, used = piece.keys()
-            indexes.append(index + np.uint32(len(keys)))
+            indexes.append(index + np.uint32(len(keys)) if keys else index)
             keys += used
             if self._levels:
                 levels += self._levels.of(self._lanes[piece.lane], used)
-        rows = pa.array(np.concatenate(indexes))
+        rows = pa.array(self._joined(indexes))
         tables = {"_key": _key_texts(keys)} if "_key" in self._names else {}
         if self._levels:
             tables |= self._levels.columns(levels)
         return {name: table.take(rows) for name, table in tables.items() if name in self._names}
 
     def _resent(self) -> dict[str, pa.Array]:
+        if not any(piece.columns.flags for piece in self._pieces):
+            return {"_resent": falses(self.rows)}
         bits = np.zeros(self.rows, np.uint8)
         at = 0
         for piece in self._pieces:
@@ -281,7 +233,7 @@ class RowBuilder:
 
     def _headers(self) -> dict[str, pa.Array]:
         if not any(piece.columns.headers for piece in self._pieces):
-            return {"_headers": pa.nulls(self.rows, HEADERS)}
+            return {"_headers": nulls(HEADERS, self.rows)}
         rows: list[list[tuple[str, str | None]] | None] = [None] * self.rows
         at = 0
         for piece in self._pieces:
@@ -294,7 +246,7 @@ class RowBuilder:
     def _origins(self) -> dict[str, pa.Array]:
         texts = dict.fromkeys(piece.origin for piece in self._pieces)
         if [*texts] == [None]:
-            return {ORIGIN_COLUMN: pa.nulls(self.rows, pa.string())}
+            return {ORIGIN_COLUMN: nulls(pa.string(), self.rows)}
         if len(texts) == 1:
             return {ORIGIN_COLUMN: self._texts([piece.origin or "" for piece in self._pieces])}
         index = {text: at for at, text in enumerate(texts)}
@@ -328,11 +280,11 @@ def _unique(pairs: HeaderPairs) -> list[tuple[str, str | None]]:
 
 
 def _key_texts(keys: Sequence[bytes]) -> pa.Array:
-    """Return keys as text, as ``_text`` makes it of each."""
+    """Return keys as text, as ``key_text`` makes it of each."""
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:  # one of them is not UTF-8
-        return pa.array(map(_text, keys), pa.string())
+        return pa.array(map(key_text, keys), pa.string())
 
 
 def _u32s(data: Buffer) -> Array:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import zstandard
 
 from weft.protocols.batch import Buffer, decode_columns, decode_header
 from weft.protocols.chunk import ClockUpdate, LaneUpdate, SectionEntry, StreamSection, section_entries
@@ -23,12 +24,11 @@ from weft.storage.table.columns import (
     ROWS_MAX,
     TIMESTAMP,
     VECTOR_CHECKS,
-    Levels,
     Piece,
     RowBuilder,
-    Topics,
 )
 from weft.storage.table.costs import RowCosts
+from weft.storage.table.levels import Levels, Topics
 from weft.storage.table.payload_columns import BYTES_COLUMN, payload_fields
 from weft.storage.table.record_time import BootKey, batch_times, known_clocks
 
@@ -133,7 +133,8 @@ def section_rows(  # noqa: PLR0917
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
     builder = RowBuilder(schema, lanes, shard, levels, payload, rows_max)
     costs = RowCosts(schema, len(fields) if levels else 0)
-    for piece in _pieces(section, data, _Footer(lanes, known_clocks(clocks), costs, rows_max), wanted, edges):
+    footer = _Footer(lanes, known_clocks(clocks), costs, rows_max, zstandard.ZstdDecompressor())
+    for piece in _pieces(section, data, footer, wanted, edges):
         if not builder.takes(piece):
             yield builder.flush()
         builder.add(piece)
@@ -150,6 +151,8 @@ class _Footer(NamedTuple):
     clocks: dict[BootKey, int]
     costs: RowCosts
     rows_max: int
+    decompressor: zstandard.ZstdDecompressor
+    """Decompressor of all batches of the section: to make one takes longer than to decompress a small batch."""
 
 
 def _pieces(
@@ -167,7 +170,7 @@ def _pieces(
 def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer) -> Iterator[Piece]:
     """Yield records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
     header = decode_header(entry.batch)
-    columns = decode_columns(entry.batch, header, checks=VECTOR_CHECKS)
+    columns = decode_columns(entry.batch, header, checks=VECTOR_CHECKS, decompressor=footer.decompressor)
     times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
     # The chunk with a batch says what its origin's number means: a number may have meant something else before.
     origin = origin_text(header.origin, by_number(footer.lanes[entry.lane].origins)) if header.origin else None
