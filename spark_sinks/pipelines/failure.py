@@ -7,9 +7,17 @@ import re
 from spark_sinks.pipelines.analysis import explained
 
 _RAISED = re.compile(
-    r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Refused|Corrupt|Interrupt)): (.+)$", re.MULTILINE
+    r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Refused|Corrupt|Interrupt)"
+    r"|(?:spark_sinks|weft)\.(?:\w+\.)*[A-Z]\w*): (.+)$",
+    re.MULTILINE,
 )
+"""An error of Python at the end of its trace. Ours have names of all kinds."""
 _OURS = ("spark_sinks.", "weft.")
+_STORE = {
+    "weft.storage.object_store.errors.NotFound": "the store lacks {}",
+    "weft.storage.object_store.errors.StoreError": "a store failed: {}",
+}
+"""Errors of a store that went away while a query ran."""
 _NO_WORKER = "Python worker failed to connect back"
 """Message of Spark when a Python process that it started did not answer within 10 s, a time that nothing sets."""
 
@@ -25,6 +33,9 @@ def sentence_of(error: BaseException) -> str:
     if not raised:
         return explained(error)
     name, text = raised[-1]
+    if name in _STORE:
+        happened = _STORE[name].format(text)
+        return f"{happened}. See that it is there and has room, and start the pipeline again. It goes on where it was"
     return text if name.startswith(_OURS) else f"{name.rpartition('.')[2]}: {text}"
 
 

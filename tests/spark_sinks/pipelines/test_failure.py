@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_sinks.pipelines.failure import sentence_of
+from weft.storage.object_store import NotFound, StoreError
 
 TRACE = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -19,6 +20,14 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
     [
         ("ValueError: no number: 'hot'", "ValueError: no number: 'hot'"),
         ("spark_sinks.errors.SinkError: the table is gone. Make it", "the table is gone. Make it"),
+        (
+            f"{NotFound.__module__}.{NotFound.__qualname__}: shard-0/chunk/7",
+            "the store lacks shard-0/chunk/7. See that it is there and has room, and start the pipeline again",
+        ),
+        (
+            f"{StoreError.__module__}.{StoreError.__qualname__}: timed out",
+            "a store failed: timed out. See that",
+        ),
         (
             "pyspark.errors.PySparkRuntimeError: [X] Python worker failed to connect back.",
             "took more than 10 s to start",
