@@ -10,19 +10,24 @@ from tests.support.processes import STOP_S_MAX, Log, Node
 
 
 @pytest.fixture
-def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
-    """What the processes of the test have written to standard error."""
+def log_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Log]:
+    """What the processes of the test have written to standard error, also where `log` is a log of records."""
     with Log(tmp_path_factory.mktemp("log") / "stderr") as found:
         yield found
 
 
 @pytest.fixture
-def start(log: Log) -> Iterator[Callable[[str, Path], Node]]:
+def log(log_of_nodes: Log) -> Log:
+    return log_of_nodes
+
+
+@pytest.fixture
+def start(log_of_nodes: Log) -> Iterator[Callable[[str, Path], Node]]:
     """Starts nodes and ends them, whatever the test did."""
     with contextlib.ExitStack() as stack:
 
         def start_node(kind: str, config: Path) -> Node:
-            node = Node(kind, config, stderr=log.file)
+            node = Node(kind, config, stderr=log_of_nodes.file)
             stack.callback(node.process.wait, STOP_S_MAX)
             stack.callback(node.process.kill)
             return node
