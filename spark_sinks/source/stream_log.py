@@ -245,7 +245,7 @@ class StreamLog:
         """Return the chunks that hold offsets ``[first, end)`` of a shard, ascending.
 
         Raises:
-            ReadError: some of them were deleted.
+            ReadError: some of them were deleted, or the store is gone.
         """
         if first >= end:
             return []
@@ -258,13 +258,19 @@ class StreamLog:
             if piece.section.base_offset > at and self.not_skipped(shard, at, piece.section.base_offset):
                 break
             at = piece.end
-        if at < end and self.options.fail_on_data_loss and self.not_skipped(shard, at, end):
+        if at < end and self.not_skipped(shard, at, end):
+            await self._check_missing(f"offsets {at} to {end} of shard {shard}")
+        return found
+
+    async def _check_missing(self, what: str) -> None:
+        # A store that is not mounted looks like one whose chunks were deleted, and nothing of it may be left out.
+        await open_hub(self.options)
+        if self.options.fail_on_data_loss:
             raise Missing(
-                f"offsets {at} to {end} of shard {shard} are neither in the log nor in the table. The hub "
-                "deleted their chunks, and the table was moved away or restored. Put it back. To go on without them, "
+                f"{what} are neither in the log nor in the table. The hub deleted their chunks, and the table was "
+                "moved away or restored. Put it back. To go on without them, "
                 'set .option("fail_on_data_loss", "false")'
             )
-        return found
 
     async def _find(self, shard: int, first: int, end: int) -> list[ChunkSlice]:
         log = self._logs[shard]

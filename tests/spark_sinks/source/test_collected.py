@@ -88,3 +88,19 @@ def test_a_table_that_was_moved_away_is_no_empty_stream(hub: Hub) -> None:
     at, rows = skipping.batch(skipping.reader.initialOffset())
     assert offsets(at) == hub.heads()
     assert set(rows) < set(hub.expected())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_store_that_is_not_mounted_has_lost_nothing(hub: Hub, fails: bool) -> None:
+    hub.write(2)
+    query = Follower(hub, fail_on_data_loss=fails)
+    start = query.reader.initialOffset()
+    end = hub.heads()
+    for recent in query.reader._opened()._recent:
+        recent.clear()  # As in a query that is more chunks behind than it remembers.
+    root = Path(hub.root)
+    away = root.rename(root.with_name("away"))
+    with pytest.raises(ReadError, match=r"the store holds no hub"):
+        query.reader.partitions(start, end)
+    away.rename(root)
+    assert query.rows(start, end) == hub.expected()
