@@ -68,6 +68,7 @@ def test_a_message_that_was_sent_again_is_left_out(log: Callable[..., tuple[Data
     assert offsets(drop_repeats(frame, context, within="10m")) == [0, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_the_micro_batch(log: Callable[..., tuple[DataFrame, Log]]) -> None:
     frame, context = log(*(row(n, n, "ab"[n // 3 % 2], resent=n % 3 > 0) for n in range(12)))
     whole = offsets(drop_repeats(frame, context, within="2s"))

@@ -43,6 +43,7 @@ def expected(source: Hub) -> list[str]:
     return sorted([*named, *("again" for _ in named)])
 
 
+@pytest.mark.slow
 def test_a_derived_stream_has_each_row_once_after_restarts_and_a_lost_checkpoint(
     spark: SparkSession, tmp_path: Path, own_hub: StreamHub
 ) -> None:
