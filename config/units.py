@@ -53,6 +53,7 @@ PORT_MAX = 65_535
 UNIX_PATH_BYTES_MAX = 107
 """Bytes of a path that fit into sockaddr_un with the zero after it (unix(7))."""
 _TEXT_SHOWN_MAX = 80
+_CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - looked up, not bound
@@ -99,7 +100,9 @@ class UnixSocket(NamedTuple):
 
 
 def quoted(text: str) -> str:
-    """Return a text as error messages show it: in double quotes, cut when it is long."""
+    """Return a text as error messages show it: in double quotes, cut when it is long, and a URL without the user name
+    and password in it."""
+    text = _CREDENTIALS.sub("...@", text)
     return json.dumps(text if len(text) <= _TEXT_SHOWN_MAX else f"{text[:_TEXT_SHOWN_MAX]}...", ensure_ascii=False)
 
 

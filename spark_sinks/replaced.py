@@ -24,6 +24,8 @@ class Replaced:
     """Column of whole numbers by which a row is newer than the batch."""
     newest: int
     """The batch's value there: rows of the table with a higher one stay."""
+    continues: bool = False
+    """True when earlier batches wrote rows: a table that is not there has lost them, so none is made."""
 
 
 @runtime_checkable

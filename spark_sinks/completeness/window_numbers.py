@@ -34,6 +34,7 @@ class _Kept(msgspec.Struct, frozen=True):
     given_end: int
     definition: Definition = {}
     chunks: dict[str, tuple[int, int, int]] = {}
+    given: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class WindowState:
     chunks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """Number, footer CRC and time (ns since 1970) of the chunk with the last record below an offset, where it is known:
     it tells the log from one that was restored to an earlier state. States of older releases have none."""
+    given: bool = False
+    """True once windows were given out, so that the sink has rows. States of older releases do not say it."""
 
     def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
         """Note that rows up to ``offsets`` lie in ``windows``."""
@@ -100,6 +103,7 @@ class WindowState:
 
     def give(self, windows: RangeSet, limits: Limits) -> None:
         """Note that windows were given out with all their rows; those below ``limits.complete_end`` as complete."""
+        self.given = True
         for first, end in windows:
             self.fresh.remove(first, end)
             self.pending.remove(first, min(end, limits.complete_end))
@@ -121,7 +125,7 @@ class WindowState:
             _Kept(
                 FORMAT, self.source, self.every_us, {str(k): self.offsets[k] for k in sorted(self.offsets)},
                 list(self.pending), list(self.fresh), self.complete_end, self.given_end,
-                self.definition, {str(shard): self.chunks[shard] for shard in sorted(self.chunks)},
+                self.definition, {str(shard): self.chunks[shard] for shard in sorted(self.chunks)}, self.given,
             )
         ).decode()  # fmt: skip
 
@@ -154,7 +158,7 @@ class WindowState:
         ends = kept.complete_end, kept.given_end
         chunks = {int(shard): chunk for shard, chunk in kept.chunks.items()}
         pending, fresh = RangeSet(kept.pending), RangeSet(kept.fresh)
-        return cls(source, every_us, offsets, pending, fresh, *ends, kept.definition, chunks)
+        return cls(source, every_us, offsets, pending, fresh, *ends, kept.definition, chunks, kept.given)
 
 
 def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:

@@ -177,7 +177,8 @@ class WindowSteps:
             after.give(RangeSet(portion.ranges), limits)
             if number == len(todo):
                 after.close(limits)
-            self._store.write(self._computed(portion, limits, at), self._replaced(portion.ranges, at))
+            replaced = self._replaced(portion.ranges, at, continues=state.given)
+            self._store.write(self._computed(portion, limits, at), replaced)
             self._keep(after)
             self._state = state = after
         return len(todo)
@@ -217,11 +218,11 @@ class WindowSteps:
             rows = self._frame.within(rows, portion.filled)
         return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()))
 
-    def _replaced(self, ranges: list[Range], at: LanesAt) -> Replaced:
+    def _replaced(self, ranges: list[Range], at: LanesAt, *, continues: bool) -> Replaced:
         """Return the windows of a portion, of which the sink gets all rows."""
         every = self._frame.every_us
         within = tuple((max(first * every, _MICROS[0]), min(end * every, _MICROS[1])) for first, end in ranges)
-        return Replaced(START_COLUMN, within, LOG_END_COLUMN, sum(at.offsets.values()))
+        return Replaced(START_COLUMN, within, LOG_END_COLUMN, sum(at.offsets.values()), continues)
 
     def _read(self, at: LanesAt, **narrowed: Any) -> DataFrame:
         options = self._options

@@ -34,7 +34,7 @@ def load_function(name: str, path: KeyPath) -> StepFunction:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise PipelineError(path, _not_found(module_name, error)) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineError(path, f"module {module_name} cannot be imported: {_said(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -59,7 +59,7 @@ def call(step: Step, frame: DataFrame, context: Context, path: KeyPath) -> DataF
         result = function(frame, **named)
     except PipelineError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineError(path, f"{step.python} failed: {_said(error)}") from error
     if not (hasattr(result, "sparkSession") and hasattr(result, "schema")):
         raise PipelineError(path, f"{step.python} returned {_kind(result)}. Return a DataFrame of Spark")
@@ -98,7 +98,7 @@ def _not_found(module: str, error: ModuleNotFoundError) -> str:
     return f"module {module} needs {missing}, which is not installed for {sys.executable}"
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return the sentence of an error with its place in the user's code."""
     if is_of_spark(error) and _NEEDS_BATCH in str(error):
         return "it asks for rows, and a streaming DataFrame has none before the query runs. Give the step `mode: batch`"

@@ -28,6 +28,9 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
     if "://" not in uri:
         return DirectoryStore(uri)
     parts = urlsplit(uri)
+    if "@" in parts.netloc:
+        # Not quoted: this is where a password stands.
+        raise ValueError("a store's URI has no user name or password: S3's key comes from the environment or options")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return DirectoryStore(parts.path)
     if parts.scheme == "memory":

@@ -119,3 +119,16 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 def test_sizes_for_people_have_three_digits() -> None:
     assert [units.approximate_size(size) for size in (512, 1536, 1_642_824_335)] == ["512 B", "1.5 KiB", "1.53 GiB"]
     assert units.approximate_size(1023 << 20) == "1023 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ftp://u:pass@host/x", '"ftp://...@host/x"'),
+        ("https://token@host", '"https://...@host"'),
+        ("https://u:p@ss@host/a@b", '"https://...@host/a@b"'),
+        ("plant/@/x", '"plant/@/x"'),
+    ],
+)
+def test_a_url_is_shown_without_the_credentials_in_it(text: str, shown: str) -> None:
+    assert units.quoted(text) == shown

@@ -9,7 +9,7 @@ from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.lineage.columns import FROM_COLUMN
 from spark_sinks.pipelines.analysis import explained, is_of_spark
-from spark_sinks.pipelines.check.checkpoint import check_checkpoint
+from spark_sinks.pipelines.check.checkpoint import check_checkpoint, has_written
 from spark_sinks.pipelines.check.report import Report, step_name
 from spark_sinks.pipelines.check.target import check_target
 from spark_sinks.pipelines.context import Context
@@ -40,7 +40,7 @@ def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "r
     if result is not None:
         if FROM_COLUMN not in result.columns:
             report.doubt(_last(pipeline), f"loses {FROM_COLUMN}: its rows cannot be traced back. Select it, too")
-        check_target(pipeline, result, report)
+        check_target(pipeline, result, report, goes_on=has_written(pipeline, if_changed))
     check_checkpoint(pipeline, spark, log, report, if_changed)
     if report.is_good and result is not None:
         _check_sink(pipeline, result, report)

@@ -46,14 +46,26 @@ def check_checkpoint(
         _check_positions(folder, log, report)
 
 
-def has_written(pipeline: Pipeline) -> bool:
-    """Return whether the checkpoint, in a folder of this machine, has micro-batches that the sink has taken."""
+def has_written(pipeline: Pipeline, if_changed: IfChanged) -> bool:
+    """Return whether the pipeline goes on after batches that its sink has taken, by a checkpoint in a folder of this
+    machine. Windows that are all computed again do not."""
     folder = pipeline.checkpoint
-    if folder is None or "://" in folder or pipeline.window_step is not None:
+    if folder is None or "://" in folder:
         return False
+    if pipeline.window_step is not None:
+        return if_changed != "recompute" and os.path.isdir(folder) and _has_given(folder)
     try:
         return any(name.isdecimal() for name in os.listdir(os.path.join(folder, "commits")))
     except OSError:
+        return False
+
+
+def _has_given(folder: str) -> bool:
+    """Return whether a state of windows says that some were given out; what else is wrong with it is said elsewhere."""
+    try:
+        text = stored_state(folder)
+        return text is not None and json.loads(text).get("given") is True
+    except (ReadError, StoreError, ValueError, AttributeError):
         return False
 
 

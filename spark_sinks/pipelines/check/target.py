@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType
 
 from spark_sinks.errors import SinkError
-from spark_sinks.pipelines.check.checkpoint import has_written
 from spark_sinks.pipelines.check.folder import check_folder
 from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.arguments import check_same_partitions
@@ -28,8 +27,12 @@ POSITION = ("_shard", "_offset")
 """Columns by which a sink knows what it has already."""
 
 
-def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
-    """Add what is wrong with the columns for the sink, and with the table that is there."""
+def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_on: bool) -> None:
+    """Add what is wrong with the columns for the sink, and with the table that is there.
+
+    Args:
+        goes_on: whether the sink has taken rows before, so that its table has to be there.
+    """
     kind, settings = pipeline.sink.kind, pipeline.sink.settings
     path: KeyPath = ("sink", kind)
     if kind == "console":
@@ -43,7 +46,7 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report) -> None:
         if _is_by_position(pipeline):
             _need(path, frame.columns, POSITION, "writing each row once", report)
     if kind == "delta":
-        _check_table(pipeline, settings, frame, report)
+        _check_table(settings, frame, report, pipeline.checkpoint if goes_on else None)
 
 
 def _is_by_position(pipeline: Pipeline) -> bool:
@@ -74,7 +77,7 @@ def _need(path: KeyPath, columns: Sequence[str], wanted: Iterable[str], purpose:
         )
 
 
-def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, report: Report) -> None:
+def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report, written_by: str | None) -> None:
     path = ("sink", "delta", "path")
     try:
         # As the sink opens it, which knows what an endpoint without TLS needs.
@@ -82,8 +85,8 @@ def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, 
         uri, options = place_of(settings.path, {}).location() if remote else (settings.path, None)
         if not DeltaTable.is_deltatable(uri, options):
             _check_folder(settings.path, report)
-            if has_written(pipeline):
-                report.refuse(path, _gone(settings.path, pipeline.checkpoint))
+            if written_by is not None:
+                report.refuse(path, _gone(settings.path, written_by))
             return
         table = DeltaTable(uri, storage_options=options)
         schema, partition_by = pa.schema(table.schema()), tuple(table.metadata().partition_columns)
@@ -98,7 +101,7 @@ def _check_table(pipeline: Pipeline, settings: DeltaSettings, frame: DataFrame, 
         report.refuse(path, str(error))
 
 
-def _gone(table: str, checkpoint: str | None) -> str:
+def _gone(table: str, checkpoint: str) -> str:
     return (
         f"there is no table {table}, and checkpoint {checkpoint} is of a pipeline that has written rows. A new table "
         "would lack them. Put the table back; or move the checkpoint away, too, and the pipeline makes the table again"

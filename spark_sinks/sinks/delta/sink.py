@@ -189,7 +189,8 @@ class DeltaSink:
         latest: Conflict | None = None
         for _ in range(ATTEMPTS_MAX):
             try:
-                reading = self._reading(rows, may_create=batch_id == 0 or replaced is not None)
+                continues = batch_id > 0 if replaced is None else replaced.continues
+                reading = self._reading(rows, may_create=not continues)
                 positions = self._positions(reading)
                 if written is None or (written.positions, written.layout) != (positions, reading.layout):
                     written = self._write(frame, reading.layout, positions)

@@ -128,17 +128,18 @@ class Batch:
             self._make(connection, self.target.positions, columns + "PRIMARY KEY (query, target, shard)", [])
             if is_new:
                 # The positions of a table that was dropped: this one has none of its rows.
-                self._check_first(connection)
+                if not self.is_first and connection.execute(self._statement(KEPT)).fetchone() is not None:
+                    raise self._gone(f"query {self.target.query}")
                 connection.execute(self._statement(FORGET))
+        elif is_new and self.target.replaced is not None and self.target.replaced.continues:
+            raise self._gone("this query")
 
-    def _check_first(self, connection: Connection) -> None:
-        """Refuse to go on in a new table where an older one had rows: the checkpoint never brings them again."""
-        if not self.is_first and connection.execute(self._statement(KEPT)).fetchone() is not None:
-            raise SinkError(
-                f"table {'.'.join(self.target.table)} is gone, and query {self.target.query} has written earlier "
-                "batches into it. Put the table back; or move the query's checkpoint away, too, and the query makes "
-                "the table again"
-            )
+    def _gone(self, query: str) -> SinkError:
+        """Return why no new table is made where an older one had rows: the checkpoint never brings them again."""
+        return SinkError(
+            f"table {'.'.join(self.target.table)} is gone, and {query} has written earlier batches into it. Put the "
+            "table back; or move the query's checkpoint away, too, and the query makes the table again"
+        )
 
     def _make(self, connection: Connection, table: tuple[str, ...], columns: str, names: Sequence[str]) -> bool:
         """Make a table unless it exists. Return whether it was made."""

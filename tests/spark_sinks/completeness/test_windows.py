@@ -18,6 +18,7 @@ from spark_sinks import Checkpoint, ReadError, complete_windows, read
 from spark_sinks.completeness import window_query
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.completeness.window_store import StateFile
+from spark_sinks.errors import SinkError
 from spark_sinks.sinks import DeltaSink
 from tests.spark_sinks.completeness.conftest import EDGES, HOUR, MIDNIGHT, PER_HOUR, SECOND, STREAM, Fleet
 from weft.protocols.chunk import Mark
@@ -308,6 +309,27 @@ def test_a_window_that_is_given_out_again_has_no_row_of_groups_that_it_lost(
     whole = tmp_path / "whole"
     windows(spark, fleet, delta(whole), None).awaitTermination()
     assert hours_table(whole) == [(0, "a"), *expected[2:]]
+
+
+def test_a_table_that_is_gone_beside_the_state_is_not_made_with_a_hole(
+    spark: SparkSession, fleet: Fleet, tmp_path: Path
+) -> None:
+    table, away = tmp_path / "hours", tmp_path / "away"
+
+    def look() -> None:
+        windows(spark, fleet, delta(table), tmp_path / "state").awaitTermination()
+
+    fleet.hours(0, 3)
+    look()
+    table.rename(away)
+    look()  # Nothing is due, so nothing is written.
+    fleet.hours(3, 5)
+    with pytest.raises(SinkError, match=r"hours is gone, or was never there, .* Put the table back"):
+        look()
+    assert not table.exists()
+    away.rename(table)
+    look()
+    assert {hour for hour, _ in hours_table(table)} == set(range(5))
 
 
 def test_windows_of_another_definition_are_refused_kept_or_computed_again(

@@ -43,6 +43,9 @@ def wrong_column(frame):
 def broken(frame):
     return frame.count(1, 2)
 
+def leaves(frame):
+    raise SystemExit("no model here")
+
 def sorted_rows(frame):
     return frame.orderBy("_time")
 
@@ -91,8 +94,8 @@ TABLE_OF_MISTAKES = [
     Wrong("a module that is none", steps("python: nowhere:warm"), "steps[0].python", 4,
           "there is no module nowhere. Put nowhere.py into the pipeline's folder, or install its package"),
     Wrong("a function that is none", steps("python: plant_steps:wram"), "steps[0].python", 4,
-          "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, sorted_rows, counted, "
-          "made_up"),
+          "module plant_steps has no function wram. It has warm, lost, wrong_column, broken, leaves, sorted_rows, "
+          "counted, made_up"),
     Wrong("an option that is none", steps("{python: plant_steps:warm, options: {below: 3}}"), "steps[0].options", 4,
           "plant_steps:warm cannot be called with these options: got an unexpected keyword argument 'below'. "
           "It takes the DataFrame and above=20"),
@@ -102,6 +105,8 @@ TABLE_OF_MISTAKES = [
           "plant_steps:wrong_column failed: there is no column temprature here"),
     Wrong("a function that fails", steps("python: plant_steps:broken"), "steps[0].python", 4,
           "plant_steps:broken failed: TypeError: "),
+    Wrong("a function that ends the process", steps("python: plant_steps:leaves"), "steps[0].python", 4,
+          "plant_steps:leaves failed: SystemExit: no model here ("),
     Wrong("a module with a fault of syntax", steps("python: faulty_steps:warm"), "steps[0].python", 4,
           "module faulty_steps cannot be imported: "),
     Wrong("rows of elsewhere", steps("python: plant_steps:made_up"), "steps[0].python", 4,
@@ -245,10 +250,13 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
 
 
+@pytest.mark.parametrize("windows", [False, True], ids=["rows", "windows"])
 def test_a_checkpoint_whose_table_is_gone_is_refused(
-    place: dict[str, str], spark: SparkSession, tmp_path: Path
+    windows: bool, place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:
-    text = SOURCE + f"sink: {{delta: {tmp_path}/t}}\ncheckpoint: {tmp_path}/c\n"
+    delta = f"delta: {{path: {tmp_path}/t, mode: {'upsert' if windows else 'append'}}}"
+    steps = WINDOWS.replace("every: 1h", "every: 1s") + "complete: {grace: 1s}\n" if windows else SOURCE
+    text = f"{steps}sink: {{{delta}}}\ncheckpoint: {tmp_path}/c\n"
     start(loaded(text, place).config, spark, once=True).awaitTermination()
     assert not checked(text, place, spark).errors
     (tmp_path / "t").rename(tmp_path / "away")
