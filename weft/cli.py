@@ -107,6 +107,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 def _exit(status: int) -> NoReturn:
     """End the process with ``status``, even when its output cannot be written."""
+    if "pyarrow" in sys.modules:
+        from weft.storage.native_threads import wait_at_exit
+
+        wait_at_exit()
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # the process was started with it closed
             continue

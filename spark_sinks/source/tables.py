@@ -17,6 +17,7 @@ from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets
 from weft.protocols.payloads import PayloadKind
 from weft.storage.cluster import Cluster
+from weft.storage.native_threads import wait_at_exit
 from weft.storage.table.names import app_id, table_payload
 
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
@@ -25,6 +26,8 @@ vectors and column mapping, which other engines can switch on, are not among the
 
 STATISTICS_STEP = timedelta(milliseconds=1)
 """Delta keeps times in its statistics cut to milliseconds."""
+
+wait_at_exit()
 
 
 class TableFile(NamedTuple):

@@ -12,9 +12,9 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
-from weft.storage.object_store.s3_end import wait_at_exit
 from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
 from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
 from weft.storage.object_store.s3_sentence import sentence

@@ -140,7 +140,7 @@ def test_protocols_have_no_input_output_clock_or_randomness() -> None:
     assert found == []
 
 
-DOORS = ("storage/filesystem.py", "storage/private_file.py", "storage/object_store/s3_end.py")
+DOORS = ("storage/filesystem.py", "storage/private_file.py", "storage/native_threads.py")
 """The second is for administrators' files, whose owners and modes the tests' fake disk does not have; the third reads
 only what the kernel says of its own process."""
 

@@ -1,4 +1,4 @@
-"""A process that ends right after a request to S3 ends with the status that it means."""
+"""A process that ends right after requests of a library's threads ends with the status that it means."""
 
 from __future__ import annotations
 
