@@ -15,6 +15,11 @@ class AckPatience:
         self._since: int | None = None
 
     @property
+    def since(self) -> int | None:
+        """Return the time at which the patience began; None while nothing is awaited."""
+        return self._since
+
+    @property
     def deadline(self) -> int | None:
         """Return the time at which the patience ends; None while nothing is awaited."""
         return None if self._since is None else self._since + self._timeout
@@ -27,9 +32,13 @@ class AckPatience:
             self._since = now
 
     def answered(self, now: int) -> None:
-        """Note an answer, or that what is on the way still leaves this machine: the patience begins again."""
+        """Note an answer: the patience begins again."""
         if self._since is not None:
             self._since = now
+
+    def still_sending(self, now: int) -> None:
+        """Note that bytes still leave this machine, so the hub may lack what it should acknowledge: it begins again."""
+        self.answered(now)
 
     def is_over(self, now: int) -> bool:
         """Return whether the hub was silent about everything for too long."""

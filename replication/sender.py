@@ -98,7 +98,8 @@ class Sender:
         self._hello_sent = now
         self._welcome_due = now + settings.welcome_timeout
         self._marks = MarkSchedule(settings.mark_interval, now)
-        self._patience = AckPatience(settings.ack_timeout)
+        self.patience = AckPatience(settings.ack_timeout)
+        """Patience of this connection, which its owner may let begin again before ``handle_timeout`` ends it."""
         self._outbox = Outbox(settings.compression_level)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
@@ -150,14 +151,6 @@ class Sender:
         return self._lanes.take_named_ends()
 
     # -- the owner's side
-
-    def is_late(self, now: int) -> bool:
-        """Return whether acknowledgements are overdue: ``handle_timeout`` ends the connection then."""
-        return self._patience.is_over(now)
-
-    def still_sending(self, now: int) -> None:
-        """Note that bytes still leave this machine: the hub may lack what it should acknowledge."""
-        self._patience.answered(now)
 
     def open_lane(self, offered: OfferedLane, state: LaneSnapshot) -> None:
         """Offer a lane, at any time; answered by ``LaneTaken`` or ``LaneEnded``.
@@ -294,7 +287,7 @@ class Sender:
             self._close(rolled_back(lane.identity.stream, held.end, high_watermark))
             return
         self._lanes.opened(lane, held)
-        self._patience.answered(self._now)
+        self.patience.answered(self._now)
         self._marks.opened(lane.key)
         self._events.append(LaneTaken(lane.key))
         if len(held):
@@ -307,7 +300,7 @@ class Sender:
         lane.acknowledge(ranges)
         for first, end in ranges:
             self._outbox.settle(lane.key, first, end, lane.safe, self._now)
-        self._patience.answered(self._now)
+        self.patience.answered(self._now)
         self._events.append(Acked(lane.key, ranges, newly=lane.safe.count() - known))
 
     # -- what comes out
@@ -350,7 +343,7 @@ class Sender:
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
             frames += self._data_frames()
             frames += self._mark_frames()
-            self._patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
+            self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         return self._encoder.encode(frames) if frames else b""
 
     def _data_frames(self) -> Iterable[Frame]:
@@ -369,7 +362,7 @@ class Sender:
             return None
         if self._state is _State.GREETING:
             return min(self._live.deadline(), self._welcome_due)
-        maybe = self._lanes.next_retry, self._patience.deadline
+        maybe = self._lanes.next_retry, self.patience.deadline
         return min(self._live.deadline(), self._marks.deadline, *(due for due in maybe if due is not None))
 
     def handle_timeout(self, now: int) -> None:
@@ -384,7 +377,7 @@ class Sender:
         elif self._state is _State.GREETING and now >= self._welcome_due:
             self._lose(Fault.PEER, "the hub did not answer HELLO in time")
         elif self._state is _State.OPEN:
-            if self._patience.is_over(now):
+            if self.patience.is_over(now):
                 waited = f"for {self._settings.ack_timeout / SECOND:g} s"
                 self._lose(Fault.PEER, f"the hub took data and acknowledged none {waited}; look at the hub's store")
                 return

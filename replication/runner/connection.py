@@ -26,7 +26,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.settings import ClockSource, EpochStore, LinkIdentity
-from weft.replication.runner.sockets import unsent_bytes
+from weft.replication.runner.sockets import Drain
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
 from weft.replication.source import LogSource, OfferedLane
@@ -85,7 +85,9 @@ class SenderConnection:
         self._next_status = 0
         self._status_stale = True
         """Something happened since the figures of the status were counted."""
-        self._unsent_bytes = 0
+        self._drain = Drain(None)
+        self._asked_at: int | None = None
+        """Time of the last question whether the way out goes on."""
         self._delivered = False
         self._taken_at: int | None = None
 
@@ -95,6 +97,7 @@ class SenderConnection:
 
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> Outcome:
         """Replicate over an open socket until the connection is over; the caller closes the socket."""
+        self._drain = Drain(socket.get_extra_info("socket"))
         try:
             epoch = await asyncio.to_thread(self._epochs.propose)
         except (OSError, ValueError) as error:
@@ -190,8 +193,10 @@ class SenderConnection:
             self._wake.clear()
             now = self._clock()
             self._offer_touched(sender, now)
-            if sender.is_late(now) and self._drains(socket):
-                sender.still_sending(now)
+            patience = sender.patience
+            if patience.is_over(now) and self._drain.goes_on(again=patience.since == self._asked_at):
+                self._asked_at = now
+                patience.still_sending(now)
             sender.handle_timeout(now)
             if now >= self._next_status:
                 await self._update_status(sender, now)
@@ -216,13 +221,6 @@ class SenderConnection:
                 await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
             elif request is None:
                 await self._sleep(sender, now)
-
-    def _drains(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
-        """Return whether what was sent still leaves this machine: fewer bytes wait than at the last question."""
-        waiting, self._unsent_bytes = unsent_bytes(socket), self._unsent_bytes
-        is_moving = waiting > 0 and waiting != self._unsent_bytes
-        self._unsent_bytes = waiting
-        return is_moving
 
     async def _sleep(self, sender: Sender, now: int) -> None:
         deadline = sender.deadline()
