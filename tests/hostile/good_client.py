@@ -7,6 +7,7 @@ import threading
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.waits import Stopwatch, Waits, summary
+from tests.support.waiting import wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish
 
@@ -62,7 +63,8 @@ class GoodClient(threading.Thread):
         self._socket.close()
 
     def take(self) -> Waits:
-        """Return the waits since the last call."""
+        """Return the waits since the last call; that of the message on the way where there is no other."""
+        wait_until(lambda: self._waits or self._failure, PATIENCE_S, "an acknowledgement to the well-behaved client")
         if self._failure is not None:
             raise AssertionError("the well-behaved client was harmed") from self._failure
         waits, self._waits = self._waits, []
