@@ -224,7 +224,7 @@ class Link(Section, frozen=True, kw_only=True):
         Meta(
             ge=1,
             description="Time after which the edge leaves a hub node that takes data and acknowledges none of it. The "
-            "next URL is tried.",
+            "next URL is tried. Where some of the data still waits in the edge's socket, it is twice this time.",
         ),
     ] = field(default=30.0, name="ack_timeout")
     mark_interval_s: Annotated[

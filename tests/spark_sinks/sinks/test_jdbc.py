@@ -325,3 +325,8 @@ def test_ranges_are_replaced_whole_but_for_newer_rows(spark: SparkSession, datab
     ranges = ((-hour_us, 0), (3 * hour_us, 5 * hour_us))
     sink.replace(hours(), 2, Replaced("window_start", ranges, "_log_end", 20))
     assert found() == [(1, "m1"), (2, "m2"), (2, "newer"), (5, "m1")]
+    database.run("DROP TABLE $hours")
+    with pytest.raises(SinkError, match=r"hours is gone, and this query has written earlier batches"):
+        sink.replace(hours((6, "m1", 30)), 3, Replaced("window_start", ranges, "_log_end", 30, continues=True))
+    sink.replace(hours((6, "m1", 30)), 0, Replaced("window_start", ranges, "_log_end", 30))
+    assert found() == [(6, "m1")]
