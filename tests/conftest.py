@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.costs.meter import Meter
 from tests.second_run import SecondRun
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
@@ -38,6 +39,7 @@ settings.register_profile("nightly", settings.get_profile("weft"), max_examples=
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
+    parser.addoption("--costs-to", metavar="FILE", help="write what the tests cost to FILE")
     parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those that start Spark")
 
 
@@ -48,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The first process, which starts the others, makes the temporary folder of all.
     """
     config.pluginmanager.register(SecondRun(config))
+    if to := config.getoption("--costs-to"):
+        config.pluginmanager.register(Meter(config, to))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
         ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]

@@ -1,0 +1,248 @@
+"""Measures what each test costs: processor time of the test and of every process that it starts, and the rest: waits.
+
+A pytest plugin, which ``--costs-to FILE`` turns on. Each worker measures its own tests; the process that started the
+workers puts the figures together. Linux only: it reads ``/proc``.
+
+Processor time of a process that still runs, such as the Java runtime of a Spark session, is charged to the test during
+which it was spent, also where another test started the process.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import msgspec
+import pytest
+
+from tests.costs.causes import cause_of
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Cost(msgspec.Struct):
+    """What a file, or a part of it, took. Seconds."""
+
+    tests: int = 0
+    wall_s: float = 0.0
+    own_s: float = 0.0
+    """Processor time of the process that runs the tests, less that of properties."""
+    properties_s: float = 0.0
+    """The same, in tests by Hypothesis."""
+    sleeps_s: float = 0.0
+    """Time in ``time.sleep``, which is a part of the waits."""
+    started: dict[str, int] = {}
+    """Processes started, by cause."""
+    others_s: dict[str, float] = {}
+    """Processor time of other processes, by cause."""
+
+    @property
+    def processor_s(self) -> float:
+        """Processor time of all processes."""
+        return self.own_s + self.properties_s + sum(self.others_s.values())
+
+    @property
+    def waits_s(self) -> float:
+        """What no process of this test used: time asleep, at a disk, or without a free core."""
+        return max(0.0, self.wall_s - self.processor_s)
+
+    def add(self, other: Cost) -> None:
+        """Add another's figures."""
+        self.tests += other.tests
+        self.wall_s += other.wall_s
+        self.own_s += other.own_s
+        self.properties_s += other.properties_s
+        self.sleeps_s += other.sleeps_s
+        for cause, count in other.started.items():
+            self.started[cause] = self.started.get(cause, 0) + count
+        for cause, seconds in other.others_s.items():
+            self.others_s[cause] = self.others_s.get(cause, 0.0) + seconds
+
+
+class Costs(msgspec.Struct):
+    """What a run took."""
+
+    wall_s: float = 0.0
+    files: dict[str, Cost] = {}
+    tests: dict[str, tuple[float, float]] = {}
+    """Name -> processor time and waits, of tests that took a second or more of either."""
+    collection_s: float = 0.0
+    """Processor time before the first test and behind the last one, of all workers: imports and collection."""
+
+
+class Processes:
+    """The processor time of every process that this one has started."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        """Cause -> seconds since the last look."""
+        self.started: dict[str, int] = {}
+        self._causes: dict[int, str] = {}
+        self._seen: dict[int, float] = {}
+        """Process -> seconds that are counted already, of it and of those below it."""
+        self._own = os.getpid()
+
+    def watch(self) -> None:
+        """Have every process that Python starts and waits for here pass by."""
+        make, wait = subprocess.Popen._execute_child, os.waitpid  # type: ignore[attr-defined]
+
+        def execute(popen: Any, args: Any, *rest: Any) -> None:
+            make(popen, args, *rest)
+            self.note(popen.pid, [args] if isinstance(args, str) else [os.fsdecode(each) for each in args])
+
+        def waited(pid: int, options: int) -> tuple[int, int]:
+            ended, status, usage = os.wait4(pid, options)
+            if ended:
+                self._end(ended, usage)
+            return ended, status
+
+        subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+        os.waitpid = waited
+        if hasattr(subprocess, "_del_safe"):
+            subprocess._del_safe.waitpid = staticmethod(waited)
+        assert wait is not waited
+
+    def note(self, pid: int, command: Sequence[str]) -> None:
+        """A process was started."""
+        if os.getpid() != self._own:
+            return
+        self._causes[pid] = cause = cause_of(command)
+        self._seen.pop(pid, None)
+        self.started[cause] = self.started.get(cause, 0) + 1
+
+    def look(self) -> None:
+        """Charge what running processes have spent since the last look."""
+        for pid in _children(self._own):
+            cause = self._causes.get(pid)
+            if cause is None:
+                cause = self._causes[pid] = cause_of(_command(pid))
+            self._charge(pid, _spent(pid))
+
+    def _end(self, pid: int, usage: resource.struct_rusage) -> None:
+        if os.getpid() != self._own:
+            return
+        self._charge(pid, usage.ru_utime + usage.ru_stime)
+        self._seen.pop(pid, None)
+        self._causes.pop(pid, None)
+
+    def _charge(self, pid: int, spent: float) -> None:
+        more = spent - self._seen.get(pid, 0.0)
+        if more > 0:
+            cause = self._causes.get(pid, "other processes")
+            self.spent[cause] = self.spent.get(cause, 0.0) + more
+            self._seen[pid] = spent
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def _spent(pid: int) -> float:
+    """Of a process and those below it, also of those that it has waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) * TICK_S + sum(map(_spent, _children(pid)))
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+class Meter:
+    """The plugin of a process of the run."""
+
+    def __init__(self, config: pytest.Config, to: str) -> None:
+        self._to = Path(to)
+        self._config = config
+        self._began = time.monotonic()
+        self._costs = Costs()
+        self._worker = hasattr(config, "workerinput")
+        self._measures = self._worker or not getattr(config.option, "numprocesses", None)
+        self._processes = Processes()
+        self._slept = 0.0
+        self._at = (0.0, 0.0, 0.0)
+        if self._measures:
+            self._processes.watch()
+            self._count_sleeps()
+
+    def _count_sleeps(self) -> None:
+        sleep = time.sleep
+
+        def counted(seconds: SupportsIndex | float) -> None:
+            started = time.monotonic()
+            try:
+                sleep(seconds)
+            finally:
+                self._slept += time.monotonic() - started
+
+        time.sleep = counted
+
+    def _read(self) -> Cost:
+        self._processes.look()
+        wall, own, slept = now = (time.monotonic(), time.process_time(), self._slept)
+        before, self._at = self._at, now
+        cost = Cost(
+            wall_s=wall - before[0], own_s=own - before[1], sleeps_s=slept - before[2],
+            started=self._processes.started, others_s=self._processes.spent,
+        )  # fmt: skip
+        self._processes.started, self._processes.spent = {}, {}
+        return cost
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        between = self._read()
+        self._costs.collection_s += between.processor_s
+        try:
+            return (yield)
+        finally:
+            cost = self._read()
+            cost.tests = 1
+            if hasattr(getattr(item, "obj", None), "hypothesis"):
+                cost.own_s, cost.properties_s = 0.0, cost.own_s
+            self._costs.files.setdefault(item.nodeid.partition("::")[0], Cost()).add(cost)
+            if max(cost.processor_s, cost.waits_s) >= 1:
+                name = item.nodeid.partition("@")[0]
+                self._costs.tests[name] = (round(cost.processor_s, 2), round(cost.waits_s, 2))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """A worker has ended: its figures."""
+        if made := getattr(node, "workeroutput", {}).get("costs"):
+            self._take(msgspec.json.decode(made, type=Costs))
+
+    def _take(self, costs: Costs) -> None:
+        for name, cost in costs.files.items():
+            self._costs.files.setdefault(name, Cost()).add(cost)
+        self._costs.tests |= costs.tests
+        self._costs.collection_s += costs.collection_s
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._measures:
+            self._costs.collection_s += self._read().processor_s
+        if self._worker:
+            self._config.workeroutput["costs"] = msgspec.json.encode(self._costs).decode()  # type: ignore[attr-defined]
+
+    def pytest_unconfigure(self) -> None:
+        if not self._worker:
+            self._costs.wall_s = time.monotonic() - self._began
+            self._to.write_bytes(msgspec.json.format(msgspec.json.encode(self._costs, order="sorted"), indent=1))
