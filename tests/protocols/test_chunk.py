@@ -190,7 +190,6 @@ def test_the_footer_that_the_next_tests_damage_is_good() -> None:
         [[]],
         {},
     ],
-    ids=repr,
 )
 def test_fields_out_of_bounds_are_corrupt(footer: object) -> None:
     with pytest.raises(Corrupt):

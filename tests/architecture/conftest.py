@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture import house, test_imports
+
+
+@pytest.fixture(scope="package", autouse=True)
+def syntax_trees() -> Iterator[None]:
+    """All tests here share what they parse, and other folders' tests need its gigabyte no longer.
+
+    The garbage collector would look through it again and again.
+    """
+    gc.disable()
+    yield
+    for cached in (house.tree, house.nodes, house.edges, test_imports.imports):
+        cached.cache_clear()
+    gc.enable()
