@@ -11,13 +11,14 @@ import logging
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.costs.known import expected_s
 from tests.costs.meter import Meter
 from tests.second_run import SecondRun
 from tests.temporary_folder import TemporaryFolder
@@ -41,6 +42,8 @@ settings.register_profile("nightly", settings.get_profile("weft"), max_examples=
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
     parser.addoption("--costs-to", metavar="FILE", help="write what the tests cost to FILE")
+    parser.addoption("--costs-before", metavar="FILE", help="costs of an earlier stage, which share the budget")
+    parser.addoption("--budget", metavar="SECONDS", type=float, help="fail when the tests cost more processor time")
     parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those that start Spark")
 
 
@@ -51,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     The first process, which starts the others, makes the temporary folder of all.
     """
     config.pluginmanager.register(SecondRun(config))
-    if to := config.getoption("--costs-to"):
-        config.pluginmanager.register(Meter(config, to))
+    if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
+        config.pluginmanager.register(Meter(config))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
         ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
@@ -77,7 +80,24 @@ def pytest_collection() -> Iterator[None]:
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Gives each process whole files, and all files of a folder of ``TOGETHER``."""
+    """Gives each process whole files, and all files of a folder of ``TOGETHER``: those that take longest first.
+
+    Files are known by what they took when their costs were measured, so that all processes end at about one time.
+    """
+
+    _in_order = False
+
+    def _assign_work_unit(self, node: Any) -> None:
+        if not self._in_order:
+            self._in_order = True
+            first = sorted(self.workqueue, key=lambda scope: -self._expected_s(self.workqueue[scope]))
+            for scope in first:
+                self.workqueue.move_to_end(scope)
+        super()._assign_work_unit(node)
+
+    def _expected_s(self, tests: Mapping[str, bool]) -> float:
+        quick = self.config.getoption("markexpr") == "not slow"
+        return sum(expected_s(file, slow=not quick) for file in {test.partition("::")[0] for test in tests})
 
     def _split_scope(self, nodeid: str) -> str:
         return next((folder for folder in TOGETHER if nodeid.startswith(folder)), str(super()._split_scope(nodeid)))

@@ -1,7 +1,7 @@
 """Measures what each test costs: processor time of the test and of every process that it starts, and the rest: waits.
 
-A pytest plugin, which ``--costs-to FILE`` turns on. Each worker measures its own tests; the process that started the
-workers puts the figures together. Linux only: it reads ``/proc``.
+A pytest plugin, which ``--costs-to FILE`` and ``--budget SECONDS`` turn on. Each worker measures its own tests; the
+process that started the workers puts the figures together. Linux only: it reads ``/proc``.
 
 Processor time of a process that still runs, such as the Java runtime of a Spark session, is charged to the test during
 which it was spent, also where another test started the process.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,58 +22,11 @@ import msgspec
 import pytest
 
 from tests.costs.causes import cause_of
+from tests.costs.figures import Cost, Costs
+from tests.costs.known import grown
+from tests.costs.speed import sample_s
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-class Cost(msgspec.Struct):
-    """What a file, or a part of it, took. Seconds."""
-
-    tests: int = 0
-    wall_s: float = 0.0
-    own_s: float = 0.0
-    """Processor time of the process that runs the tests, less that of properties."""
-    properties_s: float = 0.0
-    """The same, in tests by Hypothesis."""
-    sleeps_s: float = 0.0
-    """Time in ``time.sleep``, which is a part of the waits."""
-    started: dict[str, int] = {}
-    """Processes started, by cause."""
-    others_s: dict[str, float] = {}
-    """Processor time of other processes, by cause."""
-
-    @property
-    def processor_s(self) -> float:
-        """Processor time of all processes."""
-        return self.own_s + self.properties_s + sum(self.others_s.values())
-
-    @property
-    def waits_s(self) -> float:
-        """What no process of this test used: time asleep, at a disk, or without a free core."""
-        return max(0.0, self.wall_s - self.processor_s)
-
-    def add(self, other: Cost) -> None:
-        """Add another's figures."""
-        self.tests += other.tests
-        self.wall_s += other.wall_s
-        self.own_s += other.own_s
-        self.properties_s += other.properties_s
-        self.sleeps_s += other.sleeps_s
-        for cause, count in other.started.items():
-            self.started[cause] = self.started.get(cause, 0) + count
-        for cause, seconds in other.others_s.items():
-            self.others_s[cause] = self.others_s.get(cause, 0.0) + seconds
-
-
-class Costs(msgspec.Struct):
-    """What a run took."""
-
-    wall_s: float = 0.0
-    files: dict[str, Cost] = {}
-    tests: dict[str, tuple[float, float]] = {}
-    """Name -> processor time and waits, of tests that took a second or more of either."""
-    collection_s: float = 0.0
-    """Processor time before the first test and behind the last one, of all workers: imports and collection."""
 
 
 class Processes:
@@ -170,8 +124,11 @@ def _command(pid: int) -> list[str]:
 class Meter:
     """The plugin of a process of the run."""
 
-    def __init__(self, config: pytest.Config, to: str) -> None:
-        self._to = Path(to)
+    def __init__(self, config: pytest.Config) -> None:
+        self._to: str | None = config.getoption("--costs-to")
+        self._before: str | None = config.getoption("--costs-before")
+        self._budget_s: float | None = config.getoption("--budget")
+        self._over: list[str] = []
         self._config = config
         self._began = time.monotonic()
         self._costs = Costs()
@@ -192,7 +149,8 @@ class Meter:
             try:
                 sleep(seconds)
             finally:
-                self._slept += time.monotonic() - started
+                if threading.current_thread() is threading.main_thread():
+                    self._slept += time.monotonic() - started
 
         time.sleep = counted
 
@@ -209,8 +167,7 @@ class Meter:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        between = self._read()
-        self._costs.collection_s += between.processor_s
+        self._between(item.nodeid.partition("::")[0])
         try:
             return (yield)
         finally:
@@ -223,26 +180,52 @@ class Meter:
                 name = item.nodeid.partition("@")[0]
                 self._costs.tests[name] = (round(cost.processor_s, 2), round(cost.waits_s, 2))
 
+    def _between(self, file: str) -> None:
+        if file not in self._costs.files:
+            self._costs.samples += 1
+            self._costs.samples_s += sample_s()
+        self._costs.between_s += self._read().processor_s
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """A worker has ended: its figures."""
         if made := getattr(node, "workeroutput", {}).get("costs"):
-            self._take(msgspec.json.decode(made, type=Costs))
-
-    def _take(self, costs: Costs) -> None:
-        for name, cost in costs.files.items():
-            self._costs.files.setdefault(name, Cost()).add(cost)
-        self._costs.tests |= costs.tests
-        self._costs.collection_s += costs.collection_s
+            self._costs.add(msgspec.json.decode(made, type=Costs))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._measures:
-            self._costs.collection_s += self._read().processor_s
+            self._costs.between_s += self._read().processor_s
         if self._worker:
             self._config.workeroutput["costs"] = msgspec.json.encode(self._costs).decode()  # type: ignore[attr-defined]
+            return
+        self._costs.wall_s = time.monotonic() - self._began
+        if self._budget_s is not None:
+            self._over = self._over_budget(self._budget_s)
+        if self._over and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _over_budget(self, budget_s: float) -> list[str]:
+        """Compare with the budget; return what to print where it is passed."""
+        total_s, slow = self._costs.processor_s, self._before is not None
+        if self._before is not None:
+            total_s += msgspec.json.decode(Path(self._before).read_bytes(), type=Costs).processor_s
+        if total_s <= budget_s:
+            return []
+        told = f"The tests took {total_s:.0f} s of processor time, of {budget_s:.0f} s that they may take."
+        return [told, "These files have grown most:", *grown(self._costs, slow=slow)]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._over:
+            terminalreporter.section("over the budget", red=True)
+            terminalreporter.line("\n".join(self._over))
+        if not self._worker:
+            costs = self._costs
+            told = (
+                f"{costs.processor_s:.0f} s of processor time (this machine takes {costs.slowness:.2f} times as much)"
+            )
+            terminalreporter.line(f"{told}, {costs.wall_s:.0f} s on the clock")
 
     def pytest_unconfigure(self) -> None:
-        if not self._worker:
-            self._costs.wall_s = time.monotonic() - self._began
-            self._to.write_bytes(msgspec.json.format(msgspec.json.encode(self._costs, order="sorted"), indent=1))
+        if not self._worker and self._to is not None:
+            Path(self._to).write_bytes(msgspec.json.format(msgspec.json.encode(self._costs, order="sorted"), indent=1))

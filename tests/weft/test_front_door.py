@@ -122,10 +122,9 @@ def test_the_engine_of_amqp_1_0_is_compiled_where_that_can_be(machine: Path) -> 
 
 RECORDS = """\
 #!/bin/sh
-{ echo "./run $*"; for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done
-env; } >>calls
+{ for name in cc gcc-12 java python3 sh; do command -v "$name" >/dev/null && echo "has $name"; done; env; } >"called $*"
 """
-"""Stands for ``./run`` and notes how it was called."""
+"""Stands for ``./run`` and notes each call in a file: the linters run beside the tests."""
 TOOLCHAIN = ("cc", "gcc-12", "java")
 
 
@@ -144,15 +143,27 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
         "PYTHONUNBUFFERED": "1", "JAVA_HOME": "/usr", "AWS_SECRET_ACCESS_KEY": "of the machine", "PYTHONPATH": "/",
     }  # fmt: skip
     subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=60)
-    lint, bare, everything = (
-        set(call.splitlines()) for call in (tmp_path / "calls").read_text().removeprefix("./run").split("\n./run")
-    )
-    assert [next(line for line in call if line[:1] == " ") for call in (lint, bare, everything)] == [
-        " lint", " test", " test --all"
-    ]  # fmt: skip
-    for call in (lint, everything, bare):
+    calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
+    assert calls.keys() == {"called setup", "called lint", "called test", "called test --all"}
+    for call in calls.values():
         assert {f"{name}={value}" for name, value in passed.items()} <= call
         assert not [line for line in call if line.startswith(("PYTHON", "JAVA_", "AWS_"))]
+    bare, everything = calls["called test"], calls["called test --all"]
     assert {f"has {name}" for name in (*TOOLCHAIN, "python3", "sh")} <= everything
     assert {line for line in bare if line.startswith("has ")} == {"has python3", "has sh"}
-    assert sorted(os.listdir(tmp_path)) == [".ci", "calls", "programs", "run"]
+    assert sorted(os.listdir(tmp_path)) == sorted([*calls, ".ci", "programs", "run"])
+
+
+@pytest.mark.parametrize("failing", ["lint", "test", "test --all"])
+def test_ci_fails_where_one_of_its_parts_fails(failing: str, tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "run").write_text(f'#!/bin/sh\necho "$*"\n[ "$*" != "{failing}" ] || exit 3\n')
+    (tmp_path / "run").chmod(0o755)
+    (tmp_path / "dpkg").touch(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[-1] == failing

@@ -1,0 +1,36 @@
+"""``./run test --changed`` finds the tests that a change can touch, the nearest first."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import changed
+from tests.costs.known import NEW_S
+
+LOG, READ = "storage/log.py", "storage/read.py"
+OF_LOG, OF_READ, OF_CLI = "tests/storage/test_log.py", "tests/storage/test_read.py", "tests/weft/test_cli.py"
+GRAPH = {LOG: {READ}, READ: {OF_READ, OF_CLI}}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.costs.known.known", dict)
+
+
+def test_tests_of_the_same_room_come_before_those_behind_imports() -> None:
+    far = changed.distances([LOG], GRAPH, [LOG, READ, OF_LOG, OF_READ, OF_CLI])
+    assert far == {LOG: 0, READ: 1, OF_LOG: 1, OF_READ: 1, OF_CLI: 2}
+    chosen = changed.choose(far, seconds=2 * NEW_S)
+    assert (chosen.files, chosen.left_out) == ([OF_LOG, OF_READ], [OF_CLI])
+
+
+def test_a_changed_test_runs_whatever_it_costs() -> None:
+    assert changed.choose({OF_CLI: 0}, seconds=0).files == [OF_CLI]
+
+
+def test_the_graph_of_this_project() -> None:
+    graph = changed.importers(changed.python_files())
+    assert "storage/segment_log/log.py" in graph["storage/segment_log/errors.py"]
+    assert "tests/architecture/test_changed.py" in graph["tests/changed.py"]
+    assert "tests/architecture/test_changed.py" in graph["tests/architecture/conftest.py"]
+    assert "tests/architecture/test_tidy.py" in changed.distances(["docs/durability.md"], {}, changed.python_files())

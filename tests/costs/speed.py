@@ -1,0 +1,18 @@
+"""How fast this machine is just now, so that processor time can be compared with that of another hour or machine."""
+
+from __future__ import annotations
+
+import time
+
+REFERENCE_S = 0.0030
+"""Processor time of the sample on the machine that the budgets were measured on, with nothing else running."""
+ROUNDS = 100_000
+
+
+def sample_s() -> float:
+    """Return the processor time of a small, fixed piece of work in Python. Another thread's work counts as well."""
+    started = time.thread_time()
+    total = 0
+    for number in range(ROUNDS):
+        total += number & 7
+    return time.thread_time() - started

@@ -1,0 +1,107 @@
+"""A run says what its tests took and why, and fails when that is more than its budget."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.costs import known
+from tests.costs.causes import cause_of
+from tests.costs.figures import Cost, Costs
+from tests.costs.speed import REFERENCE_S
+
+ROOT = Path(__file__).parents[2]
+CONFTEST = """\
+from tests.costs.meter import Meter
+
+def pytest_addoption(parser):
+    parser.addoption("--costs-to")
+    parser.addoption("--costs-before")
+    parser.addoption("--budget", type=float)
+
+def pytest_configure(config):
+    config.pluginmanager.register(Meter(config))
+"""
+TESTS = """\
+import subprocess, sys, time
+
+def spend(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+def test_that_computes():
+    spend(0.5)
+
+def test_that_starts_an_interpreter():
+    subprocess.run([sys.executable, "-c", "import time\\nwhile time.process_time() < 0.5: pass"], check=True)
+
+def test_that_sleeps():
+    time.sleep(0.5)
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("processes", [[], ["--numprocesses=1", "--dist=loadfile"]], ids=["one", "workers"])
+def test_costs_are_charged_to_files_and_causes(processes: list[str], tmp_path: Path) -> None:
+    done = run(tmp_path, "--costs-to=costs.json", *processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    costs = msgspec.json.decode((tmp_path / "costs.json").read_bytes(), type=Costs)
+    (cost,) = costs.files.values()
+    assert cost.tests == 3
+    assert 0.5 <= cost.own_s < 5
+    assert 0.5 <= cost.others_s["interpreters"] < 5
+    assert cost.started == {"interpreters": 1}
+    assert 0.5 <= cost.sleeps_s <= cost.waits_s
+    assert costs.processor_s > 0
+
+
+def test_a_run_over_its_budget_fails_and_names_what_grew(tmp_path: Path) -> None:
+    done = run(tmp_path, "--budget=0.2")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "3 passed" in done.stdout
+    assert "of 0 s that they may take" in done.stdout
+
+
+def test_the_files_that_grew_are_named_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "known", lambda: {"a.py": known.Known(quick_s=1), "b.py": known.Known(quick_s=9)})
+    costs = Costs(files={"a.py": Cost(own_s=4), "b.py": Cost(own_s=10), "new.py": Cost(own_s=9)})
+    assert known.grown(costs, slow=False) == [
+        "new.py: 9.0 s of processor time, 0.0 s before",
+        "a.py: 4.0 s of processor time, 1.0 s before",
+    ]
+
+
+def test_figures_are_kept_at_the_speed_of_the_machine_of_the_budgets() -> None:
+    costs = Costs(files={"a.py": Cost(wall_s=10, own_s=6)}, samples=2, samples_s=2 * 2 * REFERENCE_S)
+    assert costs.slowness == pytest.approx(2)
+    assert costs.of("a.py") == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        (["/x/.venv/bin/python", "-m", "weft", "edge", "run", "edge.yaml"], "nodes and hubs"),
+        (["/x/.venv/bin/weft", "hub", "run", "hub.yaml"], "nodes and hubs"),
+        (["python3", "-m", "weft", "edge", "status"], "commands"),
+        (["python3", "-c", "print()"], "interpreters"),
+        (["/usr/lib/jvm/java-17/bin/java", "-cp", "x"], "Spark"),
+        (["mosquitto", "-c", "x"], "servers of others"),
+        (["sleep", "1"], "other processes"),
+        ([], "other processes"),
+    ],
+)
+def test_causes(command: list[str], cause: str) -> None:
+    assert cause_of(command) == cause
