@@ -53,6 +53,7 @@ CLOCKS = {
     "date": {"today"},
 }  # fmt: skip
 """Module or class -> its calls that read a clock. ``gmtime`` and ``localtime`` only without an argument."""
+READS = {call for calls in CLOCKS.values() for call in calls}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -128,7 +129,7 @@ def clock_reads(module: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             # By their bare names calls of these could not be distinguished from others.
             yield from ((node.lineno, f"from time import {each.name}") for each in node.names if each.name != "sleep")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS:
             owner = ast.unparse(node.func.value).rpartition(".")[2]
             is_conversion = node.func.attr in ("gmtime", "localtime") and node.args
             if node.func.attr in CLOCKS.get(owner, ()) and not is_conversion:
@@ -155,7 +156,10 @@ def forgotten_tasks(module: Sequence[ast.AST]) -> Iterator[int]:
     }
     for node in module:
         call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("create_task", "ensure_future"):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
+        if name in ("create_task", "ensure_future"):
             owner = ast.unparse(call.func).rpartition(".")[0]
             if owner not in groups:  # A task group holds its tasks and waits for them.
                 yield call.lineno

@@ -51,9 +51,10 @@ def test_the_corpus_and_its_damaged_kin(name: str, target: Target) -> None:
 
 
 @thorough
-def test_memory_is_bounded_by_the_size(name: str, target: Target) -> None:
+@pytest.mark.parametrize("inputs", ["seeds", pytest.param("corpus", marks=pytest.mark.slow)])
+def test_memory_is_bounded_by_the_size(name: str, target: Target, inputs: str) -> None:
     with tracing():
-        for data in {*corpus(name), *target.seeds()}:
+        for data in set(target.seeds() if inputs == "seeds" else corpus(name)):
             target.run(data)
             check_memory(target, data)
             check_memory(target, multiplied(target, data))
