@@ -21,6 +21,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.costs.known import expected_s
 from tests.costs.meter import Meter
 from tests.second_run import SecondRun
+from tests.support import forked
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     The first process, which starts the others, makes the temporary folder of all.
     """
+    fabric.Service.popen = forked.Popen
     config.pluginmanager.register(SecondRun(config))
     if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
         config.pluginmanager.register(Meter(config))

@@ -25,6 +25,7 @@ from tests.costs.causes import cause_of
 from tests.costs.figures import Cost, Costs
 from tests.costs.known import grown
 from tests.costs.speed import sample_s
+from tests.support import forked
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -56,6 +57,7 @@ class Processes:
             return ended, status
 
         subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+        forked.listeners.append(self.note)
         os.waitpid = waited
         if hasattr(subprocess, "_del_safe"):
             subprocess._del_safe.waitpid = staticmethod(waited)

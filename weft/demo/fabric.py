@@ -102,12 +102,15 @@ def get_json(url: str, timeout_s: float = 5.0) -> Any:
 class Service:
     """A `weft ... run` process that can be killed and started again."""
 
+    popen: type[subprocess.Popen[Any]] = subprocess.Popen
+    """Starter of the process; tests have a faster one."""
+
     def __init__(self, directory: Path, name: str, arguments: list[str], status_url: str) -> None:
         self.name = name
         self.log_path = directory / f"{name}.log"
         self._arguments = arguments
         self._status_url = status_url
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[Any] | None = None
         self.command = [sys.executable, "-m", "weft"]
         self.environment: dict[str, str] = {}
         """Variables for the process beside those of this one."""
@@ -119,7 +122,7 @@ class Service:
             FabricError: it ended, or did not answer within ``READY_TIMEOUT_S``.
         """
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = self.popen(
                 [*self.command, *self._arguments], stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **self.environment},
             )  # fmt: skip

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.forkserver
-import multiprocessing.util
+import contextlib
 import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
+from tests.support import forked
 from tests.support.waiting import wait_until
-from tests.weft.mistakes import child
 
 RUN_S_MAX = 30.0
+NOBODY = 65_534
+"""User that commands run as where the tests run as root, who may read every file and bind every port."""
+BUCKET = {
+    "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_REGION": "here", "AWS_ACCESS_KEY_ID": "a",
+    "AWS_SECRET_ACCESS_KEY": "b",
+}  # fmt: skip
+"""Where buckets are looked for: at a port that nothing listens at."""
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3}\S* ", re.MULTILINE)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 _PROBE = re.compile(r"probe/[0-9a-f]{16}")
@@ -42,8 +49,6 @@ class Place:
         self._root = root
         self._count = 0
         self._names: dict[str, str] = {"<busy>": str(busy_port)}
-        self._server: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload([child.__name__])
 
     def name(self, placeholder: str, value: object) -> None:
         """Let ``<...>`` in files, commands and messages stand for a value of this run."""
@@ -72,7 +77,7 @@ class Place:
         """Make a folder and all in it the user's who makes the mistakes."""
         if os.geteuid() == 0:
             for path in (folder, *folder.rglob("*")):
-                os.chown(path, child.NOBODY, child.NOBODY, follow_symlinks=False)
+                os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
     def filled(self, text: str, folder: Path) -> str:
         """A text of the table with the values of this run."""
@@ -91,10 +96,22 @@ class Place:
                 text = re.sub(rf"{before}(?<![\w-]){re.escape(value)}(?![\w-])", template, text)
         return _PROBE.sub("probe/<key>", _MOMENT.sub("<time>", _TIME.sub("", text))).strip()
 
-    def start(self, arguments: list[str], folder: Path, given: str = "") -> multiprocessing.process.BaseProcess:
-        """Start a command in a folder, with ``given`` as its standard input."""
-        process = self._server.Process(target=child.run, args=(arguments, folder, given))
-        process.start()
+    def start(self, arguments: list[str], folder: Path, given: str = "") -> subprocess.Popen[Any]:
+        """Start a command in a folder, with ``given`` as its standard input; files beside the folder take its output.
+
+        It has no terminal that it could ask at.
+        """
+        variables = {name: value for name, value in os.environ.items() if name != "WEFT_TRACEBACK"} | BUCKET
+        user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        with open(f"{folder}.stdout", "wb") as out, open(f"{folder}.stderr", "wb") as errors:
+            process: subprocess.Popen[Any] = forked.Popen(
+                [sys.executable, "-m", "weft", *arguments],
+                stdin=subprocess.PIPE, stdout=out, stderr=errors, cwd=folder, env=variables, start_new_session=True,
+                **user,
+            )  # fmt: skip
+        assert process.stdin is not None
+        with process.stdin, contextlib.suppress(BrokenPipeError):  # it did not want it
+            process.stdin.write(given.encode())
         return process
 
     @contextmanager
@@ -103,23 +120,23 @@ class Place:
         printed = Path(f"{folder}.stdout")
         process = self.start([kind, "run", f"{kind}.yaml"], folder)
         try:
-            wait_until(lambda: process.exitcode is not None or (printed.exists() and "ready" in printed.read_text()))
-            assert process.exitcode is None, Path(f"{folder}.stderr").read_text()
+            wait_until(lambda: process.poll() is not None or (printed.exists() and "ready" in printed.read_text()))
+            assert process.poll() is None, Path(f"{folder}.stderr").read_text()
             yield
         finally:
             process.terminate()
-            process.join(RUN_S_MAX)
+            process.wait(RUN_S_MAX)
 
     def run(self, arguments: list[str], folder: Path, given: str = "") -> Said:
         """Run a command to its end."""
         process = self.start(arguments, folder, given)
-        process.join(RUN_S_MAX)
-        if process.exitcode is None:
+        try:
+            process.wait(RUN_S_MAX)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.join()
+            process.wait()
         stdout, stderr = (self.emptied(Path(f"{folder}.{name}").read_text(), folder) for name in ("stdout", "stderr"))
-        assert process.exitcode is not None
-        return Said(process.exitcode, stdout, stderr)
+        return Said(process.returncode, stdout, stderr)
 
 
 @contextmanager
@@ -135,14 +152,3 @@ def made() -> Iterator[Place]:
                 for name in names:  # rows about rights have closed some even to their owner
                     os.chmod(os.path.join(folder, name), 0o700)
             shutil.rmtree(root)
-            end_server()
-
-
-def end_server() -> None:
-    """End the server that processes are forked from, and remove the folder of its socket.
-
-    Python would do so when the tests' own process exits, after the check that they have left nothing behind. Its own
-    tests end the server in this way too.
-    """
-    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]

@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.support.processes import publish
-from tests.weft.mistakes import child
-from tests.weft.mistakes.place import Place
+from tests.weft.mistakes.place import NOBODY, Place
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.config.units import approximate_size
 from weft.demo.fabric import free_port
@@ -78,7 +77,7 @@ def files_of(place: Place, folder: Path) -> None:
 
 def machine(place: Place) -> None:
     """Name what differs between machines; what one lacks has an empty name."""
-    user = child.NOBODY if os.geteuid() == 0 else os.geteuid()
+    user = NOBODY if os.geteuid() == 0 else os.geteuid()
     first_free = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     disk = os.statvfs(tempfile.gettempdir())
     place.name("<user>", pwd.getpwuid(user).pw_name)
