@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.raw_client import Client
+from tests.support import forked
 from weft.demo.fabric import free_port
 
 CONFIG = """\
@@ -64,7 +65,7 @@ class Broker:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import paho.mqtt.client as paho
 
+from tests.support import forked
 from weft.demo.fabric import free_port
 
 PATIENCE_S = 20.0
@@ -37,13 +38,22 @@ class Node:
     """``weft edge run`` with its data in ``tree``; as a context it is killed at the end."""
 
     def __init__(
-        self, folder: Path, tree: Path, *, budget: str = "64MiB", segment: str = "1MiB", more: str = "", links: str = ""
+        self,
+        folder: Path,
+        tree: Path,
+        *,
+        budget: str = "64MiB",
+        segment: str = "1MiB",
+        more: str = "",
+        links: str = "",
+        popen: type[subprocess.Popen[Any]] = forked.Popen,
     ) -> None:
         """Write the configuration.
 
         Args:
             more: further settings of the stream, such as ``when_full: drop_oldest``.
             links: a section to append.
+            popen: `subprocess.Popen` starts an interpreter of its own, whose memory can be measured.
         """
         self.tree = tree
         self.mqtt, self.http = free_port(), free_port()
@@ -55,12 +65,13 @@ class Node:
                 tree=tree, mqtt=self.mqtt, http=self.http, budget=budget, segment=segment, stream=stream
             ) + links
         )  # fmt: skip
+        self._popen = popen
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, environment: dict[str, str] | None = None) -> None:
         """Start it and wait until it serves."""
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = self._popen(
                 [sys.executable, "-m", "weft", "edge", "run", str(self.config)],
                 stdout=output, stderr=output, env=environment, start_new_session=True,
             )  # fmt: skip

@@ -86,7 +86,7 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(
     tree, filler = small_disk / "data", small_disk / "of-another-program"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, DISK_BYTES - (10 << 20))
-    with Node(tmp_path, tree) as node:
+    with Node(tmp_path, tree, popen=subprocess.Popen) as node:
         node.start()
         device = device_of(node)
         device.start()
@@ -112,7 +112,7 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
     tree, hub = tmp_path / "data", DemoHub(tmp_path)
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
     try:
-        with Node(tmp_path, tree, budget="16MiB", links=links) as node:
+        with Node(tmp_path, tree, budget="16MiB", links=links, popen=subprocess.Popen) as node:
             node.start()
             device = device_of(node)
             device.start()
@@ -140,7 +140,7 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp_path: Path) -> None:
     tree = tmp_path / "data"
-    with Node(tmp_path, tree, budget="16MiB", more="when_full: drop_oldest") as node:
+    with Node(tmp_path, tree, budget="16MiB", more="when_full: drop_oldest", popen=subprocess.Popen) as node:
         node.start()
         device = device_of(node)
         device.start()

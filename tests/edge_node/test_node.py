@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.client as paho
 import psutil
@@ -19,6 +20,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
 from tests.support.waiting import wait_until
 from weft.config.log_lines.throttle import INTERVAL_S, LINES_MAX
@@ -55,11 +57,11 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(config: Path) -> Iterator[Callable[[], Node]]:
+def run(config: Path) -> Iterator[Callable[..., Node]]:
     with contextlib.ExitStack() as stack:
 
-        def start() -> Node:
-            node = Node("edge", config)
+        def start(**how: Any) -> Node:
+            node = Node("edge", config, **how)
             stack.callback(node.process.wait, STOP_S_MAX)
             stack.callback(node.process.kill)
             return node
@@ -74,7 +76,7 @@ def queued_s(pid: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path, run: Callable[[], Node]) -> None:
+def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path, run: Callable[..., Node]) -> None:
     more = "commit_interval: 500ms\nlimits: {pending: 1MiB}\n"
     config.write_text(CONFIG.replace("budget: 64MiB", "budget: 512MiB") + more)
     node = run()
@@ -91,11 +93,11 @@ def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path
         client.loop_stop()
 
 
-def started_in_time(run: Callable[[], Node]) -> Node:
-    """A node, of several if need be."""
+def started_in_time(run: Callable[..., Node]) -> Node:
+    """A node, of several if need be, that nothing was imported for before."""
     starts = []
     for _ in range(STARTS_MAX):
-        node = run()
+        node = run(popen=subprocess.Popen)
         starts.append(node.start_s - queued_s(node.process.pid))
         if starts[-1] < START_S_MAX:
             break
@@ -104,7 +106,7 @@ def started_in_time(run: Callable[[], Node]) -> Node:
     return node
 
 
-def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
+def test_it_starts_in_a_second_and_stays_small(run: Callable[..., Node]) -> None:
     node = started_in_time(run)
     process = psutil.Process(node.process.pid)
     assert process.memory_info().rss < RSS_BYTES_MAX
@@ -116,7 +118,7 @@ def test_it_starts_in_a_second_and_stays_small(run: Callable[[], Node]) -> None:
 
 
 @pytest.mark.slow
-def test_so_it_does_with_every_listener_and_a_source(config: Path, run: Callable[[], Node], tmp_path: Path) -> None:
+def test_so_it_does_with_every_listener_and_a_source(config: Path, run: Callable[..., Node], tmp_path: Path) -> None:
     broker = run()
     other = tmp_path / "other"
     other.mkdir()
@@ -143,7 +145,7 @@ def resident_with_source(node: Node, broker: Node, records: int) -> int:
     return size
 
 
-def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[[], Node]) -> None:
+def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[..., Node]) -> None:
     config.write_text(
         CONFIG.replace('telemetry"}', 'telemetry", payload: json}').replace(
             'http: {bind: "127.0.0.1:0"}', f'http: {{bind: "127.0.0.1:{free_port()}"}}'
@@ -177,7 +179,7 @@ def test_status_and_metrics_tell_of_derived_streams(config: Path, run: Callable[
     assert f'"origin":"calm@{version}"' in dump
 
 
-def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[[], Node]) -> None:
+def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[..., Node]) -> None:
     node = run()
     publish(node.mqtt_port, TOPIC, MESSAGES)
     node.process.kill()
@@ -190,7 +192,7 @@ def test_what_was_acknowledged_is_there_after_a_kill(run: Callable[[], Node]) ->
 
 
 def test_a_flood_of_bad_clients_does_not_flood_the_log(
-    run: Callable[[], Node], capfd: pytest.CaptureFixture[str]
+    run: Callable[..., Node], capfd: pytest.CaptureFixture[str]
 ) -> None:
     node, began = run(), time.monotonic()
     for _ in range(LINES_MAX + 300):
@@ -203,7 +205,7 @@ def test_a_flood_of_bad_clients_does_not_flood_the_log(
     assert node.stop() == 0
 
 
-def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[[], Node]) -> None:
+def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[..., Node]) -> None:
     node = run()
     publish(node.mqtt_port, TOPIC, MESSAGES[:10])
     psutil.Process(node.process.pid).rlimit(psutil.RLIMIT_FSIZE, (0, 0))  # every write fails from now on
@@ -219,7 +221,7 @@ def test_a_disk_that_fails_ends_the_process_and_a_restart_goes_on(run: Callable[
     publish(again.mqtt_port, TOPIC, MESSAGES[:1])
 
 
-def test_damage_on_the_disk_is_told_and_the_node_goes_on(run: Callable[[], Node], config: Path) -> None:
+def test_damage_on_the_disk_is_told_and_the_node_goes_on(run: Callable[..., Node], config: Path) -> None:
     node = run()
     for message in MESSAGES[:10]:
         publish(node.mqtt_port, TOPIC, [message])
@@ -237,9 +239,9 @@ def test_damage_on_the_disk_is_told_and_the_node_goes_on(run: Callable[[], Node]
     assert again.json("status")["streams"]["telemetry"]["durable_end"] == 11
 
 
-def test_a_second_node_on_the_same_folder_is_refused(run: Callable[[], Node], config: Path) -> None:
+def test_a_second_node_on_the_same_folder_is_refused(run: Callable[..., Node], config: Path) -> None:
     run()
-    second = subprocess.run(
+    second = forked.run(
         [sys.executable, "-m", "weft", "edge", "run", str(config)],
         check=False,
         capture_output=True,
@@ -251,20 +253,20 @@ def test_a_second_node_on_the_same_folder_is_refused(run: Callable[[], Node], co
     assert "Traceback" not in second.stderr
 
 
-def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[[], Node], tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[..., Node], tmp_path: Path) -> None:
     node = run()
     path = tmp_path / "second.yaml"
     path.write_text(
         CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{node.mqtt_port}").replace("data_dir: data", "data_dir: b")
     )
     command = [sys.executable, "-m", "weft", "edge", "run", str(path)]
-    second = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    second = forked.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert second.returncode == 1
     assert "address already in use" in second.stderr
     assert "Traceback" not in second.stderr
 
 
-def test_status_and_metrics_tell_what_happened(run: Callable[[], Node], config: Path) -> None:
+def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config: Path) -> None:
     node = run()
     publish(node.mqtt_port, TOPIC, MESSAGES[:5])
     facts = node.json("status")
@@ -292,7 +294,7 @@ def test_status_and_metrics_tell_what_happened(run: Callable[[], Node], config: 
 
 
 def test_it_runs_where_heavy_libraries_are_not_installed(
-    run: Callable[[], Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shadows = tmp_path / "shadows"
     shadows.mkdir()

@@ -18,6 +18,7 @@ import pytest
 
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
+from tests.support import forked
 from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -39,7 +40,7 @@ def run_storm(directory: Path, kills: int, seed: int) -> tuple[dict[str, Any], O
     try:
         hub.start()
         edge.start()
-        load = subprocess.Popen(
+        load = forked.Popen(
             [sys.executable, "-m", "tests.end_to_end.broker_load", *options], stdout=subprocess.PIPE, text=True
         )
         time.sleep(1)  # for its imports: the first kill is to hit something

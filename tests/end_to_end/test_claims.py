@@ -20,6 +20,7 @@ import pytest
 
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
+from tests.support import forked
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, get_json
 from weft.storage.audit.audit import audit
@@ -138,10 +139,10 @@ def link_state(edge: Edge) -> str:
 
 
 def weft(*arguments: object) -> str:
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "weft", *map(str, arguments)], stdout=subprocess.PIPE, check=True, text=True
     )
-    return done.stdout
+    return str(done.stdout)
 
 
 def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[str, int]:

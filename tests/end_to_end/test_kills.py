@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -37,7 +38,7 @@ class Load:
 
     def __init__(self, port: int, strays: int = 0, options: Sequence[str] = ()) -> None:
         arguments = ["--port", str(port), "--strays", str(strays), *options]
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-m", "tests.end_to_end.load", *arguments], stdout=subprocess.PIPE, text=True
         )
 
@@ -97,7 +98,7 @@ def check_every_message(store: ObjectStore, acked: dict[str, int]) -> Counter[st
 def check_every_stray(edge: Edge, acked: dict[str, int]) -> None:
     """The same of what no stream matches, in the edge's log: it goes to no hub."""
     sql = "SELECT key, payload, resent FROM unrouted"
-    asked = subprocess.run(
+    asked = forked.run(
         [sys.executable, "-m", "weft", "edge", "query", str(edge.config_path), sql, "--json"],
         stdout=subprocess.PIPE, check=True,
     )  # fmt: skip

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from tests.support.processes import weft
+from tests.support.processes import memory_bytes, weft
 from weft.demo.fabric import Service, free_port
 from weft.output import Failed
 
@@ -68,8 +66,8 @@ class GuardedEdge(Service):
         super().__init__(folder, "edge", ["edge", "run", str(config)], f"http://127.0.0.1:{self.http_port}/status")
 
     def memory_bytes(self) -> int:
-        """Return the resident memory of the node."""
-        return int(psutil.Process(self.pid).memory_info().rss)
+        """Return the memory that the node has taken."""
+        return memory_bytes(self.pid)
 
     def metrics(self) -> str:
         """Return the node's metrics, as Prometheus reads them."""

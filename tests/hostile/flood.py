@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import selectors
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import cast
 
+from tests.support import forked
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect
 
@@ -17,7 +17,7 @@ from weft.protocols.mqtt.packets import Connect
 def flood(port: int, packets: Path, seconds: float, connections: int = 1) -> None:
     """Log in as ``mallory`` and send the same packets again and again; answers are read and thrown away."""
     arguments = [str(port), str(packets), str(seconds), str(connections)]
-    done = subprocess.run([sys.executable, "-m", "tests.hostile.flood", *arguments], check=False)
+    done = forked.run([sys.executable, "-m", "tests.hostile.flood", *arguments], check=False)
     assert done.returncode == 0
 
 

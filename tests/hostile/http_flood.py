@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import selectors
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import cast
+
+from tests.support import forked
 
 
 def flood(port: int, requests: Path, seconds: float, connections: int = 1, once: int = 0) -> None:
@@ -18,7 +19,7 @@ def flood(port: int, requests: Path, seconds: float, connections: int = 1, once:
         once: bytes at the beginning that each connection sends once.
     """
     arguments = [str(port), str(requests), str(seconds), str(connections), str(once)]
-    done = subprocess.run([sys.executable, "-m", "tests.hostile.http_flood", *arguments], check=False)
+    done = forked.run([sys.executable, "-m", "tests.hostile.http_flood", *arguments], check=False)
     assert done.returncode == 0
 
 

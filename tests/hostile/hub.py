@@ -9,8 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from tests.support.processes import memory_bytes
 from weft.cloud_hub.api.tokens import Scope, create_token, revoke_token
 from weft.demo.fabric import Service, free_port
 
@@ -100,8 +99,8 @@ class GuardedHub(Service):
         return {name: float(value) for name, _, value in pairs}
 
     def memory_bytes(self) -> int:
-        """Return the resident memory of the hub."""
-        return int(psutil.Process(self.pid).memory_info().rss)
+        """Return the memory that the hub has taken."""
+        return memory_bytes(self.pid)
 
     def store_bytes(self) -> int:
         """Return the size of everything in the store."""

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.edge_node.inspect.view.logs import append, open_log
+from tests.support import forked
 from tests.support.waiting import wait_until
 from weft.output import FAILURE_EXIT_CODE, STOPPED_EXIT_CODE
 
@@ -32,7 +33,7 @@ def log(tmp_path: Path) -> Path:
 
 def start(log: Path, sql: str, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "weft", "edge", "query", str(log), sql, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("sql", [SEARCH, COUNT])

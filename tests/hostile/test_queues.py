@@ -14,6 +14,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.queue_attacks import ATTACKS
 from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
+from tests.support import forked
 
 pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.slow]
 UNDISTURBED_S, ATTACK_S = 0.4, 1.5
@@ -35,7 +36,7 @@ def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
 
 def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
     """Return the waits of the well-behaved client during an attack."""
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-m", "tests.hostile.queue_attacks", name, str(edge.amqp_port), str(ATTACK_S)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.inspect.view.logs import append, open_log
+from tests.support import forked
 
 pytestmark = pytest.mark.processes
 PAYLOAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e{}"
@@ -36,9 +37,9 @@ def run(arguments: Sequence[str], *, on_terminal: bool) -> str:
     """What a command prints on standard output."""
     command = [sys.executable, "-m", "weft", *arguments]
     if not on_terminal:
-        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode()
+        return str(forked.run(command, capture_output=True, check=True, timeout=60).stdout, "utf-8")
     control, terminal = os.openpty()
-    process = subprocess.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL)
+    process = forked.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL)
     os.close(terminal)
     printed = b""
     try:

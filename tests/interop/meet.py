@@ -26,6 +26,7 @@ from proton.reactor import Container
 from proton.utils import BlockingConnection, BlockingReceiver
 from websockets.sync.client import connect as connect_websocket
 
+from tests.support import forked
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
@@ -110,7 +111,7 @@ class Meet:
         (directory / "acl").write_text(RULES)
         for name in (USER, STRANGER):
             users.add(str(directory / "users"), name, PASSWORD.encode())
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-m", "weft", "edge", "run", str(config)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None

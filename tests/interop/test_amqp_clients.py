@@ -19,6 +19,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
+from tests.support import forked
 from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
@@ -46,7 +47,7 @@ class AmqpBroker:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None

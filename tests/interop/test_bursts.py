@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from tests.conformance.conftest import Broker
 from tests.interop.peer import Options
 from tests.interop.peer_programs import MqttJs
+from tests.support import forked
 
 MESSAGES = 10_000
 TAIL_S_MAX = 60.0
@@ -22,9 +22,7 @@ pytestmark = pytest.mark.slow
 def payloads(broker: Broker, topic: str) -> list[int]:
     """What the log has of a topic, in its order."""
     command = [sys.executable, "-m", "weft", "edge", "tail", str(broker.config), "kept", "--json", "--filter", topic]
-    done = subprocess.run(
-        [*command, "--last", "1000000"], capture_output=True, text=True, timeout=TAIL_S_MAX, check=True
-    )
+    done = forked.run([*command, "--last", "1000000"], capture_output=True, text=True, timeout=TAIL_S_MAX, check=True)
     return [int(json.loads(line)["payload"]) for line in done.stdout.splitlines()]
 
 

@@ -105,6 +105,17 @@ class Log:
         sys.stderr.write(self._path.read_text())  # pytest shows it when the test has failed
 
 
+def memory_bytes(pid: int) -> int:
+    """Return the memory that a process has taken for itself, without what it has of files, such as libraries.
+
+    A process that was forked comes to those bit by bit, as it runs, which would look like growth.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(f"process {pid} has ended")
+
+
 def weft(*arguments: object, answer: str | None = None) -> Result:
     """A command in this process; what it raises stands in the result."""
     return CliRunner().invoke(cli, [str(argument) for argument in arguments], input=answer, standalone_mode=False)

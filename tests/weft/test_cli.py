@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
+
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
 
 
 def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", "weft", *arguments],
         check=False,
         capture_output=True,

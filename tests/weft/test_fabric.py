@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import urllib.error
 from pathlib import Path
@@ -14,6 +13,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.support import forked
 from tests.support.processes import Log, Node, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
@@ -175,5 +175,5 @@ def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: t
 
 
 def audit_exit_status(stream: str, store: str) -> int:
-    done = subprocess.run([sys.executable, "-m", "weft", "audit", stream, "--store", store], check=False, timeout=60)
+    done = forked.run([sys.executable, "-m", "weft", "audit", stream, "--store", store], check=False, timeout=60)
     return done.returncode

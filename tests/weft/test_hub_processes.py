@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.processes import Log, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
@@ -120,7 +120,7 @@ def test_what_keeps_a_process_from_starting_is_told_once(config: Path, port: int
         checked = weft("hub", "check", config)
         assert f"127.0.0.1:{port + 1}" in str(checked.stderr)
         command = [sys.executable, "-m", "weft", "hub", "run", str(config)]
-        done = subprocess.run(command, stderr=log.file, timeout=30, check=False)
+        done = forked.run(command, stderr=log.file, timeout=30, check=False)
         assert done.returncode == 1
     assert log.has(f"weft: {config}:1: listen: ")
     assert [line for line in log.text.splitlines() if " INFO " not in line and not line.startswith("weft: ")] == []

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Log, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
@@ -61,7 +62,7 @@ class Follower:
 
     def __init__(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "weft", "edge", "tail", *map(str, arguments), "--follow", "--json"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
         self.items: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._read)
         self._thread.start()

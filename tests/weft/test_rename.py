@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 import urllib.error
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import forked
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
@@ -171,7 +171,7 @@ def test_another_name_over_a_log_is_refused_with_both_ways_out(
     fabric.run(numbered(0, 3))
     fabric.name(**changed)
     checked = command("edge", "check", str(fabric.edge_yaml))
-    run = subprocess.run(
+    run = forked.run(
         [sys.executable, "-m", "weft", "edge", "run", str(fabric.edge_yaml)],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

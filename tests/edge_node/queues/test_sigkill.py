@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
+
 ROOT = Path(__file__).parents[3]
 KILLS = 3
 CONFIG = """
@@ -26,7 +28,7 @@ disk: {{budget: 64MiB}}
 def run(config: Path, life: int, seconds: float, chance: random.Random) -> list[list[str]]:
     """Run the node, and kill it after a while; without a while it empties its queue and ends."""
     command = [sys.executable, "-m", "tests.edge_node.queues.killed_node", str(config), str(life)]
-    with subprocess.Popen([*command, "work" if seconds else "drain"], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with forked.Popen([*command, "work" if seconds else "drain"], cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         lines: list[bytes] = []
         if seconds:

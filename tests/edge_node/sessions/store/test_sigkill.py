@@ -13,6 +13,7 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import Owner
 from tests.edge_node.sessions.store.killed_node import open_state
+from tests.support import forked
 from weft.protocols.batch import records
 
 ROOT = Path(__file__).parents[4]
@@ -21,7 +22,7 @@ KILLS = 6
 
 def run_and_kill(directory: Path, life: int, seconds: float) -> list[list[str]]:
     command = [sys.executable, "-m", "tests.edge_node.sessions.store.killed_node", str(directory), str(life)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with forked.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n"
         timer = time.monotonic() + seconds
