@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -38,6 +40,18 @@ limits: {{{limits}}}
 """
 
 
+@functools.cache
+def users_file() -> str:
+    """Return the content of a users file; made once, for a hash of a password takes its time on purpose."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for user in USERS:
+            (folder / "password").write_text(f"{user}\n")
+            added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
+            assert not isinstance(added.exception, Failed), added.output
+        return (folder / "users").read_text()
+
+
 class GuardedEdge(Service):
     """An edge node whose users are ``USERS``, each with its name as its password.
 
@@ -51,10 +65,7 @@ class GuardedEdge(Service):
         self.folder = folder
         self.mqtt_port, self.http_port, self.posts_port = free_port(), free_port(), free_port()
         self.amqp_port = free_port()
-        for user in USERS:
-            (folder / "password").write_text(f"{user}\n")
-            added = weft("user", "add", user, "--file", folder / "users", "--password-file", folder / "password")
-            assert not isinstance(added.exception, Failed), added.output
+        (folder / "users").write_text(users_file())
         (folder / "acl").write_text(RULES)
         config = folder / "edge.yaml"
         text = CONFIG.format(

@@ -31,7 +31,7 @@ links:
   cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}
 """
 ALARMS = '  alarms: {from: "plant/{line}/alarm"}\nlinks:'
-HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\ncommit_interval: 20ms\ntables: null\n"
+HUB = "listen: 127.0.0.1:{port}\nstore: store\nshards: 2\nprocesses: 1\ncommit_interval: 20ms\ntables: null\n"
 
 
 class Pair:
