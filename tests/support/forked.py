@@ -80,15 +80,16 @@ class Popen(subprocess.Popen[Any]):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; not by looking again and again, as `subprocess` does."""
-        if timeout is not None and self.returncode is None and sys.platform == "linux":
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                ends = select.poll()
-                ends.register(descriptor, select.POLLIN)
-                if not ends.poll(max(0.0, timeout) * 1000):
-                    raise subprocess.TimeoutExpired(self.args, timeout)
-            finally:
-                os.close(descriptor)
+        if timeout is None or self.returncode is not None or sys.platform != "linux":
+            return super().wait(timeout)
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            ends = select.poll()
+            ends.register(descriptor, select.POLLIN)
+            if not ends.poll(max(0.0, timeout) * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        finally:
+            os.close(descriptor)
         return super().wait()
 
 
@@ -128,7 +129,10 @@ class _Zygote:
         """Return the number of the process, which is this one's child."""
         with _adopting_orphans():
             socket.send_fds(self._control, [msgspec.json.encode(request)], descriptors)
-            return int(self._control.recv(100))
+            answer = self._control.recv(100)
+        if not answer:
+            raise RuntimeError("the process that forks others has ended")
+        return int(answer)
 
     def _end(self) -> None:
         self._control.close()
