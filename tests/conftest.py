@@ -20,8 +20,10 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.costs.known import expected_s
 from tests.costs.meter import Meter
+from tests.searches import Searches
 from tests.second_run import SecondRun
 from tests.support import forked
+from tests.support.slices import SLICE
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
@@ -35,9 +37,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
 settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("weft")
-# ./run nightly: many more examples wherever a test does not say how many, and other ones each time.
-settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000)
+# ./run nightly: many more examples wherever a test does not say how many, and other ones each time, also where
+# Hypothesis takes the machine for one of CI.
+settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000, derandomize=False)
+settings.load_profile("nightly" if SLICE.is_night else "weft")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SecondRun(config))
     if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
         config.pluginmanager.register(Meter(config))
+    config.pluginmanager.register(Searches())
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
         ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud_hub.collecting import simulate_collection
+from tests.support.slices import SLICE
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.storage.chunk_log import ShardLog
 from weft.storage.manifest import Manifest
@@ -14,11 +15,10 @@ def test_nothing_that_anyone_needs_is_deleted() -> None:
     assert sum(simulate_collection(seed) for seed in range(6)) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1400, 100))
-def test_nothing_that_anyone_needs_is_deleted_in_many_histories(seed: int) -> None:
-    for offset in range(100):
-        simulate_collection(seed + offset)
+@pytest.mark.search
+def test_nothing_that_anyone_needs_is_deleted_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=30, night=400):
+        simulate_collection(seed)
 
 
 def broken() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud_hub.simulation import COUNTED, simulate, simulate_upgrade
+from tests.support.slices import SLICE
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 10))
@@ -19,15 +20,13 @@ def test_two_releases_on_one_store_make_one_fold(seed: int) -> None:
     assert any(counted), "some histories wrote what the later release adds"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1800, 100))
-def test_nothing_acknowledged_is_lost_or_doubled_in_many_histories(seed: int) -> None:
-    for offset in range(100):
-        simulate(seed + offset)
+@pytest.mark.search
+def test_nothing_acknowledged_is_lost_or_doubled_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=80, night=800):
+        simulate(seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1400, 100))
-def test_two_releases_on_one_store_make_one_fold_in_many_histories(seed: int) -> None:
-    for offset in range(100):
-        simulate_upgrade(seed + offset)
+@pytest.mark.search
+def test_two_releases_on_one_store_make_one_fold_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=60, night=400):
+        simulate_upgrade(seed)

@@ -20,6 +20,7 @@ import pytest
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
 from tests.durability.devices import Device
 from tests.durability.nodes import STREAM, Node
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
@@ -27,7 +28,7 @@ from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes
-FULL_SECONDS = float(os.environ.get("WEFT_FULL_DISK_SECONDS", "4"))
+FULL_SECONDS = SLICE.amount(ci=4.0, night=60.0)
 DISK_BYTES = 24 << 20
 GROWTH_BYTES_MAX = 16 << 20
 """What a node's memory may grow by from the first half of the time without room to the second."""
@@ -78,7 +79,7 @@ def finish(device: Device) -> None:
     assert device.acked > 0
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(FULL_SECONDS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(FULL_SECONDS, marks=pytest.mark.search)])
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(
     tmp_path: Path, small_disk: Path, seconds: float
@@ -106,7 +107,7 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(
     print(f"{before} acknowledged before, {device.acked} in all, {device.lost_connections} connections refused")
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: Path) -> None:
     tree, hub = tmp_path / "data", DemoHub(tmp_path)
@@ -136,7 +137,7 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
     assert end >= sum(1 for _ in of_stream(islice(device.sent, device.acked)))
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp_path: Path) -> None:
     tree = tmp_path / "data"

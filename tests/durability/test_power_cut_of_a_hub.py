@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from tests.durability.devices import Device
 from tests.durability.nodes import PATIENCE_S, STREAM, Node
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
+from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
 from weft.storage.audit.report import AuditReport
@@ -21,7 +21,7 @@ from weft.storage.object_store import open_store
 pytestmark = pytest.mark.processes
 LOOKS = 8
 """Number of times that the edge's acknowledgements are noted, some tenths of a second apart."""
-CUTS = int(os.environ.get("WEFT_POWER_CUT_HUBS", "20"))
+CUTS = SLICE.amount(ci=20, night=200)
 
 
 def start_recorded(hub: DemoHub, environment: dict[str, str], patch: pytest.MonkeyPatch) -> None:
@@ -40,6 +40,7 @@ def look_into(store: Path) -> AuditReport:
     return asyncio.run(audit(open_store(str(store)), "default", STREAM))
 
 
+@pytest.mark.search
 @pytest.mark.timeout(120 + 5 * CUTS)
 def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -51,7 +52,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
     store = Path(hub.store)
     store.mkdir()
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
-    chance = random.Random(3)
+    chance = random.Random(SLICE.seed)
     try:
         with Node(tmp_path, tmp_path / "data", links=links) as node:
             start_recorded(hub, recorded(library, store, journal), monkeypatch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import logging
-import os
 import random
 import time
 from collections import Counter, defaultdict
@@ -23,16 +22,17 @@ from tests.durability.devices import WINDOW, Device, puback_ids
 from tests.durability.nodes import PATIENCE_S, Client, Node
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
 from tests.storage.fakes import FakeFileSystem
+from tests.support.slices import SLICE
 from weft.storage.filesystem import FileSystem, OSFileSystem
 
 pytestmark = pytest.mark.processes
-SECONDS = float(os.environ.get("WEFT_POWER_CUT_SECONDS", "2"))
+SECONDS = SLICE.amount(ci=1.5, night=20.0)
 """How long the node is under load."""
-LOG_CUTS = int(os.environ.get("WEFT_POWER_CUT_CUTS", "120"))
+LOG_CUTS = SLICE.amount(ci=80, night=600)
 RATES = (8000, 900, 90)
 """Messages a second of each device."""
-LIVES = int(os.environ.get("WEFT_POWER_CUT_LIVES", "3"))
-NODE_CUTS = int(os.environ.get("WEFT_POWER_CUT_NODES", "4"))
+LIVES = SLICE.amount(ci=2, night=10)
+NODE_CUTS = SLICE.amount(ci=3, night=10)
 
 
 class Acknowledged:
@@ -134,11 +134,12 @@ def recorder(tmp_path: Path) -> Iterator[Path]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.search
 @pytest.mark.timeout(60 + 30 * SECONDS + 2 * LOG_CUTS + 20 * NODE_CUTS)
 def test_what_a_node_acknowledged_survives_a_power_cut_at_any_call(tmp_path: Path, recorder: Path) -> None:
     tree, journal = tmp_path / "data", tmp_path / "journal"
     tree.mkdir()
-    chance = random.Random(1)
+    chance = random.Random(SLICE.seed)
     cut_disks: list[tuple[int, FakeFileSystem]] = []
     with Node(tmp_path, tree) as node:
         node.start(recorded(recorder, tree, journal))
@@ -170,11 +171,12 @@ def test_what_a_node_acknowledged_survives_a_power_cut_at_any_call(tmp_path: Pat
     print(f"{len(events)} calls and answers recorded, {LOG_CUTS} + {NODE_CUTS} power cuts, acknowledged: {total}")
 
 
+@pytest.mark.search
 @pytest.mark.timeout(120 + 30 * LIVES)
 def test_power_cuts_in_a_row_on_one_disk(tmp_path: Path, recorder: Path) -> None:
     tree = tmp_path / "data"
     tree.mkdir()
-    chance = random.Random(2)
+    chance = random.Random(SLICE.seed)
     disk: FakeFileSystem | None = None
     devices: list[Device] = []
     acked: dict[str, int] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -19,15 +18,14 @@ import pytest
 from tests.end_to_end.broker_load import QUEUE
 from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_until_drained
 from tests.support import forked
+from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 
-SEED = int(os.environ.get("WEFT_STORM_SEED", "7"))
-"""Of the moments of kills; ./run nightly goes on with others."""
-KILLS = int(os.environ.get("WEFT_STORM_KILLS", "4"))
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1500)]
+KILLS = SLICE.amount(ci=4, night=30)
+pytestmark = [pytest.mark.processes, pytest.mark.search, pytest.mark.timeout(1500)]
 proton = pytest.importorskip("proton", reason="needs the extra amqp1")
 
 
@@ -103,7 +101,7 @@ def check_jobs(told: dict[str, Any]) -> Counter[str]:
 
 
 def test_kills_lose_and_double_nothing_of_amqp_and_http(tmp_path: Path) -> None:
-    told, store = run_storm(tmp_path, KILLS, SEED)
+    told, store = run_storm(tmp_path, KILLS, SLICE.seed)
     counted, jobs = check_rows(store, told), check_jobs(told)
     report = asyncio.run(audit(store, "default", STREAM))
     assert report.agrees, report.problems

@@ -21,6 +21,7 @@ import pytest
 from tests.end_to_end.stepping_clock import SteppingClock
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message
 from tests.support import forked
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, get_json
 from weft.storage.audit.audit import audit
@@ -243,9 +244,9 @@ def check_claims(fleet: Fleet, claims: list[Claim]) -> int:
     return int(clocks.count("stepped"))
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SLICE.seeds(ci=1, night=4))
 def test_copies_dead_disks_and_clocks_that_are_set_back_make_no_claim_false(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     fleet = Fleet(tmp_path, chance)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge
+from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -136,9 +137,10 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
     return counted + Counter(even=len(even), tens=len(tens), windows=windows)
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(1500)
-def test_fifty_kills_change_nothing_of_what_functions_make(tmp_path: Path) -> None:
-    counted = run_kills(tmp_path, kills=17, seed=2)
-    print(f"51 kills: {dict(counted)}")
-    assert counted["tens"] > 500
+def test_many_kills_change_nothing_of_what_functions_make(tmp_path: Path) -> None:
+    kills = SLICE.amount(ci=3, night=17)
+    counted = run_kills(tmp_path, kills, seed=SLICE.seed)
+    print(f"{3 * kills} kills: {dict(counted)}")
+    assert counted["tens"] > 30 * kills

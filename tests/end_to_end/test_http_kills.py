@@ -22,6 +22,7 @@ import pytest
 from tests.storage.segment_log.helpers import open_log
 from tests.support import forked
 from tests.support.processes import Node
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.protocols.batch import records
@@ -31,7 +32,7 @@ from weft.storage.segment_log import LogSettings
 pytestmark = pytest.mark.processes
 CLIENTS = 8
 BATCH = 3
-KILLS = 3
+KILLS = SLICE.amount(ci=3, night=30)
 ANSWERS = 60
 """Answers between two kills."""
 PATIENCE_S = 60.0
@@ -123,7 +124,7 @@ class Client:
                 await asyncio.sleep(0.02)  # it is being started again
 
 
-@pytest.mark.slow
+@pytest.mark.search
 async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: Edge) -> None:
     answered = asyncio.Event()
     clients = [Client(edge, f"c{number}", answered) for number in range(CLIENTS)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message
+from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub, Edge, FabricError
 from weft.protocols.shard.placement import shard_of
 from weft.storage.audit.audit import audit
@@ -69,11 +70,10 @@ def wait_until_drained(edges: list[Edge], hub: DemoHub) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")
-@pytest.mark.slow
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.timeout(900))])
-@pytest.mark.timeout(240)
-def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path, rounds: int) -> None:
-    chance = random.Random(rounds)
+@pytest.mark.search
+@pytest.mark.timeout(900)
+def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path) -> None:
+    chance = random.Random(SLICE.seed)
     hub = make_hub(tmp_path)
     edges = [make_edge(tmp_path, name, hub) for name in NAMES]
     loads: list[Load] = []
@@ -82,7 +82,7 @@ def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path, round
         for service in (hub, *edges):
             service.start()
         loads = [Load(edge.mqtt_port, options=["--prefix", edge.name, "--devices", "2"]) for edge in edges]
-        for _ in range(rounds):
+        for _ in range(SLICE.amount(ci=2, night=10)):
             for victim in chance.sample(range(3), 3):
                 time.sleep(chance.uniform(0.3, 1.5))  # the random moment is the test
                 kill_supervisor(hub) if victim == 2 else kill_process(hub, victim)

@@ -13,19 +13,18 @@ import pytest
 
 from tests.end_to_end.storms import Fabric, running, storm
 from tests.support.s3_servers import MINIO, VERSITYGW, Kind, S3Server, built, installed
+from tests.support.slices import SLICE
 from tests.support.store_path import Way
 from tests.support.waiting import wait_until
 
-SEED = int(os.environ.get("WEFT_STORM_SEED", "11"))
-"""Of the moments and the order of kills; ./run nightly goes on with others."""
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def server_of(kind: Kind, folder: Path) -> S3Server:
     """Return the server, built if Go can do that; the test is skipped where it cannot be had."""
     try:
-        # MinIO takes ten minutes to build: ./run nightly does it.
-        binary = installed(kind) if kind is MINIO else built(kind)
+        # MinIO takes ten minutes to build.
+        binary = installed(kind) if kind is MINIO and not SLICE.is_night else built(kind)
     except LookupError as reason:
         pytest.skip(str(reason))
     if binary is None:
@@ -33,6 +32,7 @@ def server_of(kind: Kind, folder: Path) -> S3Server:
     return S3Server(kind, binary, folder)
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("kind", [VERSITYGW, MINIO], ids=lambda kind: kind.name)
 def test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing(tmp_path: Path, kind: Kind) -> None:
     with server_of(kind, tmp_path / "server") as server:
@@ -50,7 +50,7 @@ def test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing(tmp_path
             server.start()
 
         hurts: list[Callable[[random.Random], None]] = [kill_hub, kill_server]
-        counted = storm(fabric, hurts, times=14, seed=SEED)
+        counted = storm(fabric, hurts, times=SLICE.amount(ci=4, night=14), seed=SLICE.seed)
     print(f"{kind.name}: {dict(counted)}")
     assert counted["messages"] > 1000
 
@@ -62,7 +62,8 @@ SLOW_MACHINE_S = 20
 """Beside the promised times: the machine may be busy."""
 
 
-@pytest.mark.parametrize("way", [Way.DENIED, Way.SILENT, Way.CUT], ids=lambda way: way.name.lower())
+@pytest.mark.search
+@pytest.mark.parametrize("way", SLICE.some([Way.DENIED, Way.SILENT, Way.CUT], ci=1), ids=lambda way: way.name.lower())
 def test_edges_leave_a_node_whose_store_fails_and_lose_nothing(tmp_path: Path, way: Way) -> None:
     """Proof p8: an edge never left a node that took its data and could not store it."""
     with server_of(VERSITYGW, tmp_path / "server") as server:
@@ -107,6 +108,7 @@ def test_edges_leave_a_node_that_is_stopped_within_the_ack_timeout(tmp_path: Pat
     assert counted["messages"] > 500
 
 
+@pytest.mark.search
 def test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing(tmp_path: Path) -> None:
     """Two nodes of two processes each, redirects between them, and one S3 server."""
     with server_of(VERSITYGW, tmp_path / "server") as server:
@@ -133,6 +135,6 @@ def test_processes_and_nodes_are_killed_and_stopped_and_lose_and_double_nothing(
             path.set(Way.OPEN)
 
         hurts: list[Callable[[random.Random], None]] = [kill_one, kill_node, stop_one, fail_store]
-        counted = storm(fabric, hurts, times=12, seed=5)
+        counted = storm(fabric, hurts, times=SLICE.amount(ci=4, night=12), seed=SLICE.seed)
     print(dict(counted))
     assert counted["messages"] > 1000

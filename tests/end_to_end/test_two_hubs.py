@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
+from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub, Edge
 from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
@@ -79,18 +80,14 @@ def pause(hub: DemoHub, _: random.Random) -> None:
     os.kill(hub.pid, signal.SIGCONT)
 
 
-@pytest.mark.slow
+@pytest.mark.search
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("hurt", "times"),
-    [
-        (kill, 4),
-        pytest.param(kill, 30, marks=pytest.mark.timeout(600)),
-        pytest.param(pause, 4, marks=pytest.mark.timeout(600)),
-    ],
+    ("hurt", "times"), [(kill, SLICE.amount(ci=5, night=30)), (pause, SLICE.amount(ci=1, night=4))]
 )
 def test_two_nodes_of_one_store_lose_and_double_nothing(tmp_path: Path, hurt: object, times: int) -> None:
     assert callable(hurt)
-    chance = random.Random(times)
+    chance = random.Random(SLICE.seed)
     fabric = Fabric(tmp_path)
     load = None
     try:

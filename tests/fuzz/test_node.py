@@ -1,13 +1,11 @@
 """A running node under damaged conversations: it serves a good client all along, and is as small afterwards as before.
 
-``WEFT_FUZZ_SECONDS`` makes the slow run last longer, ``WEFT_FUZZ_SEED`` repeats one. When something is wrong, the seed
-is printed, and the place of the last bytes sent.
+When something is wrong, the seed is printed, and the place of the last bytes sent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import socket
 import struct
@@ -20,8 +18,9 @@ import pytest
 
 from tests.conformance.watched_node import Healthy, Node
 from tests.fuzz.conversations import cut, damaged, seeds
+from tests.support.slices import SLICE
 
-QUICK_S, SLOW_S = 3.0, 60.0
+QUICK_S = 3.0
 BATCH = 12
 """Bad clients at a time."""
 GROWTH_BYTES_MAX = 16 << 20
@@ -126,8 +125,7 @@ def test_damaged_conversations(node: Node) -> None:
     assert node.metric("protocol_errors_total") > 10
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.search
+@pytest.mark.timeout(600)
 def test_damaged_conversations_for_longer(node: Node) -> None:
-    seed = int(os.environ.get("WEFT_FUZZ_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
-    run(node, float(os.environ.get("WEFT_FUZZ_SECONDS", SLOW_S)), seed)
+    run(node, SLICE.amount(ci=12.0, night=60.0), SLICE.seed)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slices import SLICE
 from weft.edge_node.inspect.tail import TailRecord, newest_records
 from weft.edge_node.inspect.tail_start import Start
 from weft.edge_node.inspect.view import Cursor, Durability, LogDirectory, forecast, summarise
@@ -31,7 +32,6 @@ from weft.storage.segment_log.walk.entries import inspect_log
 from weft.storage.segment_log.walk.frames import SegmentBytes
 from weft.storage.segment_log.walk.scan import scan_segment
 
-ROUNDS = 250
 SETTINGS = LogSettings(segment_bytes=1 << 13, budget_bytes=1 << 20, tail_bytes=0)
 T0 = 1_700_000_000_000_000_000
 Records = set[tuple[int, int, bytes]]
@@ -197,16 +197,18 @@ def _is_rotten(path: str, disk: Disk) -> bool:
         file.close()
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
-def test_all_readers_agree_with_recovery(pristine: Path, tmp_path: Path, part: int) -> None:
-    for number in range(part, ROUNDS, 4):
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(SLICE.seeds(ci=60, night=1000), marks=pytest.mark.search)], ids=["few", "many"]
+)
+def test_all_readers_agree_with_recovery(pristine: Path, tmp_path: Path, seeds: range) -> None:
+    for number in seeds:
         disk, folder = Disk(), tmp_path / "data"
         shutil.copytree(pristine, folder)
         harm(folder, disk, random.Random(number))
         try:
             check(folder, disk)
         except AssertionError as error:
-            raise AssertionError(f"in round {number}") from error
+            raise AssertionError(f"with seed {number}") from error
         shutil.rmtree(folder)
 
 

@@ -3,9 +3,12 @@
     python -m tests.nightly --hours 8                    go on where the last night was stopped, else begin a new one
     python -m tests.nightly --hours 0.1 --jobs node      only some of them
     python -m tests.nightly repeat simulation 4711       one seed again
+    python -m tests.nightly --hours 2 --plan             only show what a night would make
 
-Ctrl-C, or a kill, loses at most the slices under way: the next call makes them again. At the end of its hours a night
-writes bench/results/nightly-DATE.json. The exit status is 1 when a seed failed, 130 when the night was stopped.
+Each row of tests/nightly/timetable.py gets its part of the hours. Ctrl-C, or a kill, loses at most the slices under
+way: the next call makes them again. At the end of its hours a night writes bench/results/nightly-DATE.json: what each
+row reached of its plan, how fast, and why not more. The exit status is 1 when a seed failed, 130 when the night was
+stopped.
 """
 
 from __future__ import annotations
@@ -21,14 +24,17 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from bench.common import RESULTS, write_results
-from tests.nightly.jobs import JOBS, Failure, Outcome, run_slice
+from tests.nightly.jobs import Failure, Outcome, run_slice
+from tests.nightly.reached import plan_table, reached, table
 from tests.nightly.state import Night, Slice
+from tests.nightly.timetable import JOBS
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / "nightly.json"
+WIDTH = 160
+"""Of what goes to a file."""
 
 
 class Runner:
@@ -47,7 +53,9 @@ class Runner:
         while True:
             self._night.state.seconds = before + time.monotonic() - started
             while self._night.state.seconds < seconds_max and len(running) < self._processes:
-                begun = self._night.next(self._slice_seeds)
+                begun = self._night.next(seconds_max - self._night.state.seconds, self._slice_seeds)
+                if begun is None:
+                    break
                 running[self._pool.submit(self._make, begun)] = begun
             if not running:
                 return
@@ -93,21 +101,24 @@ def tell(failure: Failure, job: str, console: Console) -> None:
     console.print(f"    {failure.repeat}", markup=False, highlight=False, soft_wrap=True)
 
 
-def table(night: Night) -> Table:
-    """The night at a glance."""
-    made = Table("job", "seeds", "done", "minutes", "failed")
-    for name, row in night.state.rows.items():
-        job = JOBS[name]
-        reached = f", {row.done / job.target:.0%} of {job.target:,}" if job.target else ""
-        figures = (f"{row.seeds:,}", f"{row.done:,} {job.unit}{reached}", f"{row.seconds / 60:.1f}")
-        made.add_row(name, *figures, f"[red]{len(row.failures)}[/red]" if row.failures else "0")
-    return made
+def commit() -> str:
+    """Return the id of the commit that is checked out; empty without git."""
+    try:
+        return subprocess.check_output(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL
+        ).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def spend(arguments: argparse.Namespace) -> int:
     """Make the night, or go on with it."""
-    console = Console()
-    night = Night(arguments.state, {name: JOBS[name] for name in arguments.jobs})
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    jobs = {name: JOBS[name] for name in arguments.jobs}
+    if arguments.plan:
+        console.print(plan_table(reached({}, {}, jobs, arguments.hours, arguments.processes)))
+        return 0
+    night = Night(arguments.state, jobs)
     if night.state.started:
         console.print(f"Going on with the night of {night.state.started}, {night.state.seconds / 60:.0f} minutes old.")
     night.state.started = night.state.started or time.strftime("%Y-%m-%d", time.gmtime())
@@ -120,12 +131,16 @@ def spend(arguments: argparse.Namespace) -> int:
         runner.stop()
         console.print("Stopped. The same command goes on.")
         return 130
+    hours = night.state.seconds / 3600
+    found = reached(
+        night.state.rows, night.state.next_seeds, jobs, max(hours, arguments.hours), arguments.processes
+    )  # fmt: skip
     figures = {
-        name: {**msgspec.to_builtins(row), "unit": JOBS[name].unit, "next_seed": night.state.next_seeds[name]}
-        for name, row in night.state.rows.items()
-    }
-    path = write_results("nightly", {"hours": round(night.state.seconds / 3600, 3), "jobs": figures}, arguments.results)
-    console.print(table(night), f"Written to {path}")
+        "commit": commit(), "hours": round(hours, 3), "processes": arguments.processes,
+        "jobs": msgspec.to_builtins(found),
+    }  # fmt: skip
+    path = write_results("nightly", figures, arguments.results)
+    console.print(table(found), f"Written to {path}")
     failures = [(name, failure) for name, row in night.state.rows.items() for failure in row.failures]
     for name, failure in failures:
         tell(failure, name, console)
@@ -139,9 +154,10 @@ def main() -> int:
         prog="./run nightly", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hours", type=float, default=8.0, help="how long the whole night lasts (8)")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="slices at a time")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="slices at a time (all cores)")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS), metavar="JOB", help=", ".join(JOBS))
     parser.add_argument("--slice-seeds", type=int, metavar="N", help="seeds of a slice, instead of each job's own")
+    parser.add_argument("--plan", action="store_true", help="only show what a night of these hours would make")
     parser.add_argument("--state", type=Path, default=STATE, help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     return spend(parser.parse_args())
@@ -150,8 +166,8 @@ def main() -> int:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["slice", name, first, end]:
-            sys.stdout.buffer.write(msgspec.json.encode(run_slice(name, int(first), int(end))))
+            sys.stdout.buffer.write(msgspec.json.encode(run_slice(JOBS[name], int(first), int(end))))
         case ["repeat", name, seed]:
-            print(f"{JOBS[name].run(int(seed)):,} {JOBS[name].unit}: every promise was kept")
+            print(f"{JOBS[name].run(int(seed)).done:,} {JOBS[name].unit}: every promise was kept")
         case _:
             sys.exit(main())

@@ -1,34 +1,21 @@
-"""What a night runs. A job is a row of seeds; a slice is a few of them, made by a process of its own."""
+"""What a night is made of. A job is a row of seeds; a slice is a few of them, made by a process of its own."""
 
 from __future__ import annotations
 
-import logging
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
-PROPERTIES = (
-    "tests/protocols", "tests/storage", "tests/replication", "tests/edge_node/sessions/store/test_journal_model.py",
-    "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/servers/mqtt/test_broker_model.py",
-    "tests/edge_node/queues/test_queues_model.py",
-    "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
-)  # fmt: skip
-CODEC_ROUNDS = 20_000
-"""Damaged packets of one seed."""
-STORM = "tests/end_to_end/test_storms.py::test_kills_of_an_s3_server_and_of_two_nodes_lose_and_double_nothing"
-BROKER_STORM = "tests/end_to_end/test_broker_storms.py::test_kills_lose_and_double_nothing_of_amqp_and_http"
-BROKER_KILLS = 30
-SPARK_STORM = "tests/spark_sinks/cluster/test_storm.py::test_tables_equal_those_of_a_run_without_kills"
-SPARK_KILLS = 50
-DECODER_S = 40
-"""How long one seed fuzzes a decoder, each in its turn."""
-FUZZ_S = 60
-"""How long one seed keeps a node under damaged conversations."""
+from tests.support.slices import NIGHT, VARIABLE, Slice
+
+NIGHT_HOURS, NIGHT_PROCESSES = 8, 2
+"""The night that the time-table is for."""
 REPORT_CHARACTERS = 2000
 """What is kept of a failure's output: its end."""
 
@@ -42,12 +29,23 @@ class Failure(msgspec.Struct, frozen=True):
     """The command that shows it again."""
 
 
+class Made(NamedTuple):
+    """What a seed came to."""
+
+    done: int
+    """In the job's unit."""
+    left_out: tuple[str, ...] = ()
+    """Why parts of it cannot run on this machine."""
+
+
 class Outcome(NamedTuple):
     """What a slice came to."""
 
     done: int
     """In the job's unit."""
     failures: list[Failure]
+    left_out: list[str] = []
+    """Why parts of it cannot run on this machine, each reason once."""
 
 
 @dataclass(frozen=True)
@@ -55,171 +53,97 @@ class Job:
     """A row of seeds, each of which either keeps every promise or fails the same way again."""
 
     unit: str
-    run: Callable[[int], int]
-    """Run one seed and return how much that was, in ``unit``.
+    minutes: int
+    """Its part of the night, of the 960 minutes that two processes have in eight hours."""
+    run: Callable[[int], Made]
+    """Run one seed.
 
     Raises ``Exception`` where a promise was broken.
     """
     repeat: str
     """The command that repeats a seed, which stands for ``{seed}``."""
+    tests: tuple[str, ...]
+    """Files, or tests of files, with the mark ``search``, of which this is the whole."""
     slice_seeds: int
-    """Seeds of a slice: about a minute's work on one core."""
-    share: int = 1
-    """Part of the time, beside those of the other jobs."""
-    target: int = 0
-    """How much a whole night should reach; 0 where more is simply better."""
+    slice_units: int
+    """How much a slice is, in ``unit``."""
+    slice_s: float
+    """How long a process needs for a slice."""
+
+    @property
+    def rate(self) -> float:
+        """Units in a second of one process."""
+        return self.slice_units / self.slice_s
+
+    def seconds(self, seeds: int) -> float:
+        """Return how long so many seeds should take."""
+        return self.slice_s * seeds / self.slice_seeds
 
 
-def run_slice(name: str, first: int, end: int) -> Outcome:
-    """Run the seeds from ``first`` to before ``end``; a failing one does not end the slice."""
-    job, done, failures = JOBS[name], 0, []
-    logging.disable(logging.CRITICAL)  # Thousands of expected complaints of faulty disks and stores.
-    try:
-        for seed in range(first, end):
-            try:
-                done += job.run(seed)
-            except Exception as error:
-                message = f"{type(error).__name__}: {error}"[-REPORT_CHARACTERS:]
-                failures.append(Failure(seed, message, job.repeat.format(seed=seed)))
-    finally:
-        logging.disable(logging.NOTSET)
-    return Outcome(done, failures)
+def pytest_job(unit: str, *tests: str, minutes: int, slice_units: int, slice_s: float, only: str = "search") -> Job:
+    """Make the job of searches that are tests: a seed is a pass over them, with the seeds of that night's slice.
+
+    Args:
+        only: what pytest's ``-m`` chooses of them.
+    """
+    chosen = ["-m", only, *tests]
+
+    def run(seed: int) -> Made:
+        return Made(slice_units, run_pytest(chosen, seed))
+
+    repeat = f"{VARIABLE}={NIGHT}{{seed}} ./run test --all {' '.join(chosen)}"
+    return Job(unit, minutes, run, repeat, tests, 1, slice_units, slice_s)
 
 
-def _power_cuts(seed: int) -> int:
-    from tests.storage.segment_log.power_cuts_workload import PowerCuts
+def run_pytest(arguments: Sequence[str], seed: int) -> tuple[str, ...]:
+    """Run tests in their night's form. Returns why some of them cannot run here.
 
-    cuts = PowerCuts(seed)
-    cuts.run()
-    return cuts.cuts
-
-
-def _function_cuts(seed: int) -> int:
-    from tests.edge_node.functions.runtime.power_cuts import quiet, run_seed
-
-    with quiet():
-        return run_seed(seed)
-
-
-def _simulation(seed: int) -> int:
-    from tests.cloud_hub.simulation import simulate
-
-    simulate(seed)
-    return 1
-
-
-def _collecting(seed: int) -> int:
-    from tests.cloud_hub.collecting import simulate_collection
-
-    simulate_collection(seed)
-    return 1
-
-
-def _upgrade(seed: int) -> int:
-    from tests.cloud_hub.simulation import simulate_upgrade
-
-    simulate_upgrade(seed)
-    return 1
-
-
-def _storm(seed: int) -> int:
-    from tests.support.s3_servers import MINIO, VERSITYGW, built
-
-    for kind in (VERSITYGW, MINIO):
-        try:
-            built(kind)
-        except LookupError as reason:
-            raise AssertionError(str(reason)) from reason
-    _pytest([STORM], {"WEFT_STORM_SEED": str(seed)})
-    return 1
-
-
-def _broker_storm(seed: int) -> int:
-    _pytest([BROKER_STORM], {"WEFT_STORM_SEED": str(seed), "WEFT_STORM_KILLS": str(BROKER_KILLS)})
-    return BROKER_KILLS
-
-
-def _spark_storm(seed: int) -> int:
-    _pytest([SPARK_STORM], {"WEFT_STORM_SEED": str(seed), "WEFT_STORM_KILLS": str(SPARK_KILLS)})
-    return SPARK_KILLS
-
-
-def _codec(seed: int) -> int:
-    from tests.fuzz.mqtt_damage import run_damaged
-
-    run_damaged(seed, CODEC_ROUNDS)
-    return CODEC_ROUNDS
-
-
-def _decoders(seed: int) -> int:
-    from tests.fuzz.long_run import run
-
-    run(seed, DECODER_S)
-    return DECODER_S
-
-
-def _node(seed: int) -> int:
-    _pytest(
-        ["tests/fuzz/test_node.py::test_damaged_conversations_for_longer"],
-        {"WEFT_FUZZ_SEED": str(seed), "WEFT_FUZZ_SECONDS": str(FUZZ_S)},
-    )
-    return FUZZ_S
-
-
-def _properties(seed: int) -> int:
-    _pytest(["-m", "hypothesis", f"--hypothesis-seed={seed}", "--hypothesis-profile=nightly", *PROPERTIES])
-    return 1
-
-
-def _pytest(arguments: list[str], environment: Mapping[str, str] = {}) -> None:
+    Raises:
+        AssertionError: some failed; the message ends with the commands that repeat them.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    variables = os.environ | environment
+    variables = os.environ | {VARIABLE: str(Slice(seed, is_night=True))}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError((done.stdout + done.stderr)[-REPORT_CHARACTERS:])
+    return skipped(done.stdout)
 
 
-_AGAIN = ".venv/bin/python -m"
-JOBS: Mapping[str, Job] = {
-    "power_cuts": Job(
-        "power cuts", _power_cuts, f"{_AGAIN} tests.storage.segment_log.power_cuts --replay {{seed}} --shrink",
-        slice_seeds=100, share=4, target=1_000_000,
-    ),
-    "function_cuts": Job(
-        "power cuts of functions", _function_cuts, f"{_AGAIN} tests.nightly repeat function_cuts {{seed}}", 100,
-        share=2, target=100_000,
-    ),
-    "simulation": Job("histories of a shard", _simulation, f"{_AGAIN} tests.nightly repeat simulation {{seed}}", 200),
-    "collecting": Job(
-        "histories of a collected shard", _collecting, f"{_AGAIN} tests.nightly repeat collecting {{seed}}", 100,
-    ),
-    "upgrade": Job("histories of an upgrade", _upgrade, f"{_AGAIN} tests.nightly repeat upgrade {{seed}}", 200),
-    "storms": Job(
-        "storms of versitygw and MinIO", _storm, f"WEFT_STORM_SEED={{seed}} {_AGAIN} pytest {STORM}", slice_seeds=1,
-    ),
-    "broker_storms": Job(
-        "kills under AMQP and HTTP", _broker_storm,
-        f"WEFT_STORM_SEED={{seed}} WEFT_STORM_KILLS={BROKER_KILLS} {_AGAIN} pytest {BROKER_STORM}", slice_seeds=1,
-    ),
-    "spark_storms": Job(
-        "kills of a Spark job", _spark_storm,
-        f"WEFT_STORM_SEED={{seed}} WEFT_STORM_KILLS={SPARK_KILLS} {_AGAIN} pytest {SPARK_STORM}", slice_seeds=1,
-    ),
-    "mqtt_codec": Job("damaged packets", _codec, f"{_AGAIN} tests.nightly repeat mqtt_codec {{seed}}", 20),
-    "decoders": Job(
-        "seconds of fuzzed decoders", _decoders, f"{_AGAIN} tests.nightly repeat decoders {{seed}}", slice_seeds=1,
-        share=2,
-    ),
-    "node": Job(
-        "seconds under damaged conversations", _node,
-        f"WEFT_FUZZ_SEED={{seed}} WEFT_FUZZ_SECONDS={FUZZ_S} "
-        f"{_AGAIN} pytest tests/fuzz/test_node.py::test_damaged_conversations_for_longer",
-        slice_seeds=1,
-    ),
-    "properties": Job(
-        "passes of every property", _properties,
-        f"{_AGAIN} pytest -m hypothesis --hypothesis-seed={{seed}} --hypothesis-profile=nightly {' '.join(PROPERTIES)}",
-        slice_seeds=1,
-    ),
-}  # fmt: skip
-"""Name -> job. Each night goes on with the seeds behind those of the last one."""
+def skipped(output: str) -> tuple[str, ...]:
+    """Return why some tests of a run were skipped.
+
+    Raises:
+        CannotRun: all were.
+    """
+    reasons = re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", output, re.MULTILINE)
+    if reasons and not re.search(r"^\d+ passed|, \d+ passed", output, re.MULTILINE):
+        raise CannotRun("; ".join(dict.fromkeys(reasons)))
+    return tuple(dict.fromkeys(reasons))
+
+
+class CannotRun(Exception):
+    """This machine lacks what a job needs, as the message says."""
+
+
+def run_slice(job: Job, first: int, end: int) -> Outcome:
+    """Run the seeds from ``first`` to before ``end``; a failing one does not end the slice."""
+    done, failures, left_out = 0, list[Failure](), dict[str, None]()
+    for seed in range(first, end):
+        try:
+            made = job.run(seed)
+        except CannotRun as reason:
+            left_out[str(reason)] = None
+            break
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"[-REPORT_CHARACTERS:]
+            failures.append(Failure(seed, message, job.repeat.format(seed=seed)))
+        else:
+            done += made.done
+            left_out |= dict.fromkeys(made.left_out)
+    return Outcome(done, failures, list(left_out))
+
+
+def planned_seconds(jobs: Mapping[str, Job], name: str, hours: float, processes: int) -> float:
+    """Return the process time that a job has in a night of some jobs."""
+    part = jobs[name].minutes / sum(job.minutes for job in jobs.values())
+    return part * hours * 3600 * processes

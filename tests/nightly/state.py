@@ -17,7 +17,15 @@ class Row(msgspec.Struct):
     seeds: int = 0
     done: int = 0
     seconds: float = 0.0
+    """Time of processes."""
     failures: list[Failure] = []
+    left_out: list[str] = []
+    """Why parts of it cannot run on this machine."""
+
+    @property
+    def cannot_run(self) -> bool:
+        """Whether a slice was begun, and this machine lacks what it needs."""
+        return bool(self.left_out) and not self.done and not self.failures
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -50,16 +58,27 @@ class Night:
         self._left = [each for each in self.state.open if each.job in jobs]
         self._jobs = jobs
 
-    def next(self, seeds: int | None = None) -> Slice:
-        """Begin a slice: one that a kill cut short, or new seeds of the job that lags behind its share.
+    def next(self, seconds_left: float, seeds: int | None = None) -> Slice | None:
+        """Begin a slice: one that a kill cut short, or new seeds of the job that lags furthest behind its minutes.
 
         Args:
+            seconds_left: of the night. A slice that needs longer is not begun.
             seeds: how many new ones, instead of as many as the job says.
+
+        Returns:
+            None where nothing is left that fits and that this machine can run.
         """
         if self._left:
             return self._left.pop()
         running = [each.job for each in self.state.open]
-        job = min(self._jobs, key=lambda name: (running.count(name), self.row(name).seconds / self._jobs[name].share))
+        fitting = [
+            name
+            for name, job in self._jobs.items()
+            if job.seconds(seeds or job.slice_seeds) <= seconds_left and not self.row(name).cannot_run
+        ]
+        if not fitting:
+            return None
+        job = min(fitting, key=lambda name: (running.count(name), self.row(name).seconds / self._jobs[name].minutes))
         first = self.state.next_seeds.get(job, 1)
         begun = Slice(job, first, first + (seeds or self._jobs[job].slice_seeds))
         self.state.next_seeds[job] = begun.end
@@ -74,6 +93,7 @@ class Night:
         row.done += outcome.done
         row.seconds += seconds
         row.failures += outcome.failures
+        row.left_out = list(dict.fromkeys([*row.left_out, *outcome.left_out]))
         self.state.open.remove(done)
         self.save()
 

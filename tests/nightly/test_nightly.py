@@ -8,19 +8,28 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.nightly import __main__ as nightly
-from tests.nightly import jobs
-from tests.nightly.jobs import JOBS, Failure, Job, Outcome, run_slice
-from tests.nightly.state import Night, State
+from tests.nightly.jobs import CannotRun, Failure, Job, Made, Outcome, run_slice, skipped
+from tests.nightly.reached import reached
+from tests.nightly.state import Night, Row, State
+from tests.nightly.state import Slice as Seeds
+from tests.nightly.timetable import JOBS
 
 ROOT = Path(__file__).parents[2]
 SIMULATION = {"simulation": JOBS["simulation"]}
+HOUR_S = 3600.0
+
+
+def begin(night: Night, seconds_left: float = HOUR_S) -> Seeds:
+    begun = night.next(seconds_left, 10)
+    assert begun is not None
+    return begun
 
 
 @pytest.fixture
@@ -30,57 +39,76 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_slice_that_was_cut_short_is_made_again(file: Path) -> None:
     night = Night(file, SIMULATION)
-    night.note(night.next(10), Outcome(10, []), 1.0)
-    lost = night.next(10)
+    night.note(begin(night), Outcome(10, []), 1.0)
+    lost = begin(night)
     after = Night(file, SIMULATION)
-    assert after.next(10) == lost
+    assert begin(after) == lost
     after.note(lost, Outcome(10, []), 1.0)
-    assert (after.row("simulation").seeds, after.next(10).first) == (20, 21)
+    assert (after.row("simulation").seeds, begin(after).first) == (20, 21)
 
 
-def test_a_job_gets_its_share_of_the_time(file: Path) -> None:
-    night = Night(file, {name: JOBS[name] for name in ("power_cuts", "simulation")})
+def test_a_job_gets_its_minutes(file: Path) -> None:
+    chosen = {name: JOBS[name] for name in ("power_cuts", "upgrade")}
+    night = Night(file, chosen)
     for _ in range(50):
-        night.note(night.next(10), Outcome(1, []), 1.0)
-    share = JOBS["power_cuts"].share
-    assert night.row("power_cuts").seconds / night.row("simulation").seconds == pytest.approx(share, rel=0.1)
+        night.note(begin(night), Outcome(1, []), 1.0)
+    share = JOBS["power_cuts"].minutes / JOBS["upgrade"].minutes
+    assert night.row("power_cuts").seconds / night.row("upgrade").seconds == pytest.approx(share, rel=0.1)
+
+
+def test_a_slice_that_would_last_longer_than_the_night_is_not_begun(file: Path) -> None:
+    night = Night(file, {name: JOBS[name] for name in ("spark_storms", "simulation")})
+    assert {begin(night, 120).job for _ in range(3)} == {"simulation"}
+    assert night.next(0.5, 10) is None
+
+
+def test_a_job_that_cannot_run_here_leaves_its_time_to_the_others(file: Path) -> None:
+    night = Night(file, {name: JOBS[name] for name in ("storms", "simulation")})
+    for _ in range(4):
+        begun = begin(night, 10 * HOUR_S)
+        night.note(begun, Outcome(0, [], ["no Go"]) if begun.job == "storms" else Outcome(10, []), 1.0)
+    assert (night.row("storms").seeds, night.row("simulation").seeds) == (10, 30)
 
 
 def test_the_next_night_takes_other_seeds(file: Path) -> None:
     night = Night(file, SIMULATION)
-    night.note(night.next(10), Outcome(10, []), 1.0)
+    night.note(begin(night), Outcome(10, []), 1.0)
     night.close()
     night = Night(file, SIMULATION)
     assert night.state.rows == {}
-    assert night.next(10).first == 11
+    assert begin(night).first == 11
 
 
-def fail(seed: int) -> int:
+def fail(seed: int) -> Made:
     if seed == 3:
         raise AssertionError("record 7 is gone")
-    return 1
+    return Made(1)
+
+
+def job_of(run: Callable[[int], Made]) -> Job:
+    """Return a job of ten tries a minute."""
+    return Job("tries", 60, run, "python -m again {seed}", (), slice_seeds=10, slice_units=10, slice_s=60.0)
 
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Job]:
-    made = {"failing": Job("tries", fail, "python -m again {seed}", slice_seeds=10)}
-    monkeypatch.setattr(jobs, "JOBS", made)
+    made = {"failing": job_of(fail)}
     monkeypatch.setattr(nightly, "JOBS", made)
     return made
 
 
 def test_a_failing_seed_does_not_end_its_slice(failing: Mapping[str, Job]) -> None:
     failure = Failure(3, "AssertionError: record 7 is gone", "python -m again 3")
-    assert run_slice("failing", 1, 6) == Outcome(4, [failure])
+    assert run_slice(failing["failing"], 1, 6) == Outcome(4, [failure])
 
 
 def test_a_failure_is_told_and_makes_exit_status_1(
     failing: Mapping[str, Job], file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     night = Night(file, failing)
-    night.note(night.next(5), run_slice("failing", 1, 6), 1.0)
+    night.note(begin(night), run_slice(failing["failing"], 1, 6), 1.0)
     given = argparse.Namespace(
-        state=file, results=tmp_path, jobs=["failing"], hours=0.0, processes=1, slice_seeds=None
+        state=file, results=tmp_path, jobs=["failing"], hours=0.0, processes=1, slice_seeds=None, plan=False
     )  # fmt: skip
     assert nightly.spend(given) == 1
     printed = capsys.readouterr().out
@@ -88,6 +116,40 @@ def test_a_failure_is_told_and_makes_exit_status_1(
     assert "python -m again 3" in printed.splitlines()[-1]
     (results,) = tmp_path.glob("nightly-????-??-??.json")
     assert json.loads(results.read_text())["results"]["jobs"]["failing"]["failures"][0]["seed"] == 3
+
+
+def test_a_night_says_what_it_reached_of_its_plan_and_why_not_more() -> None:
+    names = ("whole", "late", "slow", "strange", "failed")
+    rows = {
+        "whole": Row(seeds=30, done=120, seconds=720.0),
+        "late": Row(seeds=10, done=10, seconds=60.0),
+        "slow": Row(seeds=20, done=20, seconds=720.0),
+        "strange": Row(seeds=10, left_out=["no Go"]),
+        "failed": Row(seeds=120, done=100, seconds=720.0, failures=[Failure(3, "", "")]),
+    }
+    made = reached(rows, {}, dict.fromkeys(names, job_of(fail)), hours=1.0, processes=1)
+    assert {name: (each.reached, each.plan, each.minutes_planned) for name, each in made.items()} == {
+        "whole": (120, 120, 12.0), "late": (10, 120, 12.0), "slow": (20, 120, 12.0), "strange": (0, 120, 12.0),
+        "failed": (100, 120, 12.0),
+    }  # fmt: skip
+    assert {name: each.not_reached for name, each in made.items()} == {
+        "whole": "", "late": "no time: 1.0 of 12.0 minutes",
+        "slow": "slower than planned: 0.0278 instead of 0.167 a second",
+        "strange": "cannot run here: no Go", "failed": "seeds failed",
+    }  # fmt: skip
+    assert made["whole"].rate == 0.167
+
+
+def test_what_this_machine_lacks_is_told() -> None:
+    some = "..s\nSKIPPED [1] tests/a/test_b.py:33: minio is not installed\n3 passed, 1 skipped in 2.00s\n"
+    assert skipped(some) == ("minio is not installed",)
+    with pytest.raises(CannotRun, match="no Go"):
+        skipped("s\nSKIPPED [2] tests/a/test_b.py:33: no Go\n2 skipped, 4 deselected in 2.00s\n")
+
+    def lacks(seed: int) -> Made:
+        raise CannotRun("no Go")
+
+    assert run_slice(job_of(lacks), 1, 5) == Outcome(0, [], ["no Go"])
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
@@ -117,7 +179,7 @@ def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: 
     (results,) = tmp_path.glob("nightly-????-??-??.json")
     figures = json.loads(results.read_text())["results"]["jobs"]["simulation"]
     assert state.open == []
-    assert figures["seeds"] == figures["done"] == figures["next_seed"] - 1 == state.next_seeds["simulation"] - 1
+    assert figures["seeds"] == figures["reached"] == figures["next_seed"] - 1 == state.next_seeds["simulation"] - 1
 
 
 @pytest.mark.parametrize("name", ["simulation", "mqtt_codec"])

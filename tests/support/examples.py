@@ -1,4 +1,4 @@
-"""Properties with few examples in the quick tests, and with all of them among the slow ones."""
+"""Properties with few examples in the quick tests, and a search with many of them, other ones for each commit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.support.slices import SLICE
+
 FEW = 15
+NIGHT = 10
+"""At night a search that says how many examples it takes has so many times as many."""
 Test = Callable[..., None]
 
 
-def given(*arguments: Any, few: int = FEW, many: int | None = None, **named: Any) -> Callable[[Test], Test]:
-    """Return what Hypothesis's ``given`` does, as two tests: one with a few examples and a slow one with many.
+def moving(test: Test) -> Test:
+    """Have a property take the examples of this run's slice. A decorator, for searches that say their own settings."""
+    return hypothesis.seed(SLICE.seed)(test)
 
-    The few find what breaks all the time, within a second; the many run with all slow tests.
+
+def given(*arguments: Any, few: int = FEW, many: int | None = None, **named: Any) -> Callable[[Test], Test]:
+    """Return what Hypothesis's ``given`` does, as two tests: one with a few examples and a search with many.
+
+    The few find what breaks all the time, within a second.
 
     Args:
-        many: number of examples of the slow one; those of the profile without it, so the nightly run has more.
+        many: number of examples of the search in CI; those of the profile without it.
     """
 
     def decorate(test: Test) -> Test:
@@ -28,7 +37,8 @@ def given(*arguments: Any, few: int = FEW, many: int | None = None, **named: Any
             found: Test = wrap(test)
             return found if count is None else hypothesis.settings(max_examples=count)(found)
 
-        runs = {"few": with_examples(few), "many": with_examples(many)}
+        count = None if many is None else SLICE.amount(many, NIGHT * many)
+        runs = {"few": with_examples(few), "many": moving(with_examples(count))}
 
         def run(*, examples: str, **others: Any) -> None:
             runs[examples](**others)
@@ -38,7 +48,7 @@ def given(*arguments: Any, few: int = FEW, many: int | None = None, **named: Any
         run.__signature__ = inspect.Signature([*left, own])  # type: ignore[attr-defined]  # pytest reads it
         run.__name__, run.__qualname__ = test.__name__, test.__qualname__
         run.__doc__, run.__module__ = test.__doc__, test.__module__
-        sizes = pytest.mark.parametrize("examples", ["few", pytest.param("many", marks=pytest.mark.slow)])
+        sizes = pytest.mark.parametrize("examples", ["few", pytest.param("many", marks=pytest.mark.search)])
         sized: Test = sizes(run)
         return sized
 

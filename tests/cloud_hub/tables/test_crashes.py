@@ -15,6 +15,7 @@ import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from tests.support.slices import SLICE
 from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer
@@ -293,9 +294,9 @@ async def kill_until_done(root: Path, records: int, kills: int, seed: int) -> No
     assert contents(store) == expected(runs)
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SLICE.seeds(ci=1, night=6))
 async def test_sigkill_at_random_moments(tmp_path: Path, seed: int) -> None:
     await kill_until_done(tmp_path / "store", 1500, kills=12, seed=seed)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
+from tests.support.slices import SLICE
 
 ROOT = Path(__file__).parents[3]
-KILLS = 3
+KILLS = SLICE.amount(ci=3, night=12)
 CONFIG = """
 node: n
 data_dir: {folder}/data
@@ -43,10 +44,10 @@ def run(config: Path, life: int, seconds: float, chance: random.Random) -> list[
     return [line.decode().split() for line in lines if line.endswith(b"\n")]
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.processes
 def test_nothing_confirmed_is_lost_and_what_comes_again_is_flagged(tmp_path: Path) -> None:
-    config, chance = tmp_path / "edge.yaml", random.Random(5)
+    config, chance = tmp_path / "edge.yaml", random.Random(SLICE.seed)
     config.write_text(CONFIG.format(folder=tmp_path))
     confirmed, got, acknowledged, done = set[str](), set[str](), set[str](), set[str]()
     for life in range(1, KILLS + 2):

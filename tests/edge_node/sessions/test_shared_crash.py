@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
+from tests.support.slices import SLICE
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.protocols.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
@@ -157,7 +158,9 @@ async def test_what_the_session_of_a_member_leaves_is_not_lost_in_a_crash(tmp_pa
         assert await take(await member(node, "stays"), b"4") == [b"2", b"4"]
 
 
-@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 5, 8))])
+@pytest.mark.parametrize(
+    "seed", [3, *(pytest.param(seed, marks=pytest.mark.search) for seed in SLICE.seeds(ci=1, night=10))]
+)
 async def test_members_come_and_go_and_nodes_end(tmp_path: Path, seed: int) -> None:
     """Every message reaches a member, and at QoS 2 exactly one member, once, in whatever order things happen."""
     chance, numbers = random.Random(seed), itertools.count(1)

@@ -15,10 +15,11 @@ import pytest
 
 from tests.storage.fakes import ERRNOS, FailureHook, FakeFile, FakeFileSystem, injected
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log, read_all, segment_paths
-from tests.storage.segment_log.power_cuts import run_cuts, shrink
+from tests.storage.segment_log.power_cuts import run_seeds, shrink
 from tests.storage.segment_log.power_cuts_machine import Machine, act
 from tests.storage.segment_log.power_cuts_oracle import Oracle, Violation
 from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from tests.support.slices import SLICE
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog
 from weft.storage.segment_log.commit import new_segment
@@ -30,15 +31,14 @@ from weft.storage.segment_log.state.gaps import notices
 SETTINGS = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1500, pending_bytes_max=1 << 16)
 
 
-def check(cuts: int, seed: int) -> None:
-    *_, outcome = run_cuts(cuts, seed=seed)
+def check(seeds: range) -> None:
+    outcome = run_seeds(seeds.start, seeds.stop)
     assert not outcome.failures, "\n".join(outcome.failures)
-    assert outcome.cuts >= cuts
+    assert outcome.cuts >= 30 * len(seeds)
 
 
-@pytest.mark.parametrize("cuts", [250, pytest.param(1_500, marks=pytest.mark.slow)])
-def test_power_cuts_lose_alter_double_and_invent_nothing(cuts: int) -> None:
-    check(cuts, seed=20_261_120)
+def test_power_cuts_lose_alter_double_and_invent_nothing() -> None:
+    check(range(20_261_120, 20_261_124))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_an_id_file_that_is_left_half_replaced_counts_as_well() -> None:
     PowerCuts(3000067, keep=[31, 32, 36, 38, 40, 41, 43, 44, 46, 47, 49, 50]).run()
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.timeout(600)
-def test_twenty_thousand_power_cuts() -> None:
-    check(20_000, seed=1)
+def test_thousands_of_power_cuts() -> None:
+    check(SLICE.seeds(ci=10, night=100))
 
 
 # --- that the search finds mistakes
@@ -203,13 +203,12 @@ def failing_lives(numbers: Iterator[int], every: int = 1) -> None:
             disk = disk.power_cut(random.Random(failing))
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_any_call_may_fail_with_some_errno(every: int) -> None:
-    failing_lives(itertools.cycle(ERRNOS), every)
+def test_any_call_may_fail_with_some_errno() -> None:
+    failing_lives(itertools.cycle(ERRNOS), every=5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.__getitem__)
+@pytest.mark.search
+@pytest.mark.parametrize("number", SLICE.some(ERRNOS, ci=1), ids=errno.errorcode.__getitem__)
 def test_any_call_may_fail_with_any_errno(number: int) -> None:
     failing_lives(itertools.repeat(number))
 

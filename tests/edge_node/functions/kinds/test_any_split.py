@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies
 
 from tests.edge_node.functions.restart import SECOND, Cut, cuts
+from tests.support.examples import moving
+from tests.support.slices import SLICE
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check
@@ -230,10 +232,16 @@ def test_how_the_input_is_cut_changes_no_byte(name: str, data: strategies.DataOb
     _is_the_same(name, given, data.draw(cuts(len(given))))
 
 
-@pytest.mark.slow
+@pytest.mark.search
 @pytest.mark.parametrize("name", CHAINS)
+@moving
 @given(data=strategies.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(
+    max_examples=SLICE.amount(ci=40, night=600),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.generate],
+)
 def test_how_any_input_is_cut_changes_no_byte(name: str, data: strategies.DataObject) -> None:
     given = data.draw(inputs())
     _is_the_same(name, given, data.draw(cuts(len(given))))

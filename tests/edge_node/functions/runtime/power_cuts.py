@@ -19,7 +19,7 @@ import contextlib
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -259,15 +259,25 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
+def run_lives(seeds: Iterable[int]) -> int:
+    """Live these lives; return the number of power cuts. Raises Violation."""
+    with quiet():
+        return sum(map(_run_named, seeds))
+
+
+def _run_named(seed: int) -> int:
+    try:
+        return run_seed(seed)
+    except Violation as violation:
+        raise Violation(f"seed {seed}: {violation}") from None
+
+
 def run_cuts(cuts: int, seed: int = 1, told: Callable[[int, int], None] = lambda seed, cuts: None) -> int:
     """Live life after life until there were that many cuts; return how many lives."""
     done, lives = 0, 0
     with quiet():
         while done < cuts:
-            try:
-                done += run_seed(seed + lives)
-            except Violation as violation:
-                raise Violation(f"seed {seed + lives}: {violation}") from None
+            done += _run_named(seed + lives)
             lives += 1
             told(seed + lives, done)
     return lives

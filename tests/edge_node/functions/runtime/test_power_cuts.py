@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 
-from tests.edge_node.functions.runtime.power_cuts import Violation, quiet, run_cuts, run_seed
+from tests.edge_node.functions.runtime.power_cuts import Violation, quiet, run_cuts, run_lives, run_seed
+from tests.support.slices import SLICE
 from weft.edge_node.functions.contract import State
 from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.state_log import Positions, StateWriter
@@ -24,10 +25,10 @@ def test_power_cuts_change_no_output() -> None:
     run_cuts(40)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_thousands_of_power_cuts_change_no_output() -> None:
-    run_cuts(4_000, seed=1_000)
+@pytest.mark.search
+@pytest.mark.timeout(600)
+def test_many_power_cuts_change_no_output() -> None:
+    run_lives(SLICE.seeds(ci=25, night=400))
 
 
 def has_violation(seed: int) -> bool:

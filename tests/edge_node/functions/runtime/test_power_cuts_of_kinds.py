@@ -14,6 +14,7 @@ import pytest
 from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime import power_cuts
 from tests.edge_node.functions.runtime.node import definition
+from tests.support.slices import SLICE
 from weft.config.functions.enrich import Enrich as EnrichSettings
 from weft.config.functions.reduce import Deadband
 from weft.config.functions.windows import Sql, Window
@@ -75,8 +76,8 @@ def test_power_cuts_change_no_output(tmp_path: Path) -> None:
         power_cuts.run_cuts(20, seed=3)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_two_thousand_power_cuts_change_no_output(tmp_path: Path) -> None:
+@pytest.mark.search
+@pytest.mark.timeout(600)
+def test_many_power_cuts_change_no_output(tmp_path: Path) -> None:
     with functions(tmp_path):
-        power_cuts.run_cuts(2_000, seed=500)
+        power_cuts.run_lives(SLICE.seeds(ci=15, night=200))

@@ -11,6 +11,7 @@ import pytest
 from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime import power_cuts
 from tests.edge_node.functions.runtime.node import definition
+from tests.support.slices import SLICE
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.definitions import Definition
@@ -38,16 +39,13 @@ def definitions() -> list[Definition]:
     ])]  # fmt: skip
 
 
-def cut(cuts: int, seed: int) -> None:
-    with mock.patch.multiple(power_cuts, definitions=definitions):
-        power_cuts.run_cuts(cuts, seed)
-
-
 def test_power_cuts_change_no_window() -> None:
-    cut(12, seed=1)
+    with mock.patch.multiple(power_cuts, definitions=definitions):
+        power_cuts.run_cuts(12, seed=1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_thousand_power_cuts_change_no_window() -> None:
-    cut(1_000, seed=100)
+@pytest.mark.search
+@pytest.mark.timeout(600)
+def test_many_power_cuts_change_no_window() -> None:
+    with mock.patch.multiple(power_cuts, definitions=definitions):
+        power_cuts.run_lives(SLICE.seeds(ci=15, night=150))

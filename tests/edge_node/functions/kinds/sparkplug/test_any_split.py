@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies
 from tests.edge_node.functions.kinds.sparkplug.messages import START, made
 from tests.edge_node.functions.kinds.sparkplug.traffic import traffic
 from tests.edge_node.functions.restart import SECOND, cuts, same_after_restarts
+from tests.support.examples import moving
+from tests.support.slices import SLICE
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -37,8 +39,14 @@ def test_how_the_input_is_cut_changes_no_byte(data: strategies.DataObject) -> No
     _is_the_same(data)
 
 
-@pytest.mark.slow
+@pytest.mark.search
+@moving
 @given(data=strategies.data())
-@settings(max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
+@settings(
+    max_examples=SLICE.amount(ci=100, night=2000),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.generate],
+)
 def test_how_any_input_is_cut_changes_no_byte(data: strategies.DataObject) -> None:
     _is_the_same(data)

@@ -10,6 +10,7 @@ import pytest
 from tests.edge_node.functions.kinds.sparkplug.messages import made, number, payload
 from tests.edge_node.functions.runtime import power_cuts
 from tests.edge_node.functions.runtime.node import Minutes, definition
+from tests.support.slices import SLICE
 from weft.edge_node.functions.contract import Function, Out, Row
 
 KINDS = ("NDATA",) * 6 + ("DDATA",) * 6 + ("NBIRTH", "NBIRTH", "DBIRTH", "DBIRTH", "NDEATH", "DDEATH")
@@ -58,16 +59,13 @@ def definitions() -> list[Any]:
     ]
 
 
-def cut(cuts: int, seed: int) -> None:
-    with mock.patch.object(power_cuts, "definitions", definitions):
-        power_cuts.run_cuts(cuts, seed=seed)
-
-
 def test_power_cuts_change_no_output() -> None:
-    cut(15, seed=3)
+    with mock.patch.object(power_cuts, "definitions", definitions):
+        power_cuts.run_cuts(15, seed=3)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_thousand_power_cuts_change_no_output() -> None:
-    cut(1_000, seed=500)
+@pytest.mark.search
+@pytest.mark.timeout(600)
+def test_many_power_cuts_change_no_output() -> None:
+    with mock.patch.object(power_cuts, "definitions", definitions):
+        power_cuts.run_lives(SLICE.seeds(ci=15, night=150))

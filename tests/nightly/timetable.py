@@ -1,0 +1,225 @@
+"""The time-table of a night: each search of the tests is in a row, and the minutes of all rows are eight hours of two
+processes.
+
+How long a slice takes was measured on a machine of two cores that did other work beside it. ``./run nightly`` tells
+what each row reached, and how fast.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from tests.nightly.jobs import Job, Made, pytest_job, run_pytest
+
+AGAIN = ".venv/bin/python -m"
+PROPERTIES = (
+    "tests/protocols", "tests/storage", "tests/replication", "tests/edge_node/sessions/store/test_journal_model.py",
+    "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/servers/mqtt/test_broker_model.py",
+    "tests/edge_node/queues/test_queues_model.py",
+    "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
+)  # fmt: skip
+CODEC_ROUNDS = 20_000
+"""Damaged packets of one seed."""
+DECODER_S = 40
+"""How long one seed fuzzes a decoder, each in its turn."""
+
+
+def searched(
+    name: str, unit: str, run: Callable[[int], int], *tests: str, minutes: int, slice_seeds: int, slice_units: int,
+    slice_s: float, repeat: str = "",
+) -> Job:  # fmt: skip
+    """Make the job of a search that needs no pytest.
+
+    Args:
+        run: runs one seed; returns how much that was.
+    """
+
+    def made(seed: int) -> Made:
+        with _quiet():
+            return Made(run(seed))
+
+    again = repeat or f"{AGAIN} tests.nightly repeat {name} {{seed}}"
+    return Job(unit, minutes, made, again, tests, slice_seeds, slice_units, slice_s)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without thousands of expected complaints of faulty disks and stores."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _power_cuts(seed: int) -> int:
+    from tests.storage.segment_log.power_cuts_workload import PowerCuts
+
+    cuts = PowerCuts(seed)
+    cuts.run()
+    return cuts.cuts
+
+
+def _function_cuts(seed: int) -> int:
+    from tests.edge_node.functions.runtime.power_cuts import quiet, run_seed
+
+    with quiet():
+        return run_seed(seed)
+
+
+def _simulation(seed: int) -> int:
+    from tests.cloud_hub.simulation import simulate
+
+    simulate(seed)
+    return 1
+
+
+def _upgrade(seed: int) -> int:
+    from tests.cloud_hub.simulation import simulate_upgrade
+
+    simulate_upgrade(seed)
+    return 1
+
+
+def _collecting(seed: int) -> int:
+    from tests.cloud_hub.collecting import simulate_collection
+
+    simulate_collection(seed)
+    return 1
+
+
+def _codec(seed: int) -> int:
+    from tests.fuzz.mqtt_damage import run_damaged
+
+    run_damaged(seed, CODEC_ROUNDS)
+    return CODEC_ROUNDS
+
+
+def _decoders(seed: int) -> int:
+    from tests.fuzz.long_run import run
+
+    run(seed, DECODER_S)
+    return DECODER_S
+
+
+def _properties(seed: int) -> Made:
+    return Made(1, run_pytest(["-m", "hypothesis", f"--hypothesis-seed={seed}", *PROPERTIES], seed))
+
+
+FUNCTIONS = "tests/edge_node/functions/"
+JOBS: Mapping[str, Job] = {
+    # Storage and functions, on disks that are made up.
+    "power_cuts": searched(
+        "power_cuts", "power cuts", _power_cuts,
+        "tests/storage/segment_log/test_power_cuts.py::test_thousands_of_power_cuts",
+        minutes=60, slice_seeds=100, slice_units=18_500, slice_s=50,
+        repeat=f"{AGAIN} tests.storage.segment_log.power_cuts --replay {{seed}} --shrink",
+    ),
+    "log_errnos": pytest_job(
+        "errors at any call", "tests/storage/segment_log/test_power_cuts.py::test_any_call_may_fail_with_any_errno",
+        minutes=5, slice_units=12, slice_s=90,
+    ),
+    "function_cuts": searched(
+        "function_cuts", "power cuts of functions", _function_cuts, f"{FUNCTIONS}runtime/test_power_cuts.py",
+        minutes=60, slice_seeds=200, slice_units=1_900, slice_s=50,
+    ),
+    "kinds_cuts": pytest_job(
+        "lives of functions with power cuts", f"{FUNCTIONS}runtime/test_power_cuts_of_kinds.py",
+        f"{FUNCTIONS}runtime/test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
+        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=70, slice_units=700, slice_s=260,
+    ),
+    "recorded_cuts": pytest_job(
+        "power cuts of real processes", "tests/durability/test_power_cut_of_a_node.py",
+        "tests/durability/test_power_cut_of_a_hub.py", minutes=40, slice_units=820, slice_s=400,
+    ),
+    "full_disk": pytest_job(
+        "minutes without room", "tests/durability/test_full_disk.py", minutes=10, slice_units=3, slice_s=220,
+    ),
+    # Histories of hubs in virtual time.
+    "simulation": searched(
+        "simulation", "histories of a shard", _simulation,
+        "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
+        minutes=45, slice_seeds=500, slice_units=500, slice_s=50,
+    ),
+    "upgrade": searched(
+        "upgrade", "histories of an upgrade", _upgrade,
+        "tests/cloud_hub/test_simulation.py::test_two_releases_on_one_store_make_one_fold_in_many_histories",
+        minutes=20, slice_seeds=800, slice_units=800, slice_s=50,
+    ),
+    "collecting": searched(
+        "collecting", "histories of a collected shard", _collecting, "tests/cloud_hub/test_collecting.py",
+        minutes=40, slice_seeds=250, slice_units=250, slice_s=50,
+    ),
+    # Processes that are killed.
+    "kills": pytest_job(
+        "kills of an edge and a hub", "tests/end_to_end/test_kills.py", minutes=30, slice_units=200, slice_s=420,
+    ),
+    "hub_kills": pytest_job(
+        "kills and stops of hub nodes", "tests/end_to_end/test_two_hubs.py", "tests/end_to_end/test_hub_processes.py",
+        minutes=40, slice_units=64, slice_s=420,
+    ),
+    "function_kills": pytest_job(
+        "kills of an edge with functions", "tests/end_to_end/test_function_kills.py",
+        minutes=20, slice_units=51, slice_s=150,
+    ),
+    "edge_kills": pytest_job(
+        "kills of an edge under its clients", "tests/end_to_end/test_http_kills.py",
+        "tests/edge_node/queues/test_sigkill.py", "tests/edge_node/sessions/test_shared_crash.py",
+        minutes=20, slice_units=80, slice_s=120,
+    ),
+    "table_kills": pytest_job(
+        "kills of what writes a table", "tests/cloud_hub/tables/test_crashes.py",
+        minutes=20, slice_units=72, slice_s=150,
+    ),
+    "storms": pytest_job(
+        "blows in storms of S3 servers and hub nodes", "tests/end_to_end/test_storms.py",
+        minutes=60, slice_units=43, slice_s=500,
+    ),
+    "broker_storms": pytest_job(
+        "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py",
+        minutes=20, slice_units=30, slice_s=100,
+    ),
+    "spark_storms": pytest_job(
+        "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py",
+        minutes=75, slice_units=50, slice_s=1440,
+    ),
+    "claims": pytest_job(
+        "claims under copies, dead disks and clocks", "tests/end_to_end/test_claims.py",
+        minutes=15, slice_units=4, slice_s=120,
+    ),
+    # Damage and random examples.
+    "mqtt_codec": searched(
+        "mqtt_codec", "damaged packets", _codec,
+        minutes=20, slice_seeds=100, slice_units=100 * CODEC_ROUNDS, slice_s=50,
+    ),
+    "decoders": searched(
+        "decoders", "seconds of fuzzed decoders", _decoders,
+        minutes=70, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
+    ),
+    "segments": pytest_job(
+        "damaged segment logs", "tests/fuzz/test_segments.py", minutes=30, slice_units=3_000, slice_s=200,
+    ),
+    "node": pytest_job(
+        "seconds under damaged conversations", "tests/fuzz/test_node.py", minutes=40, slice_units=60, slice_s=70,
+    ),
+    "splits": pytest_job(
+        "inputs of functions cut anywhere", f"{FUNCTIONS}kinds/test_any_split.py",
+        f"{FUNCTIONS}kinds/sparkplug/test_any_split.py", minutes=40, slice_units=4_400, slice_s=300,
+    ),
+    "function_properties": pytest_job(
+        "passes of the properties of functions", f"{FUNCTIONS}expressions", f"{FUNCTIONS}formats",
+        *(f"{FUNCTIONS}kinds/test_{kind}.py" for kind in (
+            "changes", "deadband", "dedupe", "sample", "swinging_door", "where_select_route",
+        )),
+        f"{FUNCTIONS}test_alert.py", f"{FUNCTIONS}test_partial_decoding.py", f"{FUNCTIONS}windows/test_property.py",
+        f"{FUNCTIONS}windows/test_sql.py", minutes=60, slice_units=1, slice_s=1500,
+    ),
+    "properties": Job(
+        "passes of every property", 50, _properties,
+        f"WEFT_SLICE=night-{{seed}} ./run test --all -m hypothesis --hypothesis-seed={{seed}} {' '.join(PROPERTIES)}",
+        (), 1, 1, 900,
+    ),
+}  # fmt: skip
+"""Name -> job. Each night goes on with the seeds behind those of the last one."""
