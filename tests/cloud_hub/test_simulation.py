@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 import pytest
 
-from tests.cloud_hub.simulation import COUNTED, simulate, simulate_upgrade
+from tests.cloud_hub import simulation
+from tests.cloud_hub.simulation import COUNTED, LATER, simulate, simulate_upgrade
 from tests.support.slices import SLICE
+from weft.cloud_hub.shard import sequencer
+from weft.cloud_hub.shard.drafting import Drafted
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.chunk_footer import FoldRules
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 10))
@@ -30,3 +38,33 @@ def test_nothing_acknowledged_is_lost_or_doubled_in_many_histories() -> None:
 def test_two_releases_on_one_store_make_one_fold_in_many_histories() -> None:
     for seed in SLICE.seeds(ci=60, night=400):
         simulate_upgrade(seed)
+
+
+# --- that the search finds mistakes
+
+
+def is_broken(history: Callable[[int], object]) -> bool:
+    for seed in range(20):
+        try:
+            history(seed)
+        except Exception:
+            return True
+    return False
+
+
+def test_a_node_that_takes_an_unclear_write_for_a_chunk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def trusting(self: Sequencer, drafted: Drafted) -> bool:
+        draft, folded = drafted
+        self._attempts[draft.chunk.header.nonce] = sequencer._Attempt(draft.openings, len(draft.data))
+        with contextlib.suppress(Exception):
+            await self.log.create(draft.chunk.header.n, draft.data)
+        return self._accept(folded)
+
+    monkeypatch.setattr(Sequencer, "_place", trusting)
+    assert is_broken(simulate)
+
+
+def test_a_release_that_writes_what_its_level_does_not_allow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasty = {COUNTED: LATER.extensions[COUNTED]._replace(level=1)}
+    monkeypatch.setattr(simulation, "LATER", FoldRules(LATER.level, hasty))
+    assert is_broken(simulate_upgrade)

@@ -140,7 +140,7 @@ def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:
 @pytest.mark.search
 @pytest.mark.timeout(1500)
 def test_many_kills_change_nothing_of_what_functions_make(tmp_path: Path) -> None:
-    kills = SLICE.amount(ci=3, night=17)
+    kills = SLICE.amount(ci=2, night=17)
     counted = run_kills(tmp_path, kills, seed=SLICE.seed)
     print(f"{3 * kills} kills: {dict(counted)}")
     assert counted["tens"] > 30 * kills

@@ -82,7 +82,7 @@ def test_killed_processes_of_a_hub_lose_and_double_nothing(tmp_path: Path) -> No
         for service in (hub, *edges):
             service.start()
         loads = [Load(edge.mqtt_port, options=["--prefix", edge.name, "--devices", "2"]) for edge in edges]
-        for _ in range(SLICE.amount(ci=2, night=10)):
+        for _ in range(SLICE.amount(ci=1, night=10)):
             for victim in chance.sample(range(3), 3):
                 time.sleep(chance.uniform(0.3, 1.5))  # the random moment is the test
                 kill_supervisor(hub) if victim == 2 else kill_process(hub, victim)

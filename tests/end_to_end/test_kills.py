@@ -156,7 +156,7 @@ def test_no_acked_message_is_lost_or_doubled_by_kills(tmp_path: Path) -> None:
 @pytest.mark.search
 @pytest.mark.timeout(1500)
 def test_many_kills_of_edge_and_hub(tmp_path: Path) -> None:
-    kills = SLICE.amount(ci=6, night=100)
+    kills = SLICE.amount(ci=4, night=100)
     counted = run_kills(tmp_path, kills, seed=SLICE.seed)
     print(f"{2 * kills} kills: {dict(counted)}")
     assert counted["messages"] > 200 * kills

@@ -15,6 +15,7 @@ from tests.hostile.edge import PATIENCE_S, GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.protocols.amqp.frames import BODY, HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
 from weft.protocols.amqp.methods import commands, write_method
@@ -128,10 +129,11 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedEdge]:
         node.stop()
 
 
+@pytest.mark.search
 @MEASURED_AGAIN
 @pytest.mark.parametrize(
     "made",
-    [*FLOODS, *(pytest.param(made, marks=needs_proton) for made in FLOODS_1)],
+    SLICE.some([*FLOODS, *(pytest.param(made, marks=needs_proton) for made in FLOODS_1)], ci=4),
     ids=lambda made: made.__name__,
 )
 def test_others_are_served_between_the_turns_of_one_user(

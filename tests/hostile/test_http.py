@@ -18,6 +18,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.slices import SLICE
 
 pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 0.7, 2.5
@@ -77,11 +78,11 @@ def keys() -> bytes:
     [
         (small_posts, 50),
         *(
-            pytest.param(made, count, marks=pytest.mark.slow)
-            for made, count in (
+            pytest.param(made, count, marks=pytest.mark.search)
+            for made, count in SLICE.some([
                 (pings, 1), (refusals, 10), (new_topics, 1), (long_arrays, 4), (arrays_of_too_many, 4),
                 (many_points, 4), (keys, 10),
-            )
+            ], ci=3)
         ),
     ],
 )  # fmt: skip

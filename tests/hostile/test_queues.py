@@ -15,8 +15,9 @@ from tests.hostile.good_client import GoodClient
 from tests.hostile.queue_attacks import ATTACKS
 from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
 from tests.support import forked
+from tests.support.slices import SLICE
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.search]
 UNDISTURBED_S, ATTACK_S = 0.4, 1.5
 SETTLE_S = 0.8
 LONGEST_S = 0.4
@@ -53,7 +54,7 @@ def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
     return waits
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", SLICE.some(list(ATTACKS), ci=4))
 def test_others_do_not_wait_for_what_one_client_has_queues_do(edge: GuardedEdge, name: str) -> None:
     with GoodClient(edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured

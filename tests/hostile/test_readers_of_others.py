@@ -13,6 +13,7 @@ import pytest
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
 from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.protocols.link import Ack
 
@@ -55,7 +56,7 @@ def answer_s(hub: GuardedHub) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.slow
+@pytest.mark.search
 async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHub) -> None:
     with GoodLink(hub) as good:
         await fill(hub)
@@ -66,7 +67,7 @@ async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHu
         good.take()
         most, waits = 0, []
         with slow_readers(hub):
-            until = time.monotonic() + 12
+            until = time.monotonic() + SLICE.amount(ci=4, night=12)
             while time.monotonic() < until:
                 most = max(most, hub.memory_bytes())
                 waits.append(answer_s(hub))

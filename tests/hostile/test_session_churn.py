@@ -15,6 +15,7 @@ from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.slices import SLICE
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -104,8 +105,10 @@ def bytes_of(folder: Path) -> int:
     ("attack", "seconds"),
     [
         (subscribe_and_unsubscribe, 2),
-        pytest.param(subscribe_and_unsubscribe, 8, marks=pytest.mark.slow),
-        pytest.param(connect_and_leave, 8, marks=pytest.mark.slow),
+        *(
+            pytest.param(attack, SLICE.amount(ci=3, night=8), marks=pytest.mark.search)
+            for attack in SLICE.some([connect_and_leave, subscribe_and_unsubscribe], ci=1)
+        ),
     ],
 )
 async def test_churn_of_one_user_neither_stops_others_nor_fills_the_disk(

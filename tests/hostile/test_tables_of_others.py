@@ -20,6 +20,7 @@ from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, sparse
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import weft
+from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.protocols import batch
 from weft.protocols.link import Ack, Data, LaneOpened
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 INTERVAL_S = 1.0
 """Between table steps, as ``GuardedHub`` has it."""
 CALM_S = 6.0
-ATTACK_S = 15.0
+ATTACK_S = SLICE.amount(ci=8.0, night=15.0)
 
 
 class Lateness(threading.Thread):
@@ -80,8 +81,8 @@ async def many_streams(hub: GuardedHub, count: int) -> None:
             await link.hear(Ack)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [120, 1000])
+@pytest.mark.search
+@pytest.mark.parametrize("count", SLICE.some([120, 1000], ci=1))
 async def test_many_streams_of_one_tenant_leave_the_others_tables_as_new_as_before(hub: GuardedHub, count: int) -> None:
     with GoodLink(hub) as good, Lateness(hub, good) as late:
         await asyncio.sleep(3)
@@ -198,7 +199,7 @@ def p90(times: list[float]) -> float:
     return sorted(times)[int(len(times) * 0.9)]
 
 
-@pytest.mark.slow
+@pytest.mark.search
 async def test_expanding_batches_crowds_of_lanes_and_patterns_at_once_harm_nobody_else(hub: GuardedHub) -> None:
     """Acknowledgements, rows and answers of the other tenant stay within twice what they take undisturbed."""
     with GoodLink(hub) as good, Lateness(hub, good) as late:

@@ -14,6 +14,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
+from tests.support.slices import SLICE
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
@@ -71,7 +72,10 @@ def measured(
     "made",
     [
         churn,
-        *(pytest.param(made, marks=pytest.mark.slow) for made in (pings, many_filters, small_publishes, new_topics)),
+        *(
+            pytest.param(made, marks=pytest.mark.search)
+            for made in SLICE.some([pings, many_filters, small_publishes, new_topics], ci=2)
+        ),
     ],
     ids=lambda made: made.__name__,
 )

@@ -12,6 +12,7 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
+from tests.support.slices import SLICE
 
 pytestmark = pytest.mark.processes
 UNDISTURBED_S, BAD_S = 1.0, 3.0
@@ -87,12 +88,10 @@ def node(tmp_path: Path) -> Iterator[Fixture]:
     "how",
     [
         "allocate",
-        pytest.param("loop", marks=pytest.mark.slow),
-        pytest.param("stubborn_loop", marks=pytest.mark.slow),
-        pytest.param("end", marks=pytest.mark.slow),
-        pytest.param("fail", marks=pytest.mark.slow),
-        pytest.param("flood", marks=pytest.mark.slow),
-        pytest.param("fork", marks=pytest.mark.slow),
+        *(
+            pytest.param(how, marks=pytest.mark.search)
+            for how in SLICE.some(["loop", "stubborn_loop", "end", "fail", "flood", "fork"], ci=2)
+        ),
     ],
 )
 def test_bad_code_harms_its_own_records_only(node: Fixture, how: str) -> None:

@@ -14,12 +14,13 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.test_wrong_passwords import seconds_to_connect
 from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.slices import SLICE
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
 from weft.protocols.amqp1.opening import SASL
 from weft.protocols.amqp1.types import Symbol, described, encode, fields
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, MEASURED_AGAIN]
+pytestmark = [pytest.mark.processes, pytest.mark.search, MEASURED_AGAIN]
 ATTACKERS = 200
 PATIENCE_S = 20.0
 FLOOD_S = 2.0
@@ -112,7 +113,7 @@ async def flood(edge: GuardedEdge, attempt: Attempt) -> AsyncIterator[list[bytes
         await asyncio.gather(*attackers, return_exceptions=True)
 
 
-@pytest.mark.parametrize("attempt", [amqp, amqp1, http], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("attempt", SLICE.some([amqp, amqp1, http], ci=1), ids=lambda each: each.__name__)
 async def test_a_flood_of_wrong_passwords_locks_no_device_out(edge: GuardedEdge, attempt: Attempt) -> None:
     with GoodClient(edge, "alice") as good:
         async with flood(edge, attempt) as answers:

@@ -158,7 +158,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "hub_kills": pytest_job(
         "kills and stops of hub nodes", "tests/end_to_end/test_two_hubs.py", "tests/end_to_end/test_hub_processes.py",
-        minutes=40, slice_units=64, slice_s=420,
+        minutes=30, slice_units=64, slice_s=420,
     ),
     "function_kills": pytest_job(
         "kills of an edge with functions", "tests/end_to_end/test_function_kills.py",
@@ -175,7 +175,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "storms": pytest_job(
         "blows in storms of S3 servers and hub nodes", "tests/end_to_end/test_storms.py",
-        minutes=60, slice_units=43, slice_s=500,
+        minutes=50, slice_units=43, slice_s=500,
     ),
     "broker_storms": pytest_job(
         "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py",
@@ -189,6 +189,9 @@ JOBS: Mapping[str, Job] = {
         "claims under copies, dead disks and clocks", "tests/end_to_end/test_claims.py",
         minutes=15, slice_units=4, slice_s=120,
     ),
+    "attacks": pytest_job(
+        "attacks beside a good client", "tests/hostile", minutes=50, slice_units=42, slice_s=420,
+    ),
     # Damage and random examples.
     "mqtt_codec": searched(
         "mqtt_codec", "damaged packets", _codec,
@@ -196,7 +199,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "decoders": searched(
         "decoders", "seconds of fuzzed decoders", _decoders,
-        minutes=70, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
+        minutes=60, slice_seeds=1, slice_units=DECODER_S, slice_s=DECODER_S + 2,
     ),
     "segments": pytest_job(
         "damaged segment logs", "tests/fuzz/test_segments.py", minutes=30, slice_units=3_000, slice_s=200,
@@ -214,7 +217,7 @@ JOBS: Mapping[str, Job] = {
             "changes", "deadband", "dedupe", "sample", "swinging_door", "where_select_route",
         )),
         f"{FUNCTIONS}test_alert.py", f"{FUNCTIONS}test_partial_decoding.py", f"{FUNCTIONS}windows/test_property.py",
-        f"{FUNCTIONS}windows/test_sql.py", minutes=60, slice_units=1, slice_s=1500,
+        f"{FUNCTIONS}windows/test_sql.py", minutes=40, slice_units=1, slice_s=1500,
     ),
     "properties": Job(
         "passes of every property", 50, _properties,
