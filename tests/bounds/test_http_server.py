@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.bounds import Owner, OwnerKind, Refusals, address_owner
 from weft.bounds.http_server import IDLE_S_MAX, HttpServer
 
@@ -65,7 +65,7 @@ async def half_open(server: HttpServer, data: bytes = HALF_A_REQUEST, source: st
 
 async def closed(peer: Peer) -> bool:
     try:
-        return await asyncio.wait_for(peer[0].read(1), 20) == b""
+        return await asyncio.wait_for(peer[0].read(1), PATIENCE_S) == b""
     except ConnectionError:
         return True
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
 from weft.protocols.batch import BatchHeader
@@ -86,7 +87,7 @@ class EdgeLog:
         return lambda: self._listeners.remove(callback)
 
     async def until_released(self, end: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not self.released_ranges.covers(0, end):
                 self._news.clear()
                 await self._news.wait()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conformance.raw_client import Client
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 
 CONFIG = """\
@@ -28,7 +29,6 @@ limits:
   packet: 64KiB
 """
 PACKET_BYTES_MAX = 65_536
-STOP_S_MAX = 20.0
 
 QUICK = ("test_connect.py", "test_messages.py", "test_qos.py")
 """The rest, about a thousand tests with many restarts of the node, is for ``./run test --all``.
@@ -73,6 +73,11 @@ class Broker:
         assert "ready" in ready, "the node did not start"
 
     @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -86,7 +91,7 @@ class Broker:
         """SIGTERM, and wait."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(STOP_S_MAX) == 0
+        assert self.process.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections import deque
 from typing import Any, Protocol
 
@@ -39,17 +38,16 @@ from tests.conformance.packet_bytes import (
     unsubscribe,
 )
 from tests.conformance.packet_reading import Packet, read_number, take_apart
+from tests.support.waiting import PATIENCE_S, Patience, by_the_clock
 
 __all__ = [
-    "ANSWER_S_MAX", "CONNACK", "CONNECT", "DISCONNECT", "PINGREQ", "PINGRESP", "PUBACK", "PUBCOMP", "PUBLISH", "PUBREC",
-    "PUBREL", "SILENCE_S", "SUBACK", "SUBSCRIBE", "UNSUBACK", "UNSUBSCRIBE", "Client", "Closed", "Packet", "Transport",
-    "Will", "acknowledge", "connect", "connect_tcp", "disconnect", "packet", "properties", "publish", "string",
-    "subscribe", "unsubscribe",
+    "CONNACK", "CONNECT", "DISCONNECT", "PINGREQ", "PINGRESP", "PUBACK", "PUBCOMP", "PUBLISH", "PUBREC", "PUBREL",
+    "SILENCE_S", "SUBACK", "SUBSCRIBE", "UNSUBACK", "UNSUBSCRIBE", "Client", "Closed", "Packet", "Transport", "Will",
+    "acknowledge", "connect", "connect_tcp", "disconnect", "packet", "properties", "publish", "string", "subscribe",
+    "unsubscribe",
 ]  # fmt: skip
 """Tests have everything they need of a client from here."""
 
-ANSWER_S_MAX = 20.0
-"""How long a broker may take for anything."""
 SILENCE_S = 0.25
 """How long a test listens before it says that nothing came."""
 
@@ -69,9 +67,14 @@ class Transport(Protocol):
 
 def connect_tcp(port: int) -> socket.socket:
     """A TCP connection to this machine."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S_MAX)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
+
+
+def patience(seconds: float | None) -> Patience:
+    """Return so many seconds by the clock, or as many as a broker may take for anything."""
+    return Patience() if seconds is None else by_the_clock(seconds)
 
 
 class Client:
@@ -90,24 +93,27 @@ class Client:
         """Send bytes as they are, in one write."""
         self._socket.sendall(b"".join(packets))
 
-    def next(self, seconds: float = ANSWER_S_MAX) -> Packet:
+    def next(self, seconds: float | None = None) -> Packet:
         """The next packet.
+
+        Args:
+            seconds: by the clock; without it, as long as the broker may take for anything.
 
         Raises:
             Closed: the broker closed the connection instead.
             TimeoutError: nothing came.
         """
-        return self._waiting.popleft() if self._waiting else self._receive(seconds)
+        return self._waiting.popleft() if self._waiting else self._receive(patience(seconds))
 
-    def take(self, kind: int, seconds: float = ANSWER_S_MAX) -> Packet:
+    def take(self, kind: int, seconds: float | None = None) -> Packet:
         """The next packet of this type; others that come before it are kept for ``next``."""
         for waiting in self._waiting:
             if waiting.kind == kind:
                 self._waiting.remove(waiting)
                 return waiting
-        deadline = time.monotonic() + seconds
+        left = patience(seconds)
         while True:
-            received = self._receive(max(deadline - time.monotonic(), 0.0))
+            received = self._receive(left)
             if received.kind == kind:
                 return received
             self._waiting.append(received)
@@ -122,13 +128,13 @@ class Client:
             raise AssertionError("the broker closed the connection") from None
         raise AssertionError(f"unexpected packet: {received}")
 
-    def closed(self, seconds: float = ANSWER_S_MAX) -> list[Packet]:
+    def closed(self, seconds: float | None = None) -> list[Packet]:
         """Wait until the broker closes; what it sent before."""
-        found = []
-        deadline = time.monotonic() + seconds
+        found, left = list(self._waiting), patience(seconds)
+        self._waiting.clear()
         try:
             while True:
-                found.append(self.next(max(deadline - time.monotonic(), 0.0)))
+                found.append(self._receive(left))
         except Closed:
             return found
         except TimeoutError:
@@ -145,12 +151,13 @@ class Client:
         else:
             assert not packets, f"unexpected: {packets}"
 
-    def _receive(self, seconds: float) -> Packet:
-        deadline = time.monotonic() + seconds
+    def _receive(self, patience: Patience) -> Packet:
         while (received := self._complete()) is None:
-            readable, _, _ = select.select([self._socket], [], [], max(deadline - time.monotonic(), 0.0))
+            readable, _, _ = select.select([self._socket], [], [], patience.left())
             if not readable:
-                raise TimeoutError(f"nothing came within {seconds:.2f} s")
+                if patience.is_over():
+                    raise TimeoutError("nothing came")
+                continue
             try:
                 data = self._socket.recv(1 << 16)
             except ConnectionError:
@@ -221,7 +228,7 @@ class Client:
         assert answer.packet_id == packet_id
         return answer
 
-    def message(self, seconds: float = ANSWER_S_MAX, *, acknowledged: bool = True) -> Packet:
+    def message(self, seconds: float | None = None, *, acknowledged: bool = True) -> Packet:
         """The next PUBLISH; with its handshake unless told otherwise."""
         message = self.take(PUBLISH, seconds)
         if acknowledged and message.qos == 1:

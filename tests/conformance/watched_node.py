@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from tests.conformance.raw_client import Client
 from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
-SETTLING_S_MAX = 20.0
 CONFIG = """\
 node: watched
 data_dir: {directory}/data
@@ -64,17 +64,17 @@ class Node:
 
     def metric(self, name: str) -> float:
         """The value of ``weft_edge_<name>``."""
-        page = urllib.request.urlopen(f"http://127.0.0.1:{self.pages}/metrics", timeout=10).read().decode()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{self.pages}/metrics", timeout=PATIENCE_S).read().decode()
         found = re.search(rf"^weft_edge_{name}(?:{{[^}}]*}})? (\S+)$", page, re.MULTILINE)
         assert found, f"no metric {name}"
         return float(found[1])
 
     def settles(self, **expected: float) -> None:
         """Wait until metrics have these values."""
-        deadline = time.monotonic() + SETTLING_S_MAX
-        while (found := {name: self.metric(name) for name in expected}) != expected:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
+        wait_until(lambda: self.figures(expected) == expected, what=lambda: f"{self.figures(expected)}, not {expected}")
+
+    def figures(self, names: Iterable[str]) -> dict[str, float]:
+        return {name: self.metric(name) for name in names}
 
     @property
     def memory(self) -> int:
@@ -98,7 +98,7 @@ class Healthy:
         self._number = 0
 
     def is_served(self) -> bool:
-        """Whether it is; each wait is at most ``ANSWER_S_MAX``."""
+        """Whether it is; no wait is longer than the client allows."""
         for topic in self._topics:
             self._number += 1
             answer = self._client.publish(topic, b"%d" % self._number, 1)

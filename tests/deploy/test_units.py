@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "weft-edge.service"
 
@@ -30,7 +32,7 @@ def test_systemd_has_nothing_to_say_of_it(tmp_path: Path, name: str) -> None:
     alone = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)],
-        capture_output=True, text=True, timeout=30, check=False, env=alone,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=alone,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -41,7 +43,7 @@ def test_an_intruder_in_the_process_has_little(name: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=18", str(ROOT / "deploy" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout[-200:]
 
 

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, overload
 
+from tests.support.waiting import PATIENCE_S
+
 WINDOW = 200
 ALARM_EVERY, STATE_EVERY = 40, 60
 KEPT_MAX = 100_000
@@ -114,7 +116,7 @@ class Device(threading.Thread):
         self.port: int = self._socket.getsockname()[1]
 
     def _connect(self) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", self._server), timeout=10)
+        self._socket = socket.create_connection(("127.0.0.1", self._server), timeout=PATIENCE_S)
         self._socket.sendall(_packet(0x10, _text("MQTT") + bytes([4, 2]) + struct.pack(">H", 600) + _text(self.name)))
         answer = self._socket.recv(4, socket.MSG_WAITALL)
         if answer != _ACCEPTED:

@@ -17,9 +17,9 @@ from typing import Any, Self
 import paho.mqtt.client as paho
 
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 
-PATIENCE_S = 20.0
 STREAM = "load"
 
 EDGE_YAML = """\
@@ -102,7 +102,7 @@ class Node:
 
     def status(self) -> Any:
         """Its status document."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status", timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def __enter__(self) -> Self:

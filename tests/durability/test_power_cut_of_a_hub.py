@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.durability.devices import Device
-from tests.durability.nodes import PATIENCE_S, STREAM, Node
+from tests.durability.nodes import STREAM, Node
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
 from weft.storage.audit.report import AuditReport
@@ -84,10 +85,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
             device.quit.set()
             device.join(PATIENCE_S)
             end = node.status()["streams"][STREAM]["durable_end"]
-            deadline = time.monotonic() + PATIENCE_S
-            while hub.records() != end:
-                assert time.monotonic() < deadline, f"{hub.records()} of {end} records at the hub"
-                time.sleep(0.05)
+            wait_until(lambda: hub.records() == end, what=lambda: f"{hub.records()} of {end} records at the hub")
     finally:
         hub.stop()
     report = look_into(store)

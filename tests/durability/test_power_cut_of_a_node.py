@@ -19,10 +19,11 @@ import pytest
 
 from tests.durability.checks import check_all_there, check_unrouted_there, open_after, read_stream
 from tests.durability.devices import WINDOW, Device, puback_ids
-from tests.durability.nodes import PATIENCE_S, Client, Node
+from tests.durability.nodes import Client, Node
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
 from tests.storage.fakes import FakeFileSystem
 from tests.support.slices import SLICE
+from tests.support.waiting import USUAL_S, Patience
 from weft.storage.filesystem import FileSystem, OSFileSystem
 
 pytestmark = pytest.mark.processes
@@ -101,9 +102,9 @@ def live(node: Node, seconds: float, label: str = "") -> list[Device]:
     devices = [Device(f"{label}{rate}", node.mqtt, rate=rate) for rate in RATES]
     for device in devices:
         device.start()
-    ends, deadline = time.monotonic() + seconds, time.monotonic() + PATIENCE_S
+    ends, patience = time.monotonic() + seconds, Patience(seconds + USUAL_S)
     while time.monotonic() < ends or not all(device.acked for device in devices):
-        assert time.monotonic() < deadline + seconds, "a device was told nothing"
+        assert not patience.is_over(), "a device was told nothing"
         time.sleep(0.01)
     node.kill()
     for device in devices:

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.edge_node.servers.listeners.certificates import Authority
 from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.config.log_lines.throttle import INTERVAL_S, LINES_MAX
 from weft.config.metrics import EDGE_METRICS, PROCESS_METRICS
 from weft.demo.fabric import free_port
@@ -86,7 +86,7 @@ def test_the_smallest_pending_has_room_for_a_session_that_publishes(config: Path
     try:
         sent = [client.publish(TOPIC, message, qos=1) for message in MESSAGES]  # some while others wait for the disk
         wait_until(lambda: node.json("status")["streams"]["telemetry"]["durable_end"] >= 1)
-        sent[-1].wait_for_publish(10)
+        sent[-1].wait_for_publish(PATIENCE_S)
         assert all(each.is_published() for each in sent)
     finally:
         client.disconnect()
@@ -246,7 +246,7 @@ def test_a_second_node_on_the_same_folder_is_refused(run: Callable[..., Node], c
         check=False,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert second.returncode == 1
     assert "is in use by another process" in second.stderr
@@ -260,7 +260,7 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[...,
         CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{node.mqtt_port}").replace("data_dir: data", "data_dir: b")
     )
     command = [sys.executable, "-m", "weft", "edge", "run", str(path)]
-    second = forked.run(command, check=False, capture_output=True, text=True, timeout=30)
+    second = forked.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert second.returncode == 1
     assert "address already in use" in second.stderr
     assert "Traceback" not in second.stderr

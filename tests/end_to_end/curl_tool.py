@@ -5,13 +5,15 @@ import sys
 import urllib.error
 import urllib.request
 
+from tests.support.waiting import PATIENCE_S
+
 parser = argparse.ArgumentParser()
 parser.add_argument("-H", dest="headers", action="append", default=[])
 parser.add_argument("url")
 given = parser.parse_args()
 headers = dict(header.split(": ", 1) for header in given.headers)
 try:
-    with urllib.request.urlopen(urllib.request.Request(given.url, headers=headers), timeout=60) as answer:
+    with urllib.request.urlopen(urllib.request.Request(given.url, headers=headers), timeout=PATIENCE_S) as answer:
         sys.stdout.write(answer.read().decode())
 except urllib.error.HTTPError as error:
     sys.stdout.write(error.read().decode())  # curl ends with 0 too

@@ -4,6 +4,7 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ import psutil
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
 from tests.support.s3_servers import S3Server, listens
 from tests.support.store_path import StorePath
-from tests.support.waiting import wait_until
+from tests.support.waiting import Patience, wait_until
 from weft.demo.fabric import DemoHub, Edge, FabricError, free_port
 from weft.storage.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store
@@ -184,15 +185,17 @@ class Fabric:
 
     def _wait_until_drained(self) -> None:
         expected = sum(edge.status()["streams"][STREAM]["durable_end"] for edge in self.edges)
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
         rows = -1
-        while rows != expected:
-            assert time.monotonic() < deadline, f"not drained: {rows} of {expected} rows; {self.told()}"
-            time.sleep(0.2)
-            try:
+
+        def is_drained() -> bool:
+            nonlocal rows
+            with contextlib.suppress(FabricError, OSError):
                 rows = self.hubs[0].table_rows()
-            except (FabricError, OSError):
-                continue
+            return bool(rows == expected)
+
+        wait_until(
+            is_drained, DRAIN_TIMEOUT_S, lambda: f"{rows} of {expected} rows are drained; {self.told()}", interval_s=0.2
+        )
 
     def told(self) -> str:
         """Return what the nodes say, for a failure's message."""
@@ -220,12 +223,12 @@ class Fabric:
         Returns:
             Seconds from then to the acknowledgement, about.
         """
-        deadline = time.monotonic() + seconds_max
+        patience = Patience(seconds_max)
         while True:
             last = self.link(edge)["last_ack"]
             if last is not None and last > since:
                 return float(last - since)
-            assert time.monotonic() < deadline, f"no acknowledgement within {seconds_max} s: {self.link(edge)}"
+            assert not patience.is_over(), f"no acknowledgement within {seconds_max} s: {self.link(edge)}"
             time.sleep(0.05)
 
 

@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 AUDIT = {
@@ -49,10 +50,7 @@ def left_behind(directory: Path) -> list[list[str]]:
 
 def wait_for_services(directory: Path) -> None:
     """Until the hub and both edges run, and the devices with them."""
-    deadline = time.monotonic() + 40
-    while not list(directory.glob("weft-demo-*/*-devices.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: list(directory.glob("weft-demo-*/*-devices.jsonl")), 40, "the devices")
     assert len(left_behind(directory)) >= 3
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_edge
 from tests.support.slices import SLICE
+from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -89,14 +90,13 @@ def check_windows(found: list[Row], rows: list[Row]) -> int:
 
 def wait_until_derived(edge: Edge, hub: DemoHub) -> None:
     """Wait until the functions have seen everything, and the tables have what they made of it."""
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while time.monotonic() < deadline:
+
+    def is_derived() -> bool:
         status = edge.status()
         expected = sum(stream["durable_end"] for name, stream in status["streams"].items() if name != "unrouted")
-        if not any(facts["lag_records"] for facts in status["functions"].values()) and hub.table_rows() == expected:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"not drained: {hub.status()}; {edge.status()}")
+        return not any(facts["lag_records"] for facts in status["functions"].values()) and hub.table_rows() == expected
+
+    wait_until(is_derived, DRAIN_TIMEOUT_S, lambda: f"{hub.status()}; {edge.status()}", interval_s=0.1)
 
 
 def run_kills(directory: Path, kills: int, seed: int) -> Counter[str]:

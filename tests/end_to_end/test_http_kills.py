@@ -23,7 +23,7 @@ from tests.storage.segment_log.helpers import open_log
 from tests.support import forked
 from tests.support.processes import Node
 from tests.support.slices import SLICE
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.protocols.batch import records
 from weft.storage.filesystem import OSFileSystem
@@ -35,7 +35,6 @@ BATCH = 3
 KILLS = SLICE.amount(ci=3, night=30)
 ANSWERS = 60
 """Answers between two kills."""
-PATIENCE_S = 60.0
 RSS_BYTES_MAX = 60 << 20
 SETTINGS = LogSettings(segment_bytes=4 << 20, budget_bytes=64 << 20, tail_bytes=0)
 CONFIG = """\

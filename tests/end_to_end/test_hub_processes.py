@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message
 from tests.support.slices import SLICE
+from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, FabricError
 from weft.protocols.shard.placement import shard_of
 from weft.storage.audit.audit import audit
@@ -57,16 +59,15 @@ def kill_supervisor(hub: DemoHub) -> None:
 
 def wait_until_drained(edges: list[Edge], hub: DemoHub) -> None:
     expected = sum(edge.status()["streams"][STREAM]["durable_end"] for edge in edges)
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while True:
-        try:
+    rows = -1
+
+    def is_drained() -> bool:
+        nonlocal rows
+        with contextlib.suppress(FabricError):  # the process that answers is being started again
             rows = hub.table_rows()
-        except FabricError:
-            rows = -1  # the process that answers is being started again
-        if rows == expected:
-            return
-        assert time.monotonic() < deadline, f"not drained: {rows} rows of {expected} records"
-        time.sleep(0.1)
+        return bool(rows == expected)
+
+    wait_until(is_drained, DRAIN_TIMEOUT_S, lambda: f"{rows} rows of {expected} records", interval_s=0.1)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs proc(5)")

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.slices import SLICE
+from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, Service
 from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
@@ -69,12 +70,11 @@ def make_edge(directory: Path, hub: DemoHub) -> Edge:
 def wait_until_drained(edge: Edge, hub: DemoHub) -> int:
     """Wait until the table has a row for every record of the edge's log; the number of rows."""
     expected = edge.status()["streams"][STREAM]["durable_end"]
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while time.monotonic() < deadline:
-        if hub.table_rows() == expected:
-            return int(expected)
-        time.sleep(0.1)
-    raise AssertionError(f"not drained: {expected} records expected; {hub.status()}; {edge.status()}")
+    wait_until(
+        lambda: hub.table_rows() == expected, DRAIN_TIMEOUT_S,
+        lambda: f"{expected} records expected; {hub.status()}; {edge.status()}", interval_s=0.1,
+    )  # fmt: skip
+    return int(expected)
 
 
 def check_every_message(store: ObjectStore, acked: dict[str, int]) -> Counter[str]:

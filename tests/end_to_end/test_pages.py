@@ -20,6 +20,7 @@ from tests.storage.object_store.buckets import s3_endpoint
 from tests.support.kafka import CONNECTOR, Kafka, connector_jars
 from tests.support.postgresql import postgresql, why_not
 from tests.support.processes import Node
+from tests.support.waiting import PATIENCE_S
 
 DATABASE = "db.example.com:5432"
 TOPICS = "kafka.example.com:9092"
@@ -191,10 +192,12 @@ def test_stand_ins_do_what_pages_ask_of_the_tools(tmp_path: Path) -> None:
     try:
         where = ["-h", "127.0.0.1", "-p", str(node.mqtt_port), "-q", "1", "-t", "plant/a"]
         subprocess.run([pub, *where, "-m", "21.5", "-r"], check=True)
-        got = subprocess.run([sub, *where, "-C", "1"], check=True, capture_output=True, text=True, timeout=30)
+        got = subprocess.run([sub, *where, "-C", "1"], check=True, capture_output=True, text=True, timeout=PATIENCE_S)
         assert got.stdout == "21.5\n"
         url = f"{node.url}status"
-        told = subprocess.run([curl, "-H", "Accept: a/b", url], check=True, capture_output=True, text=True, timeout=30)
+        told = subprocess.run(
+            [curl, "-H", "Accept: a/b", url], check=True, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert json.loads(told.stdout)["streams"]["telemetry"]["durable_end"] == 1
         assert node.stop() == 0
     finally:

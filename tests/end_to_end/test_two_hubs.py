@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_kills import DRAIN_TIMEOUT_S, STREAM, Load, check_every_message, make_edge
+from tests.end_to_end.test_kills import (
+    STREAM,
+    Load,
+    check_every_message,
+    make_edge,
+    wait_until_drained,
+)
 from tests.support.slices import SLICE
-from weft.demo.fabric import DemoHub, Edge
+from weft.demo.fabric import DemoHub
 from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
 
@@ -47,14 +53,6 @@ class Fabric:
     def stop(self) -> None:
         for service in (self.edge, *self.hubs):
             service.stop()
-
-
-def wait_until_drained(edge: Edge, hub: DemoHub) -> None:
-    expected = edge.status()["streams"][STREAM]["durable_end"]
-    deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while hub.table_rows() != expected:
-        assert time.monotonic() < deadline, f"not drained: {expected} records; {hub.status()}; {edge.status()}"
-        time.sleep(0.1)
 
 
 def check(fabric: Fabric, acked: dict[str, int]) -> int:

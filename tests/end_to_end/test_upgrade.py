@@ -13,6 +13,7 @@ import pytest
 from tests.cloud_hub.simulation import COUNTED, LATER
 from tests.end_to_end.storms import SHARDS, Fabric, HubNode, running
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import FabricError
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -25,7 +26,7 @@ RELEASE_2 = [sys.executable, "-m", "tests.end_to_end.later_release"]
 
 def finalize(hub: HubNode) -> subprocess.CompletedProcess[str]:
     command = [*RELEASE_2, "hub", "finalize", str(hub.config_path)]
-    return forked.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return forked.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 async def fold_twice(store: ObjectStore) -> list[int]:

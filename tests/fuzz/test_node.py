@@ -19,6 +19,7 @@ import pytest
 from tests.conformance.watched_node import Healthy, Node
 from tests.fuzz.conversations import cut, damaged, seeds
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S
 
 QUICK_S = 3.0
 BATCH = 12
@@ -50,7 +51,7 @@ def misbehave(node: Node, pieces: list[bytes], chance: random.Random) -> socket.
     port = node.ws if pieces[0][:4] == b"GET " else node.mqtt
     if chance.random() < 0.05:
         port = node.ws + node.mqtt - port
-    opened = socket.create_connection(("127.0.0.1", port), timeout=10)
+    opened = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
     opened.settimeout(0.5)
     try:
         for data in cut(b"".join(pieces), chance):

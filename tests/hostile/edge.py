@@ -5,18 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.support.processes import memory_bytes, weft
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import Service, free_port
 from weft.output import Failed
 
-PATIENCE_S = 60.0
-"""Time for an answer: the machine may be busy with other things as well."""
 USERS = ("alice", "mallory", "device")
 RULES = """\
 user device
@@ -96,10 +94,13 @@ class GuardedEdge(Service):
         self, done: Callable[[dict[str, dict[str, Any]]], bool], patience_s: float
     ) -> dict[str, dict[str, Any]]:
         """Wait for figures of the derived streams, and return them."""
-        until = time.monotonic() + patience_s
-        while not done(found := self.function_figures()):
-            assert time.monotonic() < until, found
-            time.sleep(0.1)  # another process is asked
+        found: dict[str, dict[str, Any]] = {}
+
+        def is_done() -> bool:
+            found.update(self.function_figures())
+            return done(found)
+
+        wait_until(is_done, patience_s, lambda: found, interval_s=0.1)
         return found
 
     def restart(self) -> None:

@@ -6,14 +6,14 @@ import socket
 import threading
 
 from tests.hostile.edge import GuardedEdge
-from tests.hostile.waits import Stopwatch, Waits, summary
-from tests.support.waiting import wait_until
+from tests.hostile.waits import Waits, summary
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish
 
 TOPIC = b"plant/a/b/telemetry"
 INTERVAL_S = 0.02
-PATIENCE_S = 60.0
 
 
 class GoodClient(threading.Thread):

@@ -17,13 +17,14 @@ import zstandard
 
 from tests.hostile.hub import GOOD, HOSTILE, GuardedHub
 from tests.hostile.waits import Waits, summary
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import PATIENCE_S
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, Columns, HeaderPairs
 from weft.protocols.link import Ack, Data, Frame, Hello, LaneClosed, LaneOpen, LaneOpened, Marks, Refuse, Welcome
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.replication.runner import LINK_PATH
 
-PATIENCE_S = 30.0
 INTERVAL_S = 0.02
 BOOT = 7
 _log_ids = itertools.count(1)
@@ -178,13 +179,14 @@ class GoodLink(threading.Thread):
             assert isinstance(answer, LaneOpened), answer
             self.sent = answer.ranges[-1][1] if answer.ranges else 0
             self._ready.set()
+            stopwatch = Stopwatch(self._hub.pid)
             while not self._stopping.is_set():
-                began = time.perf_counter()
+                stopwatch.start()
                 # With each record the mark that an edge sends with it.
                 await link.send(Data(1, records(self.sent)), Marks(time.time_ns(), [(1, self.sent + 1)]))
-                heard = await link.hear(Ack, LaneClosed, Refuse, timeout_s=2 * PATIENCE_S)
+                heard = await link.hear(Ack, LaneClosed, Refuse, timeout_s=PATIENCE_S)
                 assert isinstance(heard, Ack), heard
-                self._waits.append(time.perf_counter() - began)
+                self._waits.append(stopwatch.seconds())
                 self.sent += 1
                 await asyncio.sleep(INTERVAL_S)
 
@@ -195,7 +197,7 @@ class GoodLink(threading.Thread):
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._stopping.set()
-        self.join(2 * PATIENCE_S)
+        self.join(PATIENCE_S)
         if kind is None and self._failure is not None:
             raise AssertionError("the well-behaved link was harmed") from self._failure
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.edge import PATIENCE_S, GuardedEdge
+from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp.frames import BODY, HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
 from weft.protocols.amqp.methods import commands, write_method
 from weft.protocols.amqp1.opening import SASL

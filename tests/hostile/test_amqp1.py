@@ -13,7 +13,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.test_amqp import MIB, connected, is_open
 from tests.hostile.waits import MEASURED_AGAIN, at_most
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp1.opening import AMQP, SASL
 from weft.protocols.amqp1.types import Symbol, described, encode, fields, ubyte, uint
 from weft.protocols.mqtt.encoder import encode as encode_mqtt
@@ -69,7 +69,7 @@ def test_receivers_that_never_read_hold_little(edge: GuardedEdge) -> None:
         each.connect(("127.0.0.1", edge.amqp_port))
         each.sendall(wants)
         deaf.append(each)
-    publisher = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=60)
+    publisher = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S)
     with GoodClient(edge, "device") as good:
         publisher.sendall(encode_mqtt(Connect("publisher", username="mallory", password=b"mallory"), 4))
         assert publisher.recv(4)[3] == 0

@@ -11,7 +11,9 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, Stopwatch, at_most
+from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PubAck, Publish, SubAck, Subscribe, Subscription
@@ -29,7 +31,7 @@ class Attacker:
     """A session of mallory's."""
 
     def __init__(self, edge: GuardedEdge, client_id: str, *, clean: bool = True) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=60)
+        self.connection = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S)
         hello = Connect(client_id, clean_start=clean, username="mallory", password=b"mallory")
         self.connection.sendall(encode(hello, 4))
         assert self.connection.recv(4)[3] == 0

@@ -19,6 +19,7 @@ from tests.hostile.good_client import GoodClient
 from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S, Patience
 
 pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 0.7, 2.5
@@ -103,18 +104,18 @@ def post(edge: GuardedEdge, user: str, body: bytes) -> int:
     asked = urllib.request.Request(
         f"http://127.0.0.1:{edge.posts_port}/v1/streams/telemetry/plant/a/b/telemetry", body, {"Authorization": login}
     )
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
         return int(json.load(answer)["count"])
 
 
 def again(edge: GuardedEdge, body: bytes) -> int:
     """Post as a client does whose connection broke: until it is known who sends, all of an address share one share."""
-    deadline = time.monotonic() + 20
+    patience = Patience()
     while True:
         try:
             return post(edge, "alice", body)
         except OSError:
-            assert time.monotonic() < deadline
+            assert not patience.is_over()
             time.sleep(0.05)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, at_most
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
 FILES_MAX = 400
@@ -22,7 +22,7 @@ CONNECTIONS = 600
 
 def closed(edge: GuardedEdge) -> float:
     """How often the metrics say that the bound was met."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{edge.http_port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{edge.http_port}/metrics", timeout=PATIENCE_S) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if 'refusals_total{bound="limits.http_connections"' in line)
 
@@ -36,7 +36,9 @@ def test_a_node_serves_devices_while_its_status_page_is_flooded(tmp_path: Path) 
     try:
         with GoodClient(edge, "device") as good:
             before = process.num_fds()
-            flood = [socket.create_connection(("127.0.0.1", edge.http_port), timeout=5) for _ in range(CONNECTIONS)]
+            flood = [
+                socket.create_connection(("127.0.0.1", edge.http_port), timeout=PATIENCE_S) for _ in range(CONNECTIONS)
+            ]
             wait_until(lambda: process.num_fds() <= before + 20, what="closing the idle connections")
             assert closed(edge) >= CONNECTIONS - 20
             with GoodClient(edge, "alice", "newcomer"):

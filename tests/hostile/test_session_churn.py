@@ -16,6 +16,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
+from tests.support.stopwatch import Stopwatch
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -82,7 +83,7 @@ async def come_and_go(edge: GuardedEdge, seconds: float) -> tuple[Counter[str], 
     outcomes: Counter[str] = Counter()
     longest, end = 0.0, time.monotonic() + seconds
     while time.monotonic() < end:
-        began = time.monotonic()
+        stopwatch = Stopwatch(edge.pid)
         client, answer = await connect(edge, "device", "comes-and-goes")
         if isinstance(answer, ConnAck) and answer.code == 0:
             client.send(Publish(b"plant/a/b/telemetry", b"x", 1, 7))
@@ -92,7 +93,7 @@ async def come_and_go(edge: GuardedEdge, seconds: float) -> tuple[Counter[str], 
         else:
             outcomes[f"refused: {answer}"] += 1
         await client.close()
-        longest = max(longest, time.monotonic() - began)
+        longest = max(longest, stopwatch.seconds())
         await asyncio.sleep(0.05)
     return outcomes, longest
 

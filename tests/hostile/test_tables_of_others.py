@@ -21,7 +21,8 @@ from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, spa
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.processes import weft
 from tests.support.slices import SLICE
-from tests.support.waiting import wait_until
+from tests.support.stopwatch import Stopwatch
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols import batch
 from weft.protocols.link import Ack, Data, LaneOpened
 from weft.storage.audit.audit import audit
@@ -47,15 +48,16 @@ class Lateness(threading.Thread):
         """Times that the API took for an answer."""
 
     def run(self) -> None:
-        sent, since = self._good.sent, time.perf_counter()
+        sent, since, asked = self._good.sent, Stopwatch(self._hub.pid), Stopwatch(self._hub.pid)
         while not self._stopping.wait(0.05):
-            began = time.perf_counter()
+            asked.start()
             status, body = self._hub.get("/v1/streams/telemetry", self._hub.token("good"), timeout_s=60)
-            self.answers_s.append(time.perf_counter() - began)
+            self.answers_s.append(asked.seconds())
             rows = 0 if status != 200 else _rows(body)
             if rows >= sent:
-                self.rows_s.append(time.perf_counter() - since)
-                sent, since = self._good.sent, time.perf_counter()
+                self.rows_s.append(since.seconds())
+                sent = self._good.sent
+                since.start()
 
     def __enter__(self) -> Lateness:
         self.start()
@@ -63,7 +65,7 @@ class Lateness(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self.join(70)
+        self.join(PATIENCE_S)
 
 
 def _rows(body: bytes) -> int:

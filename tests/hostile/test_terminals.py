@@ -16,6 +16,7 @@ import pytest
 
 from tests.edge_node.inspect.view.logs import append, open_log
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.processes
 PAYLOAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e{}"
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str], *, on_terminal: bool) -> str:
     """What a command prints on standard output."""
     command = [sys.executable, "-m", "weft", *arguments]
     if not on_terminal:
-        return str(forked.run(command, capture_output=True, check=True, timeout=60).stdout, "utf-8")
+        return str(forked.run(command, capture_output=True, check=True, timeout=PATIENCE_S).stdout, "utf-8")
     control, terminal = os.openpty()
     process = forked.Popen(command, stdout=terminal, stderr=subprocess.DEVNULL)
     os.close(terminal)
@@ -49,7 +50,7 @@ def run(arguments: Sequence[str], *, on_terminal: bool) -> str:
         pass
     finally:
         os.close(control)
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     return printed.decode()
 
 

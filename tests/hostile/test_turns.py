@@ -15,6 +15,7 @@ from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
@@ -104,7 +105,7 @@ def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
 
 def test_a_client_that_sent_much_gets_all_answers(edge: GuardedEdge) -> None:
     count = 20_000
-    with socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S) as connection:
         connection.sendall(encode(Connect("busy", username="mallory", password=b"mallory"), 4))
         assert connection.recv(4)[3] == 0
         sender = threading.Thread(target=connection.sendall, args=(encode(PingReq(), 4) * count,))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect
 
@@ -26,7 +26,9 @@ BEGUN_PUBLISH = b"\x30\xc0\x84\x3d\0\x08public/x" + bytes(900_000)
 @contextmanager
 def connections(port: int, count: int) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10)) for _ in range(count)]
+        yield [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)) for _ in range(count)
+        ]
 
 
 def send(each: socket.socket, data: bytes) -> None:
@@ -88,7 +90,7 @@ def test_a_user_has_a_share_of_the_memory_for_begun_packets(edge: GuardedEdge) -
             wait_until(lambda: sum(map(is_open, held)) < 40, 20, "the end of those beyond the share")
             assert edge.memory_bytes() - before < 100 * MIB
             # The victim's own packets come in parts, too, and have a share of their own.
-            with socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=10) as alice:
+            with socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S) as alice:
                 alice.sendall(encode(Connect("alice", username="alice", password=b"alice"), 4))
                 assert alice.recv(4)[3] == 0
                 whole = b"\x32\xc0\x84\x3d\0\x08secret/x\0\1" + bytes(999_988)

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import Service, free_port
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Subscribe, Subscription
@@ -77,7 +78,7 @@ async def speak_mqtt(port: int, host: str, origin: str) -> bytes:
         await socket.send_bytes(encode(Subscribe(1, (Subscription("#", 0),)), 4))
         received = b""
         while len(received) < 9:
-            received += await socket.receive_bytes(timeout=5)
+            received += await socket.receive_bytes(timeout=PATIENCE_S)
         return received
 
 

@@ -11,7 +11,8 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, Stopwatch, at_most
+from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.support.stopwatch import Stopwatch
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 

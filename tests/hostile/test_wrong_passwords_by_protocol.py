@@ -15,6 +15,7 @@ from tests.hostile.good_client import GoodClient
 from tests.hostile.test_wrong_passwords import seconds_to_connect
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
 from weft.protocols.amqp.methods import commands, write_method
 from weft.protocols.amqp1.opening import SASL
@@ -22,7 +23,6 @@ from weft.protocols.amqp1.types import Symbol, described, encode, fields
 
 pytestmark = [pytest.mark.processes, pytest.mark.search, MEASURED_AGAIN]
 ATTACKERS = 200
-PATIENCE_S = 20.0
 FLOOD_S = 2.0
 TELL = {"capabilities": {"authentication_failure_close": True}}
 

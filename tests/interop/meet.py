@@ -27,11 +27,11 @@ from proton.utils import BlockingConnection, BlockingReceiver
 from websockets.sync.client import connect as connect_websocket
 
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S, Patience
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "message-headers.md"
-PATIENCE_S = 10.0
 SENT_S = 1_700_000_000
 EXPIRY_S = 60
 USER, PASSWORD, STRANGER = "press", "secret of the press", "stranger"
@@ -294,9 +294,10 @@ def shown_by_http(event: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def got(channel: Any, name: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+def got(channel: Any, name: str) -> tuple[Any, Any, bytes]:
+    """Return the next message of a queue, which may be on its way."""
+    patience = Patience()
+    while not patience.is_over():
         method, properties, body = channel.basic_get(name, auto_ack=True)
         if method is not None:
             return method, properties, body

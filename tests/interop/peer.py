@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tests.support.waiting import PATIENCE_S
+
 HOST = "127.0.0.1"
-ANSWER_S_MAX = 20.0
 BURST_S_MAX = 60.0
 SESSION_EXPIRY_S = 600
 MOSQUITTO_MESSAGES = 100
@@ -58,7 +59,7 @@ class Peer(ABC):
         """Publish and, at QoS 1 and 2, wait until the broker has it."""
 
     @abstractmethod
-    async def receive(self, seconds: float = ANSWER_S_MAX) -> Message:
+    async def receive(self, seconds: float = PATIENCE_S) -> Message:
         """The next message. Raises TimeoutError."""
 
     @abstractmethod
@@ -77,5 +78,5 @@ class Queued(Peer):
         super().__init__(options)
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
 
-    async def receive(self, seconds: float = ANSWER_S_MAX) -> Message:
+    async def receive(self, seconds: float = PATIENCE_S) -> Message:
         return await asyncio.wait_for(self.messages.get(), seconds)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.peer import (
-    ANSWER_S_MAX,
     BURST_S_MAX,
     HOST,
     MOSQUITTO_MESSAGES,
@@ -20,6 +19,7 @@ from tests.interop.peer import (
     Pairs,
     Queued,
 )
+from tests.support.waiting import PATIENCE_S
 
 
 class Mosquitto(Queued):
@@ -63,7 +63,7 @@ class Mosquitto(Queued):
         self._subscribed.clear()
         self._process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         self._reading = asyncio.create_task(self._read(self._process))
-        await asyncio.wait_for(self._subscribed.wait(), ANSWER_S_MAX)
+        await asyncio.wait_for(self._subscribed.wait(), PATIENCE_S)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -90,15 +90,15 @@ class Mosquitto(Queued):
         for name, value in pairs:
             command += ["--property", "PUBLISH", "user-property", name, value]
         process = await asyncio.create_subprocess_exec(*command)
-        assert await asyncio.wait_for(process.wait(), ANSWER_S_MAX) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
 
     async def close(self) -> None:
         """Bring it to the number of messages after which it goes; further ones find no subscriber and are not kept."""
         if self._process is not None and self._process.returncode is None:
             command = [str(self.PUB), *self._common(f"{self.options.client_id}-end"), "-t", self._end_topic, "-n"]
             ending = await asyncio.create_subprocess_exec(*command, "--repeat", str(MOSQUITTO_MESSAGES))
-            assert await asyncio.wait_for(ending.wait(), ANSWER_S_MAX) == 0
-            assert await asyncio.wait_for(self._process.wait(), ANSWER_S_MAX) == 0
+            assert await asyncio.wait_for(ending.wait(), PATIENCE_S) == 0
+            assert await asyncio.wait_for(self._process.wait(), PATIENCE_S) == 0
         await self._read_to_end()
 
     async def drop(self) -> None:
@@ -155,7 +155,7 @@ class MqttJs(Queued):
             else:
                 self._answers.put_nowait(said)
 
-    async def _ask(self, do: str, *, seconds: float = ANSWER_S_MAX, **values: Any) -> None:
+    async def _ask(self, do: str, *, seconds: float = PATIENCE_S, **values: Any) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **values}).encode() + b"\n")
         answer = await asyncio.wait_for(self._answers.get(), seconds)

@@ -16,8 +16,9 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from tests.interop.peer import ANSWER_S_MAX, HOST, SESSION_EXPIRY_S, Message, Pairs, Peer, Queued
+from tests.interop.peer import HOST, SESSION_EXPIRY_S, Message, Pairs, Peer, Queued
 from tests.interop.peer_programs import Mosquitto, MqttJs
+from tests.support.waiting import PATIENCE_S
 
 
 def _paho_properties(kind: int, pairs: Pairs) -> Properties | None:
@@ -67,16 +68,16 @@ class Paho(Queued):
             extra["properties"] = _session_properties() if options.persistent else None
         self._client.connect(HOST, options.port, **extra)
         self._client.loop_start()
-        reason = await asyncio.wait_for(accepted, ANSWER_S_MAX)
+        reason = await asyncio.wait_for(accepted, PATIENCE_S)
         assert not reason.is_failure, reason
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
         self._client.subscribe(topic_filter, qos)
-        await asyncio.wait_for(self._subscribed.get(), ANSWER_S_MAX)
+        await asyncio.wait_for(self._subscribed.get(), PATIENCE_S)
 
     async def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False, pairs: Pairs = ()) -> None:
         sent = self._client.publish(topic, payload, qos, retain, _paho_properties(PacketTypes.PUBLISH, pairs))
-        await asyncio.to_thread(sent.wait_for_publish, ANSWER_S_MAX)
+        await asyncio.to_thread(sent.wait_for_publish, PATIENCE_S)
         assert sent.is_published()
 
     async def close(self) -> None:
@@ -122,7 +123,7 @@ class Aiomqtt(Peer):
         properties = _paho_properties(PacketTypes.PUBLISH, pairs)
         await self._client.publish(topic, payload, qos, retain, properties)
 
-    async def receive(self, seconds: float = ANSWER_S_MAX) -> Message:
+    async def receive(self, seconds: float = PATIENCE_S) -> Message:
         return _paho_message(await asyncio.wait_for(anext(aiter(self._client.messages)), seconds))
 
     async def close(self) -> None:
@@ -133,7 +134,7 @@ class Aiomqtt(Peer):
         if open_socket is not None:
             open_socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(aiomqtt.MqttError):
-            await asyncio.wait_for(self._client._disconnected, ANSWER_S_MAX)
+            await asyncio.wait_for(self._client._disconnected, PATIENCE_S)
         with contextlib.suppress(aiomqtt.MqttError):
             await self._client.__aexit__(None, None, None)
 
@@ -161,7 +162,7 @@ class Amqtt(Peer):
     async def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False, pairs: Pairs = ()) -> None:
         await self._client.publish(topic, payload, qos, retain)
 
-    async def receive(self, seconds: float = ANSWER_S_MAX) -> Message:
+    async def receive(self, seconds: float = PATIENCE_S) -> Message:
         message = await self._client.deliver_message(timeout_duration=seconds)
         assert message is not None
         packet = message.publish_packet
@@ -209,12 +210,12 @@ class Gmqtt(Queued):
 
     async def subscribe(self, topic_filter: str, qos: int) -> None:
         self._client.subscribe(topic_filter, qos)
-        await asyncio.wait_for(self._subscribed.get(), ANSWER_S_MAX)
+        await asyncio.wait_for(self._subscribed.get(), PATIENCE_S)
 
     async def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False, pairs: Pairs = ()) -> None:
         extra = {"user_property": list(pairs)} if pairs else {}
         self._client.publish(topic, payload, qos, retain, **extra)
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(PATIENCE_S):
             while not self._client._persistent_storage.is_empty:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # it has no event for an acknowledgement
 

@@ -6,7 +6,6 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
+from tests.interop.meet import got
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S, Patience, wait_until
 from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
@@ -33,7 +34,6 @@ listeners:
 streams:
   telemetry: {{from: "plant/{{line}}/#"}}
 """
-PATIENCE_S = 10.0
 _numbers = itertools.count()
 
 
@@ -89,17 +89,6 @@ def channel(broker: AmqpBroker) -> Iterator[Any]:
 @pytest.fixture
 def name() -> str:
     return f"q{next(_numbers)}"
-
-
-def got(channel: Any, queue: str) -> tuple[Any, Any, bytes]:
-    """The next message of a queue, which may be on its way."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        method, properties, body = channel.basic_get(queue, auto_ack=True)
-        if method is not None:
-            return method, properties, body
-        time.sleep(0.01)
-    raise AssertionError(f"nothing came to {queue}")
 
 
 def test_pika_publishes_with_confirms_to_a_stream(channel: Any) -> None:
@@ -180,10 +169,12 @@ def test_mqtt_and_amqp_meet(broker: AmqpBroker, channel: Any, name: str) -> None
     method, _, body = got(channel, name)
     assert (method.routing_key, method.exchange, body) == ("plant.7.temperature", "amq.topic", b"by mqtt")
     channel.confirm_delivery()
-    deadline = time.monotonic() + PATIENCE_S
-    while not seen and time.monotonic() < deadline:
+
+    def sent_until_it_comes() -> bool:
         channel.basic_publish("amq.topic", f"plant.{name}.amqp", b"by amqp")
-        time.sleep(0.02)
+        return bool(seen)
+
+    wait_until(sent_until_it_comes)
     client.loop_stop()
     assert seen[0] == (f"plant/{name}/amqp", b"by amqp")
 
@@ -237,8 +228,8 @@ def test_direct_reply_to_in_a_virtual_host(in_line_7: Any, name: str) -> None:
     in_line_7.basic_publish("", name, b"question", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
     _, properties, _ = got(in_line_7, name)
     in_line_7.basic_publish("", properties.reply_to, b"answer")
-    deadline = time.monotonic() + PATIENCE_S
-    while not answers and time.monotonic() < deadline:
+    patience = Patience()
+    while not answers and not patience.is_over():
         in_line_7.connection.process_data_events(0.05)
     assert answers == [b"answer"]
 

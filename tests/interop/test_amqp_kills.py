@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ import pika
 import pytest
 
 from tests.interop.test_amqp_clients import AmqpBroker
+from tests.support.waiting import PATIENCE_S, Patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 HERE = Path(__file__).parent
 INSTALL_S_MAX = 240
-PATIENCE_S = 60.0
 MESSAGES = 120
 KILL_AFTER = 40
 POM = """\
@@ -113,11 +112,11 @@ class Peer:
 
     def wait_for(self, word: str, count: int) -> None:
         """Wait until the client has said so many different things with a word."""
-        deadline = time.monotonic() + PATIENCE_S
+        patience = Patience(60)
         with self._came:
             while len(set(self.said(word))) < count:
                 assert self.process.poll() is None, "".join(self._errors)
-                assert self._came.wait(deadline - time.monotonic()), f"{self.lines[-5:]} {''.join(self._errors)}"
+                assert self._came.wait(patience.left()) or patience.left(), f"{self.lines[-5:]} {''.join(self._errors)}"
 
     def end(self) -> list[list[str]]:
         """Wait until the client ends by itself; return all that it said."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Node, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
 PAGE = Path(__file__).parents[2] / "docs/how-to/feed-from-node-red.md"
@@ -75,7 +75,7 @@ def test_the_flow_publishes_and_hears_alerts(node_red: Path, tmp_path: Path) -> 
             wait_until(lambda: "plant/l4/m1/telemetry" in heard.read_text(), 180, "an alert in Node-RED")
         finally:
             running.terminate()
-            running.wait(30)
+            running.wait(PATIENCE_S)
             assert node.stop() == 0
     said = weft("edge", "tail", config, "telemetry", "--json", "--last", 1000)
     assert said.exception is None, said.output

@@ -18,7 +18,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.end_to_end.page_blocks import Block, blocks
 from tests.support.brokers import RABBITMQ, RabbitMq, answers, mosquitto, needs_mosquitto
 from tests.support.processes import Node
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
@@ -61,7 +61,7 @@ class Reader:
     def run(self, commands: str) -> str:
         done = subprocess.run(
             ["bash", "-ec", commands], cwd=self.folder, env=self._environment,
-            capture_output=True, text=True, timeout=120, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -89,7 +89,7 @@ def publish(port: int, topic: str, user: str | None = None) -> None:
     client.loop_start()
     try:
         for each in [client.publish(topic, f"message {number}", qos=1) for number in range(MESSAGES)]:
-            each.wait_for_publish(20)
+            each.wait_for_publish(PATIENCE_S)
             assert each.is_published()
     finally:
         client.disconnect()
@@ -174,7 +174,7 @@ def test_store_what_amqtt_receives(tmp_path: Path) -> None:
         wait_until(lambda: reader.run("weft edge tail edge.yaml --json").count("plant/l4/press") == MESSAGES, 30)
     finally:
         broker.terminate()
-        broker.wait(30)
+        broker.wait(PATIENCE_S)
 
 
 def test_feed_from_a_plc_with_sparkplug(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.support.waiting import PATIENCE_S
+
 pytest.importorskip("proton", reason="python-qpid-proton is not installed: pip install weft-fabric[amqp1]")
 
 from proton import Delivery, Message, symbol
@@ -33,7 +35,6 @@ from tests.interop.meet import (
     MQTT5,
     NUMBERS,
     PASSWORD,
-    PATIENCE_S,
     PUBLISHERS,
     STRANGER,
     TABLE,

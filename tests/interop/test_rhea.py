@@ -13,6 +13,7 @@ import pytest
 from tests.edge_node.servers.amqp1.harness import amqp, in_thread
 from tests.interop.conftest import NPM_INSTALL_S_MAX
 from tests.support.processes import Node
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 
 PEER = Path(__file__).parent / "rhea_peer.js"
@@ -47,7 +48,7 @@ def rhea(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_rhea_sends_and_receives(tmp_path: Path, rhea: Path) -> None:
     async with amqp(tmp_path) as node:
         command = ["node", str(PEER), str(rhea), str(node.port)]
-        done = await in_thread(subprocess.run, command, capture_output=True, text=True, timeout=25)
+        done = await in_thread(subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert answer["accepted"] == 10

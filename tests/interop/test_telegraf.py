@@ -16,7 +16,7 @@ import pytest
 
 from tests.storage.segment_log.helpers import open_log
 from tests.support.processes import Node, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 from weft.protocols.batch import Record, records
@@ -80,7 +80,7 @@ def telegraf(config: Path) -> Iterator[Path]:
         running = subprocess.Popen(command, stdout=file, stderr=file)
         yield said
         running.terminate()
-        running.wait(30)
+        running.wait(PATIENCE_S)
 
 
 def stored(config: Path) -> list[Record]:

@@ -20,6 +20,7 @@ from tests.nightly.reached import reached
 from tests.nightly.state import Night, Row, State
 from tests.nightly.state import Slice as Seeds
 from tests.nightly.timetable import JOBS
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SIMULATION = {"simulation": JOBS["simulation"]}
@@ -163,7 +164,7 @@ def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: 
         told = [process.stdout.readline() for _ in range(3)]
         process.send_signal(stop)
         process.stdout.read()
-        assert process.wait(60) == (130 if stop == signal.SIGINT else -stop)
+        assert process.wait(PATIENCE_S) == (130 if stop == signal.SIGINT else -stop)
     assert [line.partition(",")[0] for line in told] == [f"simulation: seeds {n} to {n}" for n in (1, 2, 3)]
     stopped = msgspec.json.decode(file.read_bytes(), type=State)
     done = stopped.rows["simulation"].seeds

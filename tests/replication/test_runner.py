@@ -18,7 +18,7 @@ from aiohttp import web
 
 from tests.replication.loopback import Hub
 from tests.replication.model import CLOCK, WALL, ModelLog
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
 from weft.protocols.link import LaneOpened, RefuseCode, Welcome
@@ -314,7 +314,7 @@ async def test_an_edge_that_goes_away_before_it_is_answered_is_no_error_of_the_h
     try:
         with caplog.at_level(logging.INFO):
             async with Link(ModelLog({1: "s"}), hub.url):
-                await asyncio.wait_for(ended.wait(), 20)
+                await asyncio.wait_for(ended.wait(), PATIENCE_S)
                 await asyncio.sleep(0)
             await hub.stop()
     finally:
@@ -331,7 +331,7 @@ async def test_an_edge_that_goes_silent_is_closed_by_the_hub(hub: Hub, monkeypat
         f"GET {LINK_PATH} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert b"101" in await reader.readline()
         while await reader.read(1000):
             pass

@@ -14,6 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_sinks.runtime.java import NoJava, find_java_home, java_major, wrap
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER_NEEDS = ("bash", "sh", "dirname", "basename", "uname", "ps", "nice", "env", "cat", "ls", "rm", "mkdir")
@@ -105,7 +106,7 @@ def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
     environment = {"PATH": str(tools), "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment |= {name: os.environ[name] for name in TEMPORARY if name in os.environ}
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert "rows 7" in done.stdout, done.stderr
     assert os.listdir(tmp_path / ".cache" / "weft")

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -94,11 +93,7 @@ def test_a_script_ends_at_ctrl_c_without_a_traceback_and_goes_on_where_it_was(
             text=True,
         )
         try:
-            deadline = time.monotonic() + WAIT_SECONDS_MAX
-            while not (tmp_path / "checkpoint" / "commits" / str(batch)).exists():
-                assert script.poll() is None, script.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until((tmp_path / "checkpoint" / "commits" / str(batch)).exists, WAIT_SECONDS_MAX, interval_s=0.1)
             script.send_signal(signal.SIGINT)
             said, trouble = script.communicate(timeout=WAIT_SECONDS_MAX)
         finally:

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 pytest.importorskip("obstore")
 
 CHILD = """
@@ -37,5 +39,5 @@ CHILDREN = 12
 def test_a_process_ends_with_its_own_status_right_after_requests() -> None:
     command = [sys.executable, "-c", CHILD]
     children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(CHILDREN)]
-    ends = [(child.communicate(timeout=120)[1], child.returncode) for child in children]
+    ends = [(child.communicate(timeout=PATIENCE_S)[1], child.returncode) for child in children]
     assert ends == [("", 3)] * CHILDREN

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -64,7 +64,7 @@ class Mosquitto:
     def stop(self) -> None:
         assert self.process is not None
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

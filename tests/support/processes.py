@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 from weft.cli import cli
 
-READY_S_MAX = 20.0
-STOP_S_MAX = 10.0
+STOP_S_MAX = PATIENCE_S
 
 
 class Node:
@@ -57,7 +57,7 @@ class Node:
         return int(self.ready.partition("MQTT at 127.0.0.1:")[2].partition(",")[0])
 
     def text(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=PATIENCE_S) as answer:
             body: str = answer.read().decode()
             return body
 
@@ -128,7 +128,7 @@ def publish(port: int, topic: str, payloads: list[str]) -> None:
     client.loop_start()
     try:
         for sent in [client.publish(topic, payload, qos=1) for payload in payloads]:
-            sent.wait_for_publish(20)
+            sent.wait_for_publish(PATIENCE_S)
             assert sent.is_published()
     finally:
         client.disconnect()

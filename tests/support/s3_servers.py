@@ -9,11 +9,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.storage.object_store import ObjectStore, open_store
 
@@ -132,11 +132,13 @@ class S3Server:
     def start(self) -> None:
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S_MAX
-        while not listens(self.port):
-            assert self._process.poll() is None, f"{self._command[0]} ended by itself; see {self._log_path}"
-            assert time.monotonic() < deadline, f"{self._command[0]} did not start; see {self._log_path}"
-            time.sleep(0.02)
+        started = self._process
+
+        def is_there() -> bool:
+            assert started.poll() is None, f"{self._command[0]} ended by itself; see {self._log_path}"
+            return listens(self.port)
+
+        wait_until(is_there, START_S_MAX, f"the start of {self._command[0]}; see {self._log_path}")
 
     def kill(self) -> None:
         """Send SIGKILL. Nothing happens to a server that does not run."""

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from spark_sinks.runtime.java import find_java_home
 from spark_sinks.runtime.session import cache_directory
 from tests.support.s3_servers import listens
 from tests.support.spark_processes import QUICK
+from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 
 START_S_MAX = 180.0
@@ -179,10 +179,7 @@ class SparkCluster:
 
     @staticmethod
     def _await(holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + START_S_MAX
-        while not holds():
-            assert time.monotonic() < deadline, f"waited {START_S_MAX:.0f} s for {what}"
-            time.sleep(0.1)
+        wait_until(holds, START_S_MAX, what, interval_s=0.1)
 
 
 def _bare() -> dict[str, str]:

@@ -7,6 +7,8 @@ import contextlib
 import threading
 from enum import Enum
 
+from tests.support.waiting import PATIENCE_S
+
 DENIED = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
     b"<Message>The provided token has expired.</Message></Error>"
@@ -36,7 +38,7 @@ class StorePath:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="store-path", daemon=True)
         self._thread.start()
-        self.port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+        self.port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(PATIENCE_S)
 
     async def _listen(self) -> int:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -51,7 +53,7 @@ class StorePath:
             for writer in list(self._writers):
                 writer.transport.abort()
 
-        asyncio.run_coroutine_threadsafe(change(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(change(), self._loop).result(PATIENCE_S)
 
     def close(self) -> None:
         """Stop the relay."""
@@ -62,9 +64,9 @@ class StorePath:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(cancel(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

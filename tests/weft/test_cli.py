@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
+from tests.support.waiting import PATIENCE_S
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
 
@@ -21,7 +22,7 @@ def weft(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ, **environment},
     )
 
@@ -55,7 +56,7 @@ def test_output_that_cannot_be_written_does_not_hide_the_exit_status(
     with Path("/dev/full").open("w") as no_space:
         done = subprocess.run(
             [sys.executable, "-m", "weft", *arguments],
-            check=False, text=True, timeout=60, env=environment,
+            check=False, text=True, timeout=PATIENCE_S, env=environment,
             stdout=no_space if full == "stdout" else subprocess.PIPE,
             stderr=no_space if full == "stderr" else subprocess.PIPE,
         )  # fmt: skip
@@ -112,5 +113,5 @@ def test_the_command_line_of_an_edge_loads_nothing_heavy(edge_yaml: Path) -> Non
         "print([m for m in ('pyarrow', 'numpy', 'deltalake', 'obstore', 'pyspark', 'pandas') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(edge_yaml)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

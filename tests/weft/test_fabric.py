@@ -15,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support import forked
 from tests.support.processes import Log, Node, Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
@@ -175,5 +175,7 @@ def test_the_audit_agrees_once_the_table_has_everything(start: Start, configs: t
 
 
 def audit_exit_status(stream: str, store: str) -> int:
-    done = forked.run([sys.executable, "-m", "weft", "audit", stream, "--store", store], check=False, timeout=60)
+    done = forked.run(
+        [sys.executable, "-m", "weft", "audit", stream, "--store", store], check=False, timeout=PATIENCE_S
+    )
     return done.returncode

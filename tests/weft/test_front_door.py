@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 TOOLS = ("bash", "cat", "dirname", "env", "head", "sed", "sha256sum", "tr")
 
@@ -142,7 +144,7 @@ def test_ci_clears_the_variables_and_runs_the_quick_tests_without_compiler_and_j
         "PATH": f"{tmp_path / 'programs'}:/usr/bin:/bin", "TMPDIR": str(tmp_path),
         "PYTHONUNBUFFERED": "1", "JAVA_HOME": "/usr", "AWS_SECRET_ACCESS_KEY": "of the machine", "PYTHONPATH": "/",
     }  # fmt: skip
-    subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run(["bash", ".ci/run"], cwd=tmp_path, env=environment, check=True, timeout=PATIENCE_S)
     calls = {path.name: set(path.read_text().splitlines()) for path in tmp_path.glob("called *")}
     assert calls.keys() == {"called setup", "called lint", "called test", "called test --all"}
     for call in calls.values():

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.processes import Log, Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.protocols.shard.placement import shard_of
 
@@ -45,7 +45,7 @@ def config(tmp_path: Path, port: int) -> Path:
 
 
 def ask(port: int, path: str = "v1/status") -> Any:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
@@ -120,7 +120,7 @@ def test_what_keeps_a_process_from_starting_is_told_once(config: Path, port: int
         checked = weft("hub", "check", config)
         assert f"127.0.0.1:{port + 1}" in str(checked.stderr)
         command = [sys.executable, "-m", "weft", "hub", "run", str(config)]
-        done = forked.run(command, stderr=log.file, timeout=30, check=False)
+        done = forked.run(command, stderr=log.file, timeout=PATIENCE_S, check=False)
         assert done.returncode == 1
     assert log.has(f"weft: {config}:1: listen: ")
     assert [line for line in log.text.splitlines() if " INFO " not in line and not line.startswith("weft: ")] == []

@@ -18,7 +18,7 @@ from click.testing import Result
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.processes import Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.edge_node.control.client import DropRequest, ask_drop
 from weft.edge_node.timing.clock import clock_reader, wall_clock
@@ -336,7 +336,7 @@ def fill(port: int) -> int:
     chance = random.Random(1)
     for _ in range(300):
         client.publish(TOPIC, chance.randbytes(100_000), qos=1)
-    assert refused.wait(30), "the log never became full"
+    assert refused.wait(PATIENCE_S), "the log never became full"
     client.disconnect()
     client.loop_stop()
     return acked[0]
@@ -416,7 +416,7 @@ def test_a_node_that_is_killed_meanwhile_has_the_records_or_their_notice(
     results: list[Result] = []
     asking = threading.Thread(target=lambda: results.append(drop(folder, "telemetry", "--below", "100", "--yes")))
     asking.start()
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE_S)
     time.sleep(delay_s)  # the random moment is the test
     node.kill()
     asking.join()

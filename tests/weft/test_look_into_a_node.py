@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Log, Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_a_query(start: Start, edge_yaml: Path) -> None:
         "main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", code, "edge", "query", str(edge_yaml), runaway, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
 

@@ -13,7 +13,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.processes import Node, Start, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 
@@ -74,7 +74,7 @@ def client(name: str, port: int, got: queue.Queue[str]) -> paho.Client:
     found.connect("127.0.0.1", port)
     found.loop_start()
     found.subscribe("plant/#", qos=1)
-    assert subscribed.get(timeout=20)
+    assert subscribed.get(timeout=PATIENCE_S)
     return found
 
 
@@ -107,11 +107,11 @@ def test_sessions_that_are_away_get_what_is_published_to_a_new_stream(pair: Pair
     pair.change("links:", ALARMS)
     pair.reload()
     publish(pair.edge.mqtt_port, "plant/a/alarm", ["to the new stream"])
-    assert [got.get(timeout=20), got.get(timeout=20)] == ["to no stream", "to the new stream"]
+    assert [got.get(timeout=PATIENCE_S), got.get(timeout=PATIENCE_S)] == ["to no stream", "to the new stream"]
     there.disconnect()
     there.loop_stop()
     back = client("away", pair.edge.mqtt_port, got)
-    assert sorted([got.get(timeout=20), got.get(timeout=20)]) == ["to no stream", "to the new stream"]
+    assert sorted([got.get(timeout=PATIENCE_S), got.get(timeout=PATIENCE_S)]) == ["to no stream", "to the new stream"]
     back.disconnect()
     back.loop_stop()
     assert got.empty()

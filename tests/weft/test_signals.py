@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import READY_S_MAX, STOP_S_MAX, Log, Start, weft
-from tests.support.waiting import wait_until
+from tests.support.processes import STOP_S_MAX, Log, Start, weft
+from tests.support.waiting import Patience, wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -75,7 +74,7 @@ def test_a_hang_up_while_a_node_starts_ends_nothing_and_is_not_forgotten(
     kind: str, configs: dict[str, Path], log: Log
 ) -> None:
     with starting(kind, configs[kind], log) as process:
-        wait_until(lambda: handles(process, signal.SIGHUP), READY_S_MAX)
+        wait_until(lambda: handles(process, signal.SIGHUP))
         hang_up(process)
         assert process.stdout is not None
         assert "ready" in process.stdout.readline()
@@ -89,8 +88,8 @@ def test_a_hang_up_while_a_node_starts_ends_nothing_and_is_not_forgotten(
 def test_a_hang_up_while_a_node_stops_is_no_crash(configs: dict[str, Path], start: Start, kind: str) -> None:
     process = start(kind, configs[kind]).process
     process.terminate()
-    deadline = time.monotonic() + STOP_S_MAX
-    while process.poll() is None and time.monotonic() < deadline:
+    patience = Patience()
+    while process.poll() is None and not patience.is_over():
         hang_up(process)
     assert process.wait(STOP_S_MAX) == 0
 

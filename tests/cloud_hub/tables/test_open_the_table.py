@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.log_writer import Delivery, LogWriter
+from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.tables.service import TableService
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
@@ -52,7 +53,7 @@ def store(tmp_path: Path) -> Path:
 def run(block: str, store: Path) -> str:
     command = [sys.executable, "-c", block]
     path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=store, env=path, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=store, env=path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import Bound, Refusals, user_or_address
 from weft.edge_node.access import password_checks
 from weft.edge_node.access.password_checks import BACK_OFF_S, FREE_TRIES, THREADS, PasswordChecks, TooMany
@@ -29,7 +30,7 @@ class Hall:
 
     def ask(self, address: object, user: str, *, right: bool = False) -> asyncio.Task[bool]:
         def verify() -> bool:
-            assert self.opened.wait(10)
+            assert self.opened.wait(PATIENCE_S)
             self.checked.append(user)
             return right
 

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 
 from tests.cloud_hub.live import get, running_hub
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
@@ -293,7 +293,7 @@ except ControlFailed as error:
 async def test_another_user_is_refused_by_the_mode_and_by_the_node(open_folder: Path) -> None:
     def ask_as_nobody() -> str:
         command = [sys.executable, "-c", ASK, str(NOBODY), str(open_folder)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
 
     log = open_log(str(open_folder))
     await put(log, "telemetry", 5)

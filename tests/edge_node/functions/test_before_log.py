@@ -17,7 +17,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.edge_node.servers.mqtt.harness import RawClient
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check
@@ -193,7 +193,7 @@ async def test_the_reason_code_says_that_something_took_the_message(tmp_path: Pa
 
         device._client.on_publish = published
         device._client.publish("plant/a/vibration", json(rms=1), 1)
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), PATIENCE_S)
         assert [str(code) for code in codes] == ["Success"]
 
 
@@ -224,7 +224,7 @@ async def test_a_full_stream_refuses_what_it_would_get_and_nothing_else(tmp_path
 
 async def received(client: aiomqtt.Client, count: int) -> list[bytes]:
     found: list[bytes] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         async for message in client.messages:
             found.append(bytes(message.payload))
             if len(found) == count:
@@ -295,7 +295,7 @@ async def test_what_earlier_settings_stored_is_still_read(tmp_path: Path, monkey
             assert len(await node.stored(raw_stream("shaking"))) == 1
             assert await node.stored("shaking") == []
     async with running(tmp_path) as node, connect(node, "device") as device:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not await node.stored("shaking"):
                 await device.publish("plant/a/vibration", json(rms=1), 1)
         await device.publish("plant/a/vibration", json(rms=5), 1)

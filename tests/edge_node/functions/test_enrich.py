@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.functions.restart import Recorder, context, row
+from tests.support.waiting import PATIENCE_S
 from weft.config.functions.enrich import Enrich as Settings
 from weft.edge_node.functions.contract import NotReady
 from weft.edge_node.functions.kinds import enrich as module
@@ -213,7 +214,7 @@ async def test_a_file_without_an_end_is_refused_and_not_read(tmp_path: Path, kin
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
     it = Subject(file)
     with pytest.raises(NotReady, match=reason):
-        await asyncio.wait_for(it.function.prepare(), 20)
+        await asyncio.wait_for(it.function.prepare(), PATIENCE_S)
 
 
 ENDLESS = "CREATE VIEW endless AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) {select}"
@@ -227,7 +228,7 @@ async def test_a_view_without_an_end_is_given_up(
     database.commit()
     it = Subject(tmp_path / "plant.db", table="endless")
     with pytest.raises(NotReady, match="Make a table of the view"):
-        await asyncio.wait_for(it.function.prepare(), 60)
+        await asyncio.wait_for(it.function.prepare(), PATIENCE_S)
 
 
 async def test_the_end_of_a_stream_ends_the_reading_of_its_file(
@@ -241,5 +242,5 @@ async def test_the_end_of_a_stream_ends_the_reading_of_its_file(
     await asyncio.sleep(0.05)  # a thread begins
     await it.function.close()
     # A node that ends waits for its threads.
-    await asyncio.wait_for(asyncio.gather(reading, return_exceptions=True), 60)
+    await asyncio.wait_for(asyncio.gather(reading, return_exceptions=True), PATIENCE_S)
     assert isinstance(reading.exception(), lookup_table.Stopped)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/write-a-function.md"
 _BLOCK = re.compile(
@@ -42,7 +44,7 @@ def test_who_follows_the_page_has_a_function(tmp_path: Path) -> None:
             program, *arguments = body.split()
             done = subprocess.run(
                 [*PROGRAMS[program], *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True,
-                timeout=120, check=False,
+                timeout=PATIENCE_S, check=False,
             )  # fmt: skip
             printed = done.stdout
             assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cloud_hub.live import running_hub
 from tests.replication.loopback import Hub
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub.settings import SequencerSettings
 from weft.config.functions.payload import Payload
 from weft.config.models import EdgeConfig
@@ -181,7 +181,7 @@ async def test_a_refused_copy_of_a_log_never_counts_its_way_to_a_higher_epoch(
         links = Links(config(tmp_path, cloud=link_to(hub)), log, wall_clock=wall_clock)
         status = links.statuses[0]
         links.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while status.state is not LinkState.CONFLICT:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await links.close()

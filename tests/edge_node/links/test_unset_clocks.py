@@ -16,6 +16,7 @@ import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.edge_node.links.test_links import config
+from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.config.streams import Link as LinkConfig
 from weft.edge_node.links.links import Links
@@ -74,7 +75,7 @@ class Machine:
 async def rows(hub: Hub, count: int) -> dict[str, dict[str, Any]]:
     """Return the records of the stream by their payloads, once there are so many."""
     found: list[dict[str, Any]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             _, answer = await get(hub, "/v1/streams/telemetry/records?since=0&limit=100")
             found = answer["records"] if isinstance(answer, dict) and "records" in answer else []
@@ -96,7 +97,7 @@ def assert_right(row: dict[str, Any], true: int, error: int) -> None:
 
 async def complete_from(hub: Hub, moment: int) -> int:
     """Return the moment up to which the stream is complete, once that is not before ``moment``."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             _, answer = await get(hub, "/v1/streams/telemetry/completeness")
             complete = nanoseconds(answer["complete_up_to"]) if answer["complete_up_to"] else 0

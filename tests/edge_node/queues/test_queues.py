@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import Room
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Outcome
 
@@ -157,7 +158,7 @@ async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkey
 
     monkeypatch.setattr(messages, "fetch", fail_first)
     taker = room.consume()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while len(taker.got) < 2:
             await room.settle_down()
             await asyncio.sleep(0.005)

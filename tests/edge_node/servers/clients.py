@@ -11,7 +11,6 @@ import select
 import socket
 import ssl
 import threading
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ import pika.exceptions
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-PATIENCE_S = 10.0
+from tests.support.waiting import PATIENCE_S, Patience
+
 HOST = "127.0.0.1"
 
 
@@ -165,9 +165,9 @@ class Amqp(Client):
         return True
 
     def is_closed(self) -> bool:
-        deadline = time.monotonic() + PATIENCE_S
+        patience = Patience()
         with contextlib.suppress(pika.exceptions.AMQPError):
-            while time.monotonic() < deadline:
+            while not patience.is_over():
                 self._connection.process_data_events(time_limit=0.1)
         return not self._connection.is_open
 

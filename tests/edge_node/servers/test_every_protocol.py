@@ -17,12 +17,11 @@ from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Client, Http, Mqtt
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.edge_node.servers.mqtt.test_listeners import changed, running, stored, write
 from tests.edge_node.servers.proxy import proxy
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.access import users
 from weft.edge_node.node import EdgeNode
 
-PATIENCE_S = 10.0
 PASSWORD = "hunter2 of press-7"
 TLS = ", tls: {certificate: node.crt, key: node.key%s}"
 MUTUAL = ", anonymous: never" + TLS % ", client_ca: authority.pem%s"

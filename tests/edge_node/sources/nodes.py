@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiomqtt
 
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check
@@ -100,7 +100,7 @@ def mqtt_source(port: int, more: str = "", keep_alive: str = "2s") -> str:
 async def publish(port: int, payloads: list[bytes], topic: str = "plant/a", qos: int = 1) -> None:
     """Publish to a broker, and wait for its acknowledgements."""
     async with aiomqtt.Client("127.0.0.1", port) as client:
-        await asyncio.gather(*(client.publish(topic, payload, qos, timeout=60) for payload in payloads))
+        await asyncio.gather(*(client.publish(topic, payload, qos, timeout=PATIENCE_S) for payload in payloads))
 
 
 def assert_whole(found: list[Record], payloads: list[bytes]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import struct
 from typing import NamedTuple
 
-PATIENCE_S = 20.0
+from tests.support.waiting import PATIENCE_S
 
 
 class RawMessage(NamedTuple):

@@ -17,7 +17,7 @@ from tests.edge_node.servers.listeners.certificates import Authority
 from tests.edge_node.sources.nodes import FULL, NODE, SourceNode, assert_whole, running
 from tests.edge_node.sources.test_mqtt_source import noise, numbered
 from tests.support.brokers import RABBITMQ, RabbitMq, proxy
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.demo.fabric import free_port
 from weft.edge_node.sources.status import SourceState
 from weft.protocols.batch import Flag
@@ -134,7 +134,7 @@ async def test_what_cannot_be_stored_goes_to_the_dead_letter_exchange(
         source = amqp_source(rabbit.port, queue, "      message: 1KiB\n")
         async with running(tmp_path, source, EVERYTHING) as node:
             await until(lambda: node.durable() == 2 and node.source().refused == 1)
-            message = await asyncio.wait_for(first(dead), 10)
+            message = await asyncio.wait_for(first(dead), PATIENCE_S)
             assert message.body == b"x" * 2000
             await until(lambda: node.source().acknowledged == 2)
             assert [record.payload for record in await node.stored()] == [b"1", b"2"]
@@ -252,7 +252,7 @@ async def test_sources_change_while_the_node_runs(tmp_path: Path, rabbit: Rabbit
         assert node.node.status.facts()["sources"] == {}
         async with channel(rabbit.port) as found:
             declared = await found.declare_queue(other, passive=True)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while declared.declaration_result.consumer_count:
                     await asyncio.sleep(0.02)
                     declared = await found.declare_queue(other, passive=True)

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.timing.timer_wheel import SLOTS, TICK_S, TimerWheel
 
 TURN_S = TICK_S * SLOTS
@@ -111,7 +112,7 @@ async def test_it_runs_on_a_real_loop() -> None:
     timers = TimerWheel(asyncio.get_running_loop(), 0.01)
     client = Client(asyncio.get_running_loop().time() + 0.02)
     timers.set(client, client.deadline)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while client.ended is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     timers.close()

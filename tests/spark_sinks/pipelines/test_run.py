@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from deltalake import DeltaTable
 from tests.end_to_end.page_reader import java_options
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.support.spark_processes import kill_group, temporary_of_spark
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.processes]
 COMMAND = [sys.executable, "-m", "weft", "spark"]
@@ -54,11 +54,11 @@ def running(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(said: Path, text: str, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + WAIT_S
-    while text not in said.read_text():
+    def is_said() -> bool:
         assert process.poll() is None, said.read_text()
-        assert time.monotonic() < end, said.read_text()
-        time.sleep(0.1)
+        return text in said.read_text()
+
+    wait_until(is_said, WAIT_S, said.read_text, interval_s=0.1)
 
 
 def rows(path: Path, *columns: str) -> list[tuple[Any, ...]]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -37,7 +39,7 @@ class S3Endpoint:
 
     def make_bucket(self, name: str) -> str:
         """The URI of a new bucket of this name."""
-        with urlopen(Request(f"{self.url}/{name}", method="PUT"), timeout=30):
+        with urlopen(Request(f"{self.url}/{name}", method="PUT"), timeout=PATIENCE_S):
             return f"s3://{name}"
 
 
@@ -76,4 +78,4 @@ def _drained(server: subprocess.Popen[str]) -> Iterator[None]:
         yield
     finally:
         server.kill()
-        reader.join(10)
+        reader.join(PATIENCE_S)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem
+from tests.support.waiting import PATIENCE_S
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
 from weft.storage.object_store.directory import DirectoryStore
 
@@ -209,7 +210,7 @@ async def test_processes_of_one_machine_race_fairly(tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()) for n in range(3)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert sum(map(int, outputs)) == 30
     assert (await store.get("counter")).data == b"60"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.segment_log.helpers import commit_all, open_log, put, read_all
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.ranges import RangeSet
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog, StreamPolicy
@@ -142,11 +143,11 @@ def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path
             log.append(stream, index, [b"k"] * count, payloads)
         durable = threading.Event()
         log.on_durable(lambda _, durable=durable: durable.set())  # type: ignore[misc]
-        assert durable.wait(20)
+        assert durable.wait(PATIENCE_S)
         log.release(busy, RangeSet([(0, log.durable_end(busy))]))
     done.set()
     for reader in readers:
-        reader.join(20)
+        reader.join(PATIENCE_S)
     stats = log.stats()
     log.close()
     assert not problems

@@ -21,6 +21,7 @@ from tests.storage.segment_log.helpers import (
     read_all,
     segment_paths,
 )
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs, decode_header, records
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import HEADER_BYTES, EntryKind
@@ -289,7 +290,7 @@ def test_the_writer_thread_on_a_real_disk(tmp_path: Path) -> None:
         log.append(stream, 5, [b"k"] * 50, payloads[first : first + 50])
         log.on_durable(note(first))
     log.on_durable(lambda error: done.set())
-    assert done.wait(20)
+    assert done.wait(PATIENCE_S)
     assert order == [(first, None) for first in range(0, 5000, 50)]
     assert read_all(log, stream) == dict(enumerate(payloads))
     log.append(stream, 5, [b"k"], [b"at the close"])
@@ -311,7 +312,7 @@ def test_commit_interval_gathers_appends(tmp_path: Path) -> None:
         for _ in range(50):
             log.append(stream, 5, [b"k"], [b"x"])
         log.on_durable(lambda error: done.set())
-        assert done.wait(5)
+        assert done.wait(PATIENCE_S)
     assert time.monotonic() - started >= 0.1
     assert log.stats().commits <= 6
     log.close()

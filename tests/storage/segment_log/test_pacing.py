@@ -13,6 +13,7 @@ import pytest
 
 from tests.storage.segment_log.helpers import open_log
 from tests.storage.segment_log.pacing_load import SYNC_S, Load
+from tests.support.waiting import PATIENCE_S
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogFailed, LogSettings
 from weft.storage.segment_log.commit.pacing import (
@@ -24,7 +25,6 @@ from weft.storage.segment_log.commit.pacing import (
 from weft.storage.segment_log.settings import DUE_BYTES
 
 CARD_SYNC_S = 0.010
-PATIENCE_S = 10.0
 SLACK_S = 1e-6
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import DIRECTORY, commit_all, open_log, put, segment_paths
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import decode_header, records
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
@@ -138,7 +139,7 @@ class SlowDisk:
                 self.at_once += 1
                 self.most = max(self.most, self.at_once)
             self.begun.release()
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(PATIENCE_S)
             with self._lock:
                 self.at_once -= 1
         return None
@@ -207,7 +208,7 @@ async def test_a_commit_between_the_look_and_the_wait_is_not_missed(disk: FakeFi
         return listen(callback)
 
     reader._listen = commits_first
-    await asyncio.wait_for(reader.more(stream, 0), 10)
+    await asyncio.wait_for(reader.more(stream, 0), PATIENCE_S)
 
 
 def test_reading_goes_on_beside_a_writer_thread(disk: FakeFileSystem) -> None:

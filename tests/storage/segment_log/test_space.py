@@ -9,6 +9,7 @@ import pytest
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import add, commit_all, open_log, over_budget, put, read_all
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFailed, LogSettings, SegmentLog, StreamPolicy
 from weft.storage.segment_log.commit import writer
@@ -208,11 +209,11 @@ def test_the_writer_thread_goes_on_when_space_returns(disk: FakeFileSystem, monk
         disk.fail = look
     log.on_durable(tell)
     for _ in range(3):
-        assert looks.acquire(timeout=10), "it looks again and again"
+        assert looks.acquire(timeout=PATIENCE_S), "it looks again and again"
     assert told == []
     assert log.durable_end(stream) == 0
     return_space(disk)
-    assert durable.wait(10)
+    assert durable.wait(PATIENCE_S)
     assert told == [None]
     assert log._state.segments[-1] is not segment
     assert_as_appended(log, stream, 100)
@@ -238,7 +239,7 @@ def test_a_writer_thread_that_waits_for_space_can_be_closed(
         take_space(disk)
         disk.fail = look
     log.on_durable(told.append)
-    assert looked.wait(10)
+    assert looked.wait(PATIENCE_S)
     log.close()
     assert [type(error) for error in told] == [LogFailed]
     return_space(disk)

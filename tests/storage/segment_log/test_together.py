@@ -8,6 +8,7 @@ import pytest
 
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import DIRECTORY, append, commit_all, open_log, put, read_all
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import decode_header
 from weft.storage.segment_log import LogFailed, LogFull, LogSettings, SegmentLog
 from weft.storage.segment_log.settings import COMMIT_BYTES_MAX
@@ -116,7 +117,7 @@ def test_a_failed_log_is_not_entered(disk: FakeFileSystem) -> None:
     seen = []
     thread = threading.Thread(target=lambda: seen.append(log.durable_end(one)))
     thread.start()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert seen == [0]
 
 
@@ -147,7 +148,7 @@ def test_the_writer_never_takes_half(disk: FakeFileSystem) -> None:
                 append(log, one, b"x")
                 append(log, two, b"y")
         log.on_durable(lambda _, durable=durable: durable.set())  # type: ignore[misc]
-        assert durable.wait(5)
+        assert durable.wait(PATIENCE_S)
     log.close()
     assert len(halves) > 1
     assert all(left == right for left, right in halves)

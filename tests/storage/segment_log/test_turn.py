@@ -8,11 +8,10 @@ from pathlib import Path
 
 from tests.storage.segment_log.helpers import Clock
 from tests.storage.segment_log.helpers import open_log as without_turns
+from tests.support.waiting import PATIENCE_S
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.segment_log.settings import DUE_BYTES
-
-PATIENCE_S = 10.0
 
 
 def open_log(directory: Path, soon: list[Callable[[], None]], settings: LogSettings = LogSettings()) -> SegmentLog:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
 from weft.demo.fabric import free_port
@@ -169,7 +169,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
 
 
 def links_of(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=PATIENCE_S) as answer:
         links: dict[str, Any] = json.load(answer)["links"]
         return links
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
 from weft.service import supervisor
 from weft.service.serving import Signals
 from weft.service.supervisor import CannotStart, DidNotStart, Supervisor
@@ -33,7 +34,7 @@ async def test_a_machine_that_cannot_start_a_process_for_a_moment_does_not_stop_
     signals = Signals()
     node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
     with caplog.at_level(logging.ERROR):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await again.wait()
     assert not node.done()
     signals.stop.set()
@@ -62,7 +63,7 @@ async def test_a_process_that_is_killed_before_it_is_ready_is_started_again(
     signals = Signals()
     node = asyncio.create_task(Supervisor(lambda _number, _alive: ["--version"], 1).run(signals))
     with caplog.at_level(logging.ERROR):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await again.wait()
     assert not node.done()
     signals.stop.set()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.edge_node.functions.python.conftest import Subject
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.contract import NotReady
 from weft.edge_node.functions.kinds.python.snapshots import remove_left_folders
 
@@ -129,7 +130,7 @@ async def test_processes_that_the_code_started_end_with_it(subject: Make) -> Non
     assert runner._child is not None
     (started,) = psutil.Process(runner._child.pid).children()
     await it.function.close()
-    psutil.wait_procs([started], timeout=5)
+    psutil.wait_procs([started], timeout=PATIENCE_S)
     assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
 
 
@@ -228,10 +229,10 @@ async def test_the_process_ends_with_the_node(tmp_path: Path) -> None:
         env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     assert node.stdout is not None
-    child = psutil.Process(int(await asyncio.wait_for(node.stdout.readline(), 60)))
+    child = psutil.Process(int(await asyncio.wait_for(node.stdout.readline(), PATIENCE_S)))
     node.kill()
     await node.wait()
-    psutil.wait_procs([child], timeout=10)
+    psutil.wait_procs([child], timeout=PATIENCE_S)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
@@ -267,17 +268,15 @@ async def test_what_code_has_started_ends_at_the_next_start_after_a_kill(
     folder = str(tmp_path)
     environment = os.environ | {"TMPDIR": folder}
     node = await asyncio.create_subprocess_exec(sys.executable, "-c", NODE, folder, env=environment)
-    until = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
-        assert time.monotonic() < until
-        await asyncio.sleep(0.02)  # another process is waited for
-    started = psutil.Process(int((tmp_path / "pid").read_text()))
+    said = tmp_path / "pid"
+    await until(lambda: said.exists() and said.read_text().endswith("\n"))
+    started = psutil.Process(int(said.read_text()))
     node.kill()
     await node.wait()
     assert started.is_running()
     monkeypatch.setattr(tempfile, "tempdir", folder)
     remove_left_folders()
-    psutil.wait_procs([started], timeout=10)
+    psutil.wait_procs([started], timeout=PATIENCE_S)
     assert not started.is_running() or started.status() == psutil.STATUS_ZOMBIE
     assert not [*tmp_path.glob("weft-function-*")]
 

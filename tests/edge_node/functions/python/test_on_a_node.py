@@ -12,7 +12,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.processes import Node, publish, weft
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.processes
 CONFIG = """\
@@ -72,7 +72,7 @@ def test_a_chain_on_a_node_that_is_killed(folder: Path) -> None:
         client.connect("127.0.0.1", node.mqtt_port)
         client.subscribe("alerts/#", qos=1)
         client.loop_start()
-        assert listening.wait(20)
+        assert listening.wait(PATIENCE_S)
         rows = range(number * EACH, (number + 1) * EACH)
         publish(node.mqtt_port, "plant/a/m1/telemetry", [json.dumps({"n": n, "machine": "m1"}) for n in rows])
         if number < ROUNDS - 1:

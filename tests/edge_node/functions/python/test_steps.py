@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, definition
 from tests.storage.fakes import FakeFileSystem
+from tests.support.waiting import PATIENCE_S
 from weft.config.functions.user_code import Python as Settings
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.kinds.python.function import Python
@@ -31,7 +32,7 @@ def scored(file: Path, code: str) -> Definition:
 
 
 async def until(edge: Edge, done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not done():
             await edge.settle()
             await asyncio.sleep(0.005)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.edge_node.servers.mqtt.harness import PATIENCE_S, Guest, Node, running
+from tests.edge_node.servers.mqtt.harness import Guest, Node, running
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.counters import AmqpCounters
 from weft.edge_node.queues.limits import QueueLimits

@@ -11,6 +11,7 @@ import pika
 import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, Returned, serving
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.methods import commands
 
@@ -312,7 +313,7 @@ async def test_a_client_that_reads_nothing_is_sent_no_more_and_ends(node: AmqpNo
     deaf.writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(200):
         client.publish("q", bytes(100_000), exchange="")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await left(client):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     deaf.writer.transport.resume_reading()  # type: ignore[attr-defined]

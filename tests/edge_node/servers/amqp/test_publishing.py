@@ -12,6 +12,7 @@ import pytest
 
 from tests.edge_node.servers.amqp.harness import AmqpNode, RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.queues.topics import origin_of
 from weft.edge_node.servers.amqp.settings import AmqpSettings
 from weft.protocols.amqp.content import write_content
@@ -102,7 +103,7 @@ async def test_without_confirms_nothing_is_answered(tmp_path: Path) -> None:
 
 
 async def eventually_stored(node: AmqpNode, count: int) -> list[Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while node.counters_of_node.publishes_received < count:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     found: list[Any] = await node.stored()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.edge_node.servers.amqp1.harness import AMQP, Message, amqp, in_thread
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.amqp1.types import Symbol, described, encode, fields, symbols, ubyte, uint, ulong
 
 AT_ONCE = 16
@@ -116,7 +117,7 @@ def broken(random_: random.Random) -> list[bytes]:
 async def attack(port: int, data: list[bytes]) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             # Transfers before there is a window would end the connection, whatever they are.
             for part in data:
                 writer.write(part)

@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 pytest.importorskip("proton", reason="python-qpid-proton is not installed: pip install weft-fabric[amqp1]")
 
 from proton import ConnectionException, Delivery, Message, Terminus, symbol, timestamp, ulong
 from proton.reactor import AtMostOnce, DurableSubscription, Filter, LinkOption
 from proton.utils import BlockingConnection, BlockingReceiver, BlockingSender, LinkDetached, SendException
 
-from tests.edge_node.servers.mqtt.harness import PATIENCE_S, Guest, Node, running
+from tests.edge_node.servers.mqtt.harness import Guest, Node, running
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.connection import Amqp1Connection
@@ -38,7 +40,7 @@ Answer = TypeVar("Answer")
 
 async def in_thread(work: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
     """Do what a blocking client does, while the node goes on."""
-    return await asyncio.wait_for(asyncio.to_thread(work, *arguments, **named), 3 * PATIENCE_S)
+    return await asyncio.wait_for(asyncio.to_thread(work, *arguments, **named), PATIENCE_S)
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Client:
         sender = self.sender(address)
         if len(messages) > 1:  # all at once
             deliveries = [sender.link.send(message) for message in messages]
-            self.connection.wait(lambda: all(each.settled for each in deliveries), timeout=3 * PATIENCE_S)
+            self.connection.wait(lambda: all(each.settled for each in deliveries), timeout=PATIENCE_S)
             assert {each.remote_state for each in deliveries} == {Delivery.ACCEPTED}
         else:
             sender.send(messages[0])

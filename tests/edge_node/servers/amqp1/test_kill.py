@@ -17,6 +17,7 @@ from tests.edge_node.servers.amqp1.harness import (
     symbol,
 )
 from tests.support.processes import Node
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 
 pytestmark = pytest.mark.processes
@@ -42,7 +43,7 @@ def send_until_killed(client: Client, node: Node) -> list[bytes]:
             sent.append(sender.link.send(Message(body=b"%d" % number, inferred=True)))
             if len(sent) - accepted < IN_FLIGHT:
                 continue
-            client.connection.wait(lambda at=accepted: sent[at].settled, timeout=30)
+            client.connection.wait(lambda at=accepted: sent[at].settled, timeout=PATIENCE_S)
             accepted += 1
             if accepted == ACCEPTED_MIN:
                 node.kill()
@@ -86,7 +87,7 @@ def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) ->
     receiver = durable(Client(url, "reader"))
     try:
         for _ in range(count):
-            message = receiver.receive(timeout=30)
+            message = receiver.receive(timeout=PATIENCE_S)
             before.append(bytes(message.body))
             receiver.accept()
             if len(before) == ACCEPTED_MIN:
@@ -100,7 +101,7 @@ def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) ->
         receiver = durable(client)
         after: list[bytes] = []
         while not after or after[-1] != bodies[-1]:
-            message = receiver.receive(timeout=30)
+            message = receiver.receive(timeout=PATIENCE_S)
             after.append(bytes(message.body))
             assert message.delivery_count or after[-1] not in before, "what was received before is not flagged"
             receiver.accept()

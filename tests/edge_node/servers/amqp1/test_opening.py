@@ -21,6 +21,7 @@ from tests.edge_node.servers.amqp1.harness import (
     in_thread,
 )
 from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.edge_node.servers.amqp1 import opening, parts
 from weft.edge_node.servers.listeners.settings import TlsFiles
@@ -107,7 +108,7 @@ async def test_passwords_are_checked_while_others_are_served(tmp_path: Path) -> 
         client = await node.client()
         await in_thread(client.send, "plant/1/x", Message(body=b"1"))
         go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             answer = await raw.reader.readuntil(b"\0\x53\x44")
         assert answer.startswith(SASL)
         await client.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.servers.amqp1.harness import Amqp, LinkDetached, Message, amqp, in_thread
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.edge_node.queues.queue import QueueClient
 
@@ -44,13 +45,13 @@ async def test_outcomes_are_those_of_the_queue(tmp_path: Path) -> None:
         receiver = await in_thread(client.receiver, "queue/orders", credit=1)
 
         def handle() -> None:
-            assert receiver.receive(timeout=10).delivery_count == 0
+            assert receiver.receive(timeout=PATIENCE_S).delivery_count == 0
             receiver.release(delivered=False)
-            again = receiver.receive(timeout=10)
+            again = receiver.receive(timeout=PATIENCE_S)
             assert (again.delivery_count, again.first_acquirer) == (0, False)
             receiver.fetcher.unsettled[0].local.failed = True
             receiver.release(delivered=True)
-            assert receiver.receive(timeout=10).delivery_count == 1
+            assert receiver.receive(timeout=PATIENCE_S).delivery_count == 1
             receiver.reject()
 
         await in_thread(handle)

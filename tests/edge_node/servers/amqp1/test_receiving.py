@@ -22,6 +22,7 @@ from tests.edge_node.servers.amqp1.harness import (
     ulong,
 )
 from tests.edge_node.servers.mqtt.harness import RawClient
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.mqtt.packets import Publish
 
 
@@ -103,14 +104,14 @@ async def test_released_messages_come_again_and_modified_ones_are_counted(tmp_pa
         await in_thread(client.send, "plant/1/x", *messages(1))
 
         def handle() -> None:
-            first = receiver.receive(timeout=10)
+            first = receiver.receive(timeout=PATIENCE_S)
             assert (first.delivery_count, first.first_acquirer) == (0, True)
             receiver.release(delivered=False)
-            second = receiver.receive(timeout=10)
+            second = receiver.receive(timeout=PATIENCE_S)
             assert (bytes(second.body), second.delivery_count) == (b"0", 0)
             receiver.fetcher.unsettled[0].local.failed = True
             receiver.release(delivered=True)  # modified, delivery-failed
-            third = receiver.receive(timeout=10)
+            third = receiver.receive(timeout=PATIENCE_S)
             assert (bytes(third.body), third.delivery_count) == (b"0", 1)
             receiver.reject()
 
@@ -128,10 +129,10 @@ async def test_credit_is_kept_to_and_drained(tmp_path: Path) -> None:
 
         def take() -> None:
             receiver.link.flow(2)
-            client.connection.wait(lambda: receiver.fetcher.has_message == 2, timeout=10)
+            client.connection.wait(lambda: receiver.fetcher.has_message == 2, timeout=PATIENCE_S)
             receiver.link.drain(10)
-            client.connection.wait(lambda: receiver.fetcher.has_message == 5, timeout=10)
-            client.connection.wait(lambda: not receiver.link.draining(), timeout=10)  # the rest was given back
+            client.connection.wait(lambda: receiver.fetcher.has_message == 5, timeout=PATIENCE_S)
+            client.connection.wait(lambda: not receiver.link.draining(), timeout=PATIENCE_S)  # the rest was given back
 
         await in_thread(take)
         await client.close()
@@ -187,7 +188,7 @@ async def test_a_connection_that_comes_back_takes_its_link_over(tmp_path: Path) 
         await in_thread(client.send, "plant/1/x", *messages(1))
         assert bodies(await in_thread(client.receive, receiver, 1)) == [b"0"]
         with pytest.raises(LinkDetached) as stolen:
-            await in_thread(former.connection.wait, lambda: False, timeout=5)
+            await in_thread(former.connection.wait, lambda: False, timeout=PATIENCE_S)
         assert stolen.value.condition == "amqp:link:stolen"
         await former.close()
         await client.close()
@@ -232,8 +233,8 @@ async def test_a_receiver_may_want_settled_messages(tmp_path: Path) -> None:
         await in_thread(client.send, "plant/1/x", *messages(2))
 
         def take() -> None:
-            assert bytes(receiver.receive(timeout=10).body) == b"0"
-            assert bytes(receiver.receive(timeout=10).body) == b"1"
+            assert bytes(receiver.receive(timeout=PATIENCE_S).body) == b"0"
+            assert bytes(receiver.receive(timeout=PATIENCE_S).body) == b"1"
             assert not receiver.fetcher.unsettled, "there is nothing to be settled"
 
         await in_thread(take)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.edge_node.servers.amqp1.harness import AtMostOnce, LinkDetached, Message, SendException, amqp, in_thread
 from tests.edge_node.servers.mqtt.harness import SyncGate
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.batch import Flag
 
 
@@ -43,7 +44,7 @@ async def test_many_are_in_flight_at_a_time(tmp_path: Path) -> None:
         def send() -> None:
             sender = client.sender("plant/7/temperature")
             deliveries = [sender.link.send(Message(body=b"%d" % i, inferred=True)) for i in range(1000)]
-            client.connection.wait(lambda: all(each.settled for each in deliveries), timeout=20)
+            client.connection.wait(lambda: all(each.settled for each in deliveries), timeout=PATIENCE_S)
             assert {each.remote_state for each in deliveries} == {deliveries[0].ACCEPTED}
 
         await in_thread(send)
@@ -118,7 +119,7 @@ async def test_a_message_that_may_not_be_published_is_rejected(tmp_path: Path) -
         def send() -> None:
             sender = client.sender("stream/telemetry")
             delivery = sender.link.send(Message(body=b"x", subject="forbidden/x"))
-            client.connection.wait(lambda: delivery.settled, timeout=10)
+            client.connection.wait(lambda: delivery.settled, timeout=PATIENCE_S)
             assert delivery.remote_state == delivery.REJECTED
             assert delivery.remote.condition.name == "amqp:unauthorized-access"
             sender.send(Message(body=b"y", subject="allowed/x"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from tests.support.waiting import PATIENCE_S
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address
@@ -20,7 +21,6 @@ from weft.edge_node.check import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record, records
 
-PATIENCE_S = 10.0
 CONFIG = """\
 node: press-1
 data_dir: {folder}/data

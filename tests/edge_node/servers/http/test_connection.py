@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode
+from tests.edge_node.servers.http.harness import HttpNode
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.servers.http.node_part import Http
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"

@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import websockets
 
-from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode, running
+from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.http.node_part import Http
 from weft.edge_node.servers.http.out import feed, topic_feed
 
@@ -104,15 +105,11 @@ async def test_a_websocket_gets_the_same(http: HttpNode) -> None:
         await client.send("nothing is done with this")
         await http.post(POST, b"2")
         assert json.loads(await asyncio.wait_for(client.recv(), PATIENCE_S))["seq"] == 1
-    assert await readers_are(http, 0)
+    await readers_are(http, 0)
 
 
-async def readers_are(http: HttpNode, count: int) -> bool:
-    for _ in range(200):
-        if http.node.http_counters.http_readers == count:
-            return True
-        await asyncio.sleep(0.005)
-    return False
+async def readers_are(http: HttpNode, count: int) -> None:
+    await until(lambda: http.node.http_counters.http_readers == count)
 
 
 async def test_live_topics_are_sent_whether_they_are_kept_or_not(http: HttpNode) -> None:
@@ -122,7 +119,7 @@ async def test_live_topics_are_sent_whether_they_are_kept_or_not(http: HttpNode)
         event = await stream.next()
     headers = {"weft.content-type": "application/octet-stream"}
     assert event["data"] == {"topic": "nobody/keeps/this", "payload": "1", "headers": headers}
-    assert await readers_are(http, 0)
+    await readers_are(http, 0)
 
 
 async def test_rules_hold_for_events(guarded: tuple[Path, str]) -> None:
@@ -168,7 +165,7 @@ async def test_readers_have_a_share(tmp_path: Path) -> None:
             status, answer, fields = await http.get(EVENTS)
             assert (status, "http_readers" in answer["error"]) == (429, True)
             assert fields["Retry-After"]
-        assert await readers_are(http, 0)
+        await readers_are(http, 0)
         async with events(http):
             pass
 
@@ -179,7 +176,7 @@ async def deaf(http: HttpNode, path: str) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", http.port))
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-    assert await readers_are(http, 1)
+    await readers_are(http, 1)
     return connection
 
 
@@ -195,15 +192,11 @@ async def test_a_reader_that_does_not_read_holds_its_place_and_no_memory(http: H
     for _ in range(8):
         assert (await http.post(POST, body, Content_Type="application/json"))[0] == 200
     assert isinstance(reader, feed.Feed)
-    for _ in range(500):
-        if reader.is_paused:
-            break
-        await asyncio.sleep(0.01)
-    assert reader.is_paused
+    await until(lambda: reader.is_paused)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     connection.setblocking(False)
     found = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not found.endswith(b"\n\n") or b"id: 799\n" not in found[-20_000:]:
             try:
                 found += connection.recv(1 << 20)
@@ -224,7 +217,7 @@ async def test_live_messages_for_a_reader_that_does_not_read_are_dropped_and_tol
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     connection.setblocking(False)
     found = b""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while b"event: dropped\n" not in found:
             try:
                 found += connection.recv(1 << 20)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.http.harness import PATIENCE_S, HttpNode
+from tests.edge_node.servers.http.harness import HttpNode
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("fetch.mjs")
 
@@ -20,7 +21,7 @@ async def test_fetch_posts_and_reads(http: HttpNode) -> None:
     process = await asyncio.create_subprocess_exec(
         "node", str(SCRIPT), http.url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(6 * PATIENCE_S):
+    async with asyncio.timeout(PATIENCE_S):
         said, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     found = json.loads(said)

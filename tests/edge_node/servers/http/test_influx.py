@@ -11,6 +11,7 @@ import pytest
 
 from tests.edge_node.servers.http.harness import running
 from tests.edge_node.servers.http.test_access import basic, guarded
+from tests.support.waiting import PATIENCE_S
 from weft.protocols.message_headers import SENT
 
 __all__ = ["guarded"]
@@ -104,5 +105,5 @@ async def test_telegraf_writes(tmp_path: Path) -> None:
             "[[inputs.mem]]\n"
         )
         process = await asyncio.create_subprocess_exec("telegraf", "--config", str(config), "--once")
-        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
         assert any(record.key == b"metrics/mem" for record in http.stored("points"))

@@ -9,15 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.counters import Counters, ListenerCounters
 from weft.edge_node.servers.listeners.accepting import Acceptor
 from weft.edge_node.servers.listeners.admission import Admission, NetworkConnection
 from weft.edge_node.servers.listeners.settings import AdmissionLimits, ListenerSettings
 from weft.edge_node.servers.listeners.websocket import WebSockets
-
-PATIENCE_S = 10.0
 
 
 class Echo(asyncio.Protocol):

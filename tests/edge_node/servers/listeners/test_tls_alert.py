@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
-from tests.edge_node.servers.listeners.echo import PATIENCE_S, EchoListener, echoing
-from tests.support.waiting import until
+from tests.edge_node.servers.listeners.echo import EchoListener, echoing
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import TlsFiles
 from weft.edge_node.servers.listeners.tls import server_context
 

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from tests.edge_node.servers.listeners.echo import PATIENCE_S, EchoListener, echoing
-from tests.support.waiting import until
+from tests.edge_node.servers.listeners.echo import EchoListener, echoing
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import AdmissionLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.edge_node.servers.listeners.echo import PATIENCE_S, EchoListener, echoing
-from tests.support.waiting import until
+from tests.edge_node.servers.listeners.echo import EchoListener, echoing
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.servers.listeners.settings import AdmissionLimits, WebSocketSettings
 
 MESSAGE_BYTES_MAX = 64 << 10
@@ -288,5 +288,5 @@ async def test_refusals_are_counted_and_make_one_line_in_the_log(
 
 def test_a_node_without_such_a_listener_does_not_load_the_library() -> None:
     code = "import sys, edge_node.node; print('websockets' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "False\n", done.stderr

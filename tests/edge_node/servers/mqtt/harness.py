@@ -16,6 +16,7 @@ from typing import Any
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
@@ -36,7 +37,6 @@ from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 PATTERNS = {"telemetry": ["plant/{line}/#"], "alarms": ["alarm/+"]}
-PATIENCE_S = 10.0
 
 
 class _GatedFile:

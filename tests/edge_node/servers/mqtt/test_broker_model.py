@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, UNROUTED_STREAM
@@ -117,7 +117,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.numbers = itertools.count(1)
 
     def go(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 20))
+        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE_S))
 
     @initialize()
     def start(self) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import PATIENCE_S, PahoClient, RawClient, SyncGate, running
-from tests.support.waiting import until
+from tests.edge_node.servers.mqtt.harness import PahoClient, RawClient, SyncGate, running
+from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import encode, encode_publish
 from weft.protocols.mqtt.packets import (

@@ -22,7 +22,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
@@ -33,7 +33,6 @@ from weft.edge_node.servers.listeners.listeners import with_files_for
 from weft.edge_node.servers.listeners.settings import AdmissionLimits
 from weft.service.serving import Signals
 
-PATIENCE_S = 10.0
 PASSWORD = "a secret of press-7"
 
 

@@ -9,8 +9,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from tests.edge_node.servers.mqtt.harness import PATIENCE_S, Node, RawClient, SyncGate, running
-from tests.support.waiting import until
+from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.protocols.mqtt.packets import (
     ConnAck,

@@ -14,6 +14,7 @@ import sqlite_utils
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store import broker_state
@@ -23,7 +24,6 @@ from weft.storage.segment_log import LogSettings, SegmentLog
 
 LOG = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 20, tail_bytes=4000, pending_bytes_max=1 << 20)
 SETTINGS = StateSettings(reserve_bytes=4096, save_interval_s=3600)
-TIMEOUT_S = 30
 
 
 class Owner:
@@ -42,7 +42,7 @@ class Owner:
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         while not done():
-            self._posted.get(timeout=TIMEOUT_S)()
+            self._posted.get(timeout=PATIENCE_S)()
 
     def outcome(self, start: Callable[[Callable[[BaseException | None], None]], None]) -> BaseException | None:
         """Start something that calls back, and wait for what it says."""

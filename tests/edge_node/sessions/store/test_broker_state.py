@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node.sessions.store.helpers import record
+from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -52,7 +53,7 @@ async def durable(log: SegmentLog) -> None:
 
 
 async def closed(log: SegmentLog, state: BrokerState) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await state.close()
     await asyncio.to_thread(log.close)
 
@@ -61,7 +62,7 @@ async def test_it_saves_by_itself(tmp_path: Path) -> None:
     log, state = await opened(tmp_path)
     state.journal.opened(record())
     await durable(log)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while state.counters.journal_bytes:  # noqa: ASYNC110 - a task in the background
             await asyncio.sleep(0.01)
     assert state.counters.sessions_saved == 1

@@ -20,7 +20,7 @@ from spark_sinks.sinks.stream import last_record
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.processes import Node
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.protocols.shard.placement import shard_of
 
@@ -54,7 +54,7 @@ def test_a_sink_and_a_hub_that_are_killed_leave_each_row_once(own_hub: StreamHub
         assert process.stdout is not None
         process.stdout.close()
     last = started(own_hub, "clean", -1)
-    last.communicate(timeout=120)
+    last.communicate(timeout=PATIENCE_S)
     assert last.returncode == 0
     found = own_hub.offsets("clean")
     assert [each for each in found if each[0] == 0] == [(0, offset, 0) for offset in range(ROWS)]

@@ -16,6 +16,7 @@ from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.settings import ProducerSettings
 from spark_sinks.sinks.stream.task import SendTask
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import get_json
 from weft.protocols.lane import Lane
 
@@ -80,7 +81,7 @@ def test_a_task_that_was_overtaken_stops_and_leaves_completeness_alone(hub: Stre
     def paused() -> Iterator[pa.RecordBatch]:
         yield rows(0, range(5000))
         reached.set()  # its lane is open, and a batch is on its way
-        go_on.wait(20)
+        go_on.wait(PATIENCE_S)
         yield rows(0, range(5000, 20_000))
 
     def zombie() -> None:
@@ -91,10 +92,10 @@ def test_a_task_that_was_overtaken_stops_and_leaves_completeness_alone(hub: Stre
 
     thread = threading.Thread(target=zombie)
     thread.start()
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE_S)
     answer = send(settings, rows(0, range(12_000)))[0]
     go_on.set()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert answer["end"] == 12_000
     assert isinstance(ended[0], Superseded)
     assert hub.offsets("zombie") == [(0, offset, 0) for offset in range(12_000)]

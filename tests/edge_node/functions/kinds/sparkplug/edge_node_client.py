@@ -12,7 +12,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.edge_node.functions.kinds.sparkplug.messages import number, payload, rpm, temperature
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.formats.sparkplug.schema import Payload
 
 
@@ -51,7 +51,7 @@ class EdgeNodeClient:
     def __enter__(self) -> Self:
         """For a node in a process of its own."""
         self._client.loop_start()
-        assert self.born.wait(20)
+        assert self.born.wait(PATIENCE_S)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

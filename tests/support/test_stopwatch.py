@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hostile.waits import Stopwatch
+from tests.support.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the system does not count it")
 HOGS = 4
