@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, Node, check_log
+from tests.cloud_hub.fabric import CLUSTER, SequencerNode, check_log
 from tests.cloud_hub.routes import Route
 from tests.cloud_hub.senders import Edge
 from tests.cloud_hub.virtual_time import now_ns
@@ -94,7 +94,7 @@ class Sleeper:
             await asyncio.sleep(self.rng.choice([1.0, 30.0, 600.0]))
 
 
-async def _pause(nodes: list[Node], rng: random.Random) -> None:
+async def _pause(nodes: list[SequencerNode], rng: random.Random) -> None:
     while True:
         await asyncio.sleep(rng.uniform(1.0, 300.0))
         node = rng.choice(nodes)
@@ -112,7 +112,7 @@ async def _collect(collectors: list[ShardCollector], rng: random.Random) -> None
 async def _simulate(seed: int) -> int:
     rng = random.Random(seed)
     store = Archive()
-    nodes = [Node(store, random.Random(rng.random())) for _ in range(2)]
+    nodes = [SequencerNode(store, random.Random(rng.random())) for _ in range(2)]
     for node in nodes:
         await node.start()
     table = Table(store, random.Random(rng.random()))
@@ -144,7 +144,9 @@ async def _simulate(seed: int) -> int:
     return sum(collector.deleted for collector in collectors)
 
 
-async def _check(store: Archive, nodes: list[Node], edges: list[Edge], table: Table, sleepers: list[Sleeper]) -> None:
+async def _check(
+    store: Archive, nodes: list[SequencerNode], edges: list[Edge], table: Table, sleepers: list[Sleeper]
+) -> None:
     await asyncio.sleep(300.0)
     truth = await ShardLog(store, CLUSTER, 0, now_ns).load()
 

@@ -65,7 +65,7 @@ def make_sequencer(
     )
 
 
-class Node:
+class SequencerNode:
     """A hub node that can be killed and started again."""
 
     def __init__(self, inner: ObjectStore, rng: random.Random, settings: SequencerSettings = SETTINGS) -> None:

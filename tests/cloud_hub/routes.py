@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.cloud_hub.fabric import CLUSTER, Node
+from tests.cloud_hub.fabric import CLUSTER, SequencerNode
 from tests.cloud_hub.virtual_time import now_ns
 from weft.bounds import Refusals
 from weft.cloud_hub.links.edge_link import EdgeLink
@@ -22,7 +22,7 @@ BROKEN = Outcome(LinkState.WAITING, "cannot connect")
 ANYWHERE: Any = None
 
 
-def name_each_other(nodes: Sequence[Node], rng: random.Random) -> None:
+def name_each_other(nodes: Sequence[SequencerNode], rng: random.Random) -> None:
     """Give nodes what they know of each other: nothing, who has the shard, or, by mistake, one another."""
     kind = rng.choice(["nothing", "owner", "owner", "circle"])
     for number, node in enumerate(nodes):
@@ -46,7 +46,7 @@ class Route:
         self._walled = walled
         self._redirects = Redirects(rng)
 
-    def find(self, nodes: Sequence[Node]) -> Node | None:
+    def find(self, nodes: Sequence[SequencerNode]) -> SequencerNode | None:
         """Return the node that takes the edge's link, or None when the edge has to wait and try again."""
         open_ones = [number for number in range(len(nodes)) if number not in self._walled]
         target: Target | None = Target(_url(self._rng.choice(open_ones)))
@@ -62,7 +62,7 @@ class Route:
             target = self._redirects.after(target, outcome, taken=False, now=now)
         raise AssertionError("an edge is sent round and round")
 
-    def _ask(self, node: Node, number: int, target: Target) -> Outcome | None:
+    def _ask(self, node: SequencerNode, number: int, target: Target) -> Outcome | None:
         """Return how the attempt ends, or None when the node takes the link."""
         if node.sequencer is None or number in self._walled:
             return BROKEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from tests.cloud_hub.fabric import Node, Session
+from tests.cloud_hub.fabric import SequencerNode, Session
 from tests.cloud_hub.routes import Route
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
@@ -51,7 +51,7 @@ class Edge:
         """Numbers of which the edge said that it does not have them."""
         return RangeSet((gap.first, gap.end) for gap in self.gaps)
 
-    async def drain(self, nodes: list[Node]) -> None:
+    async def drain(self, nodes: list[SequencerNode]) -> None:
         while not self.acked.covers(0, self.records):
             node = self.route.find(nodes)
             if node is None or node.sequencer is None:
@@ -69,7 +69,7 @@ class Edge:
                 session.sequencer.leave(session.lane_session)
             await asyncio.sleep(self.rng.random() * 0.2)
 
-    async def send_mark(self, node: Node) -> None:
+    async def send_mark(self, node: SequencerNode) -> None:
         """An idle edge says that it has nothing more."""
         assert node.sequencer is not None
         self.epoch += 1
@@ -146,7 +146,7 @@ class Relay:
         """The other hub gets records from the edge itself."""
         self.has.add(first, end)
 
-    async def drain(self, nodes: list[Node], edge: Edge) -> None:
+    async def drain(self, nodes: list[SequencerNode], edge: Edge) -> None:
         """Pass on until the edge has finished and the hub has everything."""
         while not (edge.acked.covers(0, edge.records) and not self._missing(self.held)):
             await asyncio.sleep(self.rng.random() * 0.5)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
-from tests.cloud_hub.fabric import CLUSTER, Node, check_log, make_sequencer, read_chunks
+from tests.cloud_hub.fabric import CLUSTER, SequencerNode, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
 from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
@@ -31,7 +31,7 @@ COLLECTION_DELAY_S = 150.0
 COUNTED = 40
 """A made-up extension of a made-up later release: records written since its level was reached."""
 
-Storm = Callable[[list[Node], random.Random], Coroutine[None, None, None]]
+Storm = Callable[[list[SequencerNode], random.Random], Coroutine[None, None, None]]
 
 
 def _count(lanes: Sequence[LaneUpdate]) -> bytes | None:
@@ -46,7 +46,7 @@ def _add(kept: bytes | None, data: bytes) -> bytes:
 LATER = FoldRules(2, {COUNTED: Extension(2, _count, _add)})
 
 
-async def _storm(nodes: list[Node], rng: random.Random) -> None:
+async def _storm(nodes: list[SequencerNode], rng: random.Random) -> None:
     """Faults on every node, and now and then one is killed, suspended, or loses its way to the store."""
     loop = asyncio.get_running_loop()
     end = loop.time() + STORM_S
@@ -72,13 +72,13 @@ async def _storm(nodes: list[Node], rng: random.Random) -> None:
         node.store.faults = CALM
 
 
-async def _restart(node: Node, rng: random.Random) -> None:
+async def _restart(node: SequencerNode, rng: random.Random) -> None:
     await node.kill()
     await asyncio.sleep(rng.random() * 0.5)
     await node.start()
 
 
-async def _upgrade(nodes: list[Node], rng: random.Random) -> None:
+async def _upgrade(nodes: list[SequencerNode], rng: random.Random) -> None:
     """One node after the other comes back with the later release; then the level is raised. One node may have been
     paused through all of it, and writes as an earlier release does while others write the new things."""
     for node in nodes:
@@ -103,7 +103,7 @@ async def _upgrade(nodes: list[Node], rng: random.Random) -> None:
         node.store.faults = CALM
 
 
-async def _collect(nodes: list[Node], collector: Collector, rng: random.Random) -> None:
+async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random.Random) -> None:
     """Collect, while one node may be suspended for all the time that others write and that takes."""
     await asyncio.sleep(rng.random())
     suspended = rng.choice(nodes) if len(nodes) > 1 and rng.random() < 0.7 else None
@@ -117,7 +117,9 @@ async def _collect(nodes: list[Node], collector: Collector, rng: random.Random) 
         suspended.store.running.set()
 
 
-async def _acts(nodes: list[Node], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm) -> None:
+async def _acts(
+    nodes: list[SequencerNode], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm
+) -> None:
     collections, records = 0 if storm is _upgrade else rng.choice([0, 1, 2]), edges[0].records
     for act in range(collections + 1):
         # The edges' records of this act, while the collector deletes what the act before left.
@@ -140,7 +142,7 @@ async def _acts(nodes: list[Node], edges: list[Edge], collector: Collector, rng:
 async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     rng = random.Random(seed)
     inner = MemoryStore()
-    nodes = [Node(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
+    nodes = [SequencerNode(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
     relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
     # Some edges have a backlog, and some send for about as long as the storm lasts.
@@ -180,7 +182,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     return state
 
 
-def _route(lane: Lane, nodes: list[Node], rng: random.Random) -> Route:
+def _route(lane: Lane, nodes: list[SequencerNode], rng: random.Random) -> Route:
     """Way of an edge that reaches one node at least."""
     reached = rng.randrange(len(nodes))
     walled = frozenset(number for number in range(len(nodes)) if number != reached and rng.random() < 0.4)

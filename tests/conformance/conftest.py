@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.raw_client import Client
-from tests.support import forked
-from tests.support.waiting import PATIENCE_S
+from tests.support.edge_process import EdgeProcess
 from weft.demo.fabric import free_port
 
 CONFIG = """\
@@ -54,44 +50,19 @@ def is_repeat(item: pytest.Item) -> bool:
     return topic == ("kept" if version == 5 else "live")
 
 
-class Broker:
-    """An edge node as a process of its own, on the same port whenever it is started."""
+class Broker(EdgeProcess):
+    """The node that is tested."""
 
     def __init__(self, directory: Path, more: str = "") -> None:
         self.port, self.web_port = free_port(), free_port()
-        self.config = directory / "edge.yaml"
         text = CONFIG.format(directory=directory, port=self.port, web_port=self.web_port)
-        self.config.write_text(text + more)
-        self.process: subprocess.Popen[str] | None = None
+        super().__init__(directory, text + more)
 
-    def start(self) -> None:
-        self.process = forked.Popen(
-            [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        ready = self.process.stdout.readline()
-        assert "ready" in ready, "the node did not start"
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        """SIGTERM, and wait."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(PATIENCE_S) == 0
+    def stop(self) -> int:
+        """SIGTERM; it ends without an error."""
+        status = super().stop()
+        assert status == 0
+        return status
 
 
 @pytest.fixture(scope="session")

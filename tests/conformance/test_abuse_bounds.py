@@ -26,7 +26,7 @@ from tests.conformance.raw_client import (
     publish,
     subscribe,
 )
-from tests.conformance.watched_node import Healthy, Node
+from tests.conformance.watched_node import Healthy, WatchedNode
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, Patience
 
@@ -53,14 +53,14 @@ LEVEL_BYTES = 450
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    started = Node(tmp_path, LIMITS)
+def node(tmp_path: Path) -> Iterator[WatchedNode]:
+    started = WatchedNode(tmp_path, LIMITS)
     yield started
-    started.stop()
+    started.kill()
 
 
 @pytest.fixture
-def healthy(node: Node) -> Healthy:
+def healthy(node: WatchedNode) -> Healthy:
     return Healthy(node)
 
 
@@ -68,7 +68,7 @@ def opened(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
 
 
-def connected(node: Node, client_id: str = "", version: int = 5, **options: object) -> Client:
+def connected(node: WatchedNode, client_id: str = "", version: int = 5, **options: object) -> Client:
     client = Client(node.mqtt, version)
     client.connect(client_id, **options)
     return client
@@ -77,7 +77,7 @@ def connected(node: Node, client_id: str = "", version: int = 5, **options: obje
 # --- connections
 
 
-def test_a_flood_of_connections(node: Node, healthy: Healthy) -> None:
+def test_a_flood_of_connections(node: WatchedNode, healthy: Healthy) -> None:
     """More than may be let in: refused after a moment, told in one line; and there is room as soon as some have gone"""
     before = node.memory
     staying = [connected(node) for _ in range(CONNECTIONS - 1)]
@@ -111,7 +111,7 @@ HALF = {
 
 
 @pytest.mark.parametrize(("listener", "begun"), HALF.values(), ids=HALF)
-def test_half_open_connections(node: Node, healthy: Healthy, listener: str, begun: bytes) -> None:
+def test_half_open_connections(node: WatchedNode, healthy: Healthy, listener: str, begun: bytes) -> None:
     """The newest few stay, the others give way; who speaks gets in meanwhile; in the end all of them are gone"""
     before, half = node.memory, []
     for n in range(8 * HALF_OPEN):
@@ -131,7 +131,7 @@ def test_half_open_connections(node: Node, healthy: Healthy, listener: str, begu
         each.close()
 
 
-def test_all_clients_of_a_full_node_come_back_at_once(node: Node, healthy: Healthy) -> None:
+def test_all_clients_of_a_full_node_come_back_at_once(node: WatchedNode, healthy: Healthy) -> None:
     """Whether they have left, or their old connections only look alive; and though others try to keep them out"""
     clients = [connected(node, f"c{n}") for n in range(CONNECTIONS - 1)]
     for attempt in range(5):
@@ -164,10 +164,10 @@ def test_all_clients_of_a_full_node_come_back_at_once(node: Node, healthy: Healt
     node.settles(connections=1, connections_half_open=0, sessions=1)
 
 
-def test_connects_that_come_a_byte_at_a_time(node: Node, healthy: Healthy) -> None:
+def test_connects_that_come_a_byte_at_a_time(node: WatchedNode, healthy: Healthy) -> None:
     """However busy they look, they have ``connect_timeout`` and no more"""
     slow = [opened(node.mqtt) for _ in range(HALF_OPEN // 2)]
-    whole, stopwatch = connect("slow" * 20), Stopwatch(node.process.pid)
+    whole, stopwatch = connect("slow" * 20), Stopwatch(node.pid)
     for byte in whole[:-1]:
         for each in list(slow):
             try:
@@ -185,14 +185,14 @@ def test_connects_that_come_a_byte_at_a_time(node: Node, healthy: Healthy) -> No
     assert healthy.is_served()
 
 
-def test_a_handshake_that_comes_a_byte_at_a_time(node: Node, healthy: Healthy) -> None:
+def test_a_handshake_that_comes_a_byte_at_a_time(node: WatchedNode, healthy: Healthy) -> None:
     """So have TLS handshakes"""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing).do_handshake()
-    slow, stopwatch = opened(node.tls), Stopwatch(node.process.pid)
+    slow, stopwatch = opened(node.tls), Stopwatch(node.pid)
     with contextlib.suppress(ConnectionError):
         for byte in outgoing.read():
             slow.sendall(bytes([byte]))
@@ -206,7 +206,7 @@ def test_a_handshake_that_comes_a_byte_at_a_time(node: Node, healthy: Healthy) -
 
 
 @pytest.mark.parametrize("before_connect", [True, False])
-def test_packets_that_claim_to_be_huge(node: Node, healthy: Healthy, before_connect: bool) -> None:
+def test_packets_that_claim_to_be_huge(node: WatchedNode, healthy: Healthy, before_connect: bool) -> None:
     """Refused on their first bytes: nothing is kept for what is not there"""
     before = node.memory
     huge = b"\x30\xff\xff\xff\x7f" + bytes(1000)
@@ -223,7 +223,7 @@ def test_packets_that_claim_to_be_huge(node: Node, healthy: Healthy, before_conn
     assert healthy.is_served()
 
 
-def test_packets_that_never_end(node: Node, healthy: Healthy) -> None:
+def test_packets_that_never_end(node: WatchedNode, healthy: Healthy) -> None:
     """As large as allowed, all but their last byte, from everybody at once: bounded by limits.packet for each"""
     before = node.memory
     almost = publish("live/a", bytes(60_000), version=5)[:-1]
@@ -237,7 +237,7 @@ def test_packets_that_never_end(node: Node, healthy: Healthy) -> None:
     node.settles(connections=1)
 
 
-def test_all_packet_identifiers_open(node: Node, healthy: Healthy) -> None:
+def test_all_packet_identifiers_open(node: WatchedNode, healthy: Healthy) -> None:
     """v3 [MQTT-2.3.1-2]: MQTT 3.1.1 has no receive maximum; every identifier at once is taken, and completed"""
     before = node.memory
     client = connected(node, "greedy", 4)
@@ -260,7 +260,7 @@ def test_all_packet_identifiers_open(node: Node, healthy: Healthy) -> None:
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2])
-def test_a_client_that_never_reads(node: Node, healthy: Healthy, granted: int) -> None:
+def test_a_client_that_never_reads(node: WatchedNode, healthy: Healthy, granted: int) -> None:
     """What waits for it is bounded, and after ``write_timeout`` it is closed; its publisher does not wait for it"""
     before = node.memory
     deaf = connected(node, "deaf", 4)
@@ -282,7 +282,7 @@ def test_a_client_that_never_reads(node: Node, healthy: Healthy, granted: int) -
     assert healthy.is_served()
 
 
-def test_a_client_that_reads_and_never_acknowledges(node: Node, healthy: Healthy) -> None:
+def test_a_client_that_reads_and_never_acknowledges(node: WatchedNode, healthy: Healthy) -> None:
     """It gets a window of messages and no more, and costs no more than its queue"""
     before = node.memory
     client = connected(node, "mute", 5, properties_={"session_expiry_interval": 60})
@@ -302,7 +302,7 @@ def test_a_client_that_reads_and_never_acknowledges(node: Node, healthy: Healthy
     assert len(client.messages(4900)) == 4900, "nothing was lost"
 
 
-def test_questions_whose_answers_are_not_read(node: Node, healthy: Healthy) -> None:
+def test_questions_whose_answers_are_not_read(node: WatchedNode, healthy: Healthy) -> None:
     """Packets that are answered, by the million: past a bound the client is not read any more, and then closed"""
     before = node.memory
     client = socket.socket()
@@ -346,7 +346,7 @@ def bomb_deep(n: int) -> str:
     ids=["the same", "distinct", "deep"],
 )
 def test_subscription_bombs(
-    node: Node, healthy: Healthy, bomb: Callable[[int], str], granted: int, levels: int
+    node: WatchedNode, healthy: Healthy, bomb: Callable[[int], str], granted: int, levels: int
 ) -> None:
     """v5 [MQTT-3.8.4-7] [MQTT-3.9.3-2], v3 [MQTT-3.9.3-2]: up to the limits of a session, and of all of them"""
     before = node.memory
@@ -372,7 +372,7 @@ def test_subscription_bombs(
 
 def test_filters_are_bounded_by_their_memory(tmp_path: Path) -> None:
     """v5 [MQTT-3.8.4-7]: as long as MQTT allows, and as many as there is room for; unsubscribing makes room again"""
-    node = Node(
+    node = WatchedNode(
         tmp_path, f"{LIMITS}  filters_size: 256KiB\n  filters_total_size: 1MiB\n  filters_per_user_size: 1MiB\n"
     )
     try:
@@ -394,17 +394,17 @@ def test_filters_are_bounded_by_their_memory(tmp_path: Path) -> None:
         again = connected(node)
         assert [again.subscribe(f"{n}/".ljust(64_000, "x")) for n in range(5)] == [0] * 4 + [QUOTA_EXCEEDED]
     finally:
-        node.stop()
+        node.kill()
 
 
-def test_filters_that_are_too_deep(node: Node, healthy: Healthy) -> None:
+def test_filters_that_are_too_deep(node: WatchedNode, healthy: Healthy) -> None:
     client = connected(node)
     for levels, code in ((LEVELS, 0), (LEVELS + 1, 0x8F), (10_000, 0x8F)):
         assert client.subscribe("/".join("a" * levels)) == code
     assert healthy.is_served()
 
 
-def test_retained_messages_asked_for_again_and_again(node: Node, healthy: Healthy) -> None:
+def test_retained_messages_asked_for_again_and_again(node: WatchedNode, healthy: Healthy) -> None:
     """A small packet that asks for much: by one that does not read, a thousand times"""
     publisher = connected(node)
     for n in range(RETAINED):
@@ -425,7 +425,7 @@ def test_retained_messages_asked_for_again_and_again(node: Node, healthy: Health
 # --- topics
 
 
-def test_a_flood_of_retained_messages(node: Node, healthy: Healthy) -> None:
+def test_a_flood_of_retained_messages(node: WatchedNode, healthy: Healthy) -> None:
     """v5 section 3.4.2.1: past the limit a message is refused as such, and replacing one works still"""
     before, client = node.memory, connected(node)
     reasons = []
@@ -445,7 +445,7 @@ def test_a_flood_of_retained_messages(node: Node, healthy: Healthy) -> None:
 
 
 @pytest.mark.parametrize("stream", ["live", "kept"])
-def test_an_explosion_of_topics(node: Node, healthy: Healthy, stream: str) -> None:
+def test_an_explosion_of_topics(node: WatchedNode, healthy: Healthy, stream: str) -> None:
     """What is remembered of topics has an end: a second flood of others costs next to nothing more"""
     watching = connected(node)
     watching.subscribe("+/+/+/none", 0)
@@ -462,7 +462,7 @@ def test_an_explosion_of_topics(node: Node, healthy: Healthy, stream: str) -> No
     assert healthy.is_served()
 
 
-def test_an_explosion_of_sessions(node: Node, healthy: Healthy) -> None:
+def test_an_explosion_of_sessions(node: WatchedNode, healthy: Healthy) -> None:
     """Sessions of clients that never come back: the one longest away goes first, the healthy one never"""
     before = node.memory
     for n in range(5 * SESSIONS):

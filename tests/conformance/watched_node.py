@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +11,7 @@ import psutil
 
 from tests.conformance.raw_client import Client
 from tests.edge_node.servers.listeners.certificates import Authority
+from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
 
@@ -38,29 +37,19 @@ limits:
 """
 
 
-class Node:
+class WatchedNode(EdgeProcess):
     """A running node. ``limits`` are lines for its configuration."""
 
     def __init__(self, directory: Path, limits: str) -> None:
         self.mqtt, self.ws, self.tls, self.pages = (free_port() for _ in range(4))
         own = Authority(directory).sign("node")
-        config = directory / "edge.yaml"
         text = CONFIG.format(
             directory=directory, mqtt=self.mqtt, ws=self.ws, tls=self.tls, pages=self.pages,
             certificate=own.certificate, key=own.key,
         )  # fmt: skip
-        config.write_text(text + limits)
-        self.log = directory / "log"
-        with self.log.open("w") as log:
-            command = [sys.executable, "-m", "weft", "edge", "run", str(config)]
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self.process.stdout is not None
-        assert "ready" in self.process.stdout.readline(), self.log.read_text()
-
-    def stop(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
+        self.written = directory / "log"
+        super().__init__(directory, text + limits, self.written)
+        self.start()
 
     def metric(self, name: str) -> float:
         """The value of ``weft_edge_<name>``."""
@@ -79,17 +68,17 @@ class Node:
     @property
     def memory(self) -> int:
         """Bytes that are the process's alone."""
-        return psutil.Process(self.process.pid).memory_full_info().uss
+        return psutil.Process(self.pid).memory_full_info().uss
 
     def lines(self, pattern: str) -> list[str]:
         """Lines of its log in which something is found."""
-        return [line for line in self.log.read_text().splitlines() if re.search(pattern, line)]
+        return [line for line in self.written.read_text().splitlines() if re.search(pattern, line)]
 
 
 class Healthy:
     """Publishes to itself at QoS 1, misses no acknowledgement and no message, and waits for none long."""
 
-    def __init__(self, node: Node, client_id: str = "healthy") -> None:
+    def __init__(self, node: WatchedNode, client_id: str = "healthy") -> None:
         self._client = Client(node.mqtt, 5)
         self._client.connect(client_id, keep_alive=60)
         self._topics = (f"{client_id}/own", f"kept/{client_id}")

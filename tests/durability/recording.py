@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.storage.fake_disk import Node, Resize, Write
+from tests.storage.fake_disk import Inode, Resize, Write
 from tests.storage.fakes import FakeFileSystem, UnsyncedName
 
 SOURCE = Path(__file__).with_name("disk_recorder.c")
@@ -105,7 +105,7 @@ class Replay:
         self.disk = disk or FakeFileSystem()
         self.disk.make_directory(str(tree))
         self._tree = str(tree)
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, Inode] = {}
         self._directories: dict[int, str] = {}
         self._syncs: dict[int, list[int]] = {}
         self._directory_syncs: dict[int, list[list[UnsyncedName]]] = {}

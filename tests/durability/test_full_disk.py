@@ -19,7 +19,7 @@ import pytest
 
 from tests.durability.checks import check_all_there, check_rest_is_noticed, of_stream, open_after, read_stream
 from tests.durability.devices import Device
-from tests.durability.nodes import STREAM, Node
+from tests.durability.nodes import STREAM, LoadedNode
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub
@@ -48,11 +48,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def device_of(node: Node) -> Device:
+def device_of(node: LoadedNode) -> Device:
     return Device("press", node.mqtt, rate=RATE, random_bytes=RANDOM_BYTES, again_s=0.1)
 
 
-def watch(node: Node, seconds: float = FULL_SECONDS) -> list[int]:
+def watch(node: LoadedNode, seconds: float = FULL_SECONDS) -> list[int]:
     """Resident bytes of the node, ten times a second (in an hour every six seconds), while there is no room."""
     samples = []
     interval_s = max(0.1, seconds / 600)
@@ -87,8 +87,8 @@ def test_a_node_on_a_full_disk_refuses_and_goes_on_when_there_is_space(
     tree, filler = small_disk / "data", small_disk / "of-another-program"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, DISK_BYTES - (10 << 20))
-    with Node(tmp_path, tree, popen=subprocess.Popen) as node:
-        node.start()
+    with LoadedNode(tmp_path, tree) as node:
+        node.start(popen=subprocess.Popen)  # its memory is measured
         device = device_of(node)
         device.start()
         wait_until(lambda: bool(node.status()["log_full"]), PATIENCE_S, "a full disk")
@@ -113,8 +113,8 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
     tree, hub = tmp_path / "data", DemoHub(tmp_path)
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
     try:
-        with Node(tmp_path, tree, budget="16MiB", links=links, popen=subprocess.Popen) as node:
-            node.start()
+        with LoadedNode(tmp_path, tree, budget="16MiB", links=links) as node:
+            node.start(popen=subprocess.Popen)  # its memory is measured
             device = device_of(node)
             device.start()
             wait_until(lambda: bool(node.status()["log_full"]), PATIENCE_S, "a full log")
@@ -141,8 +141,8 @@ def test_a_node_whose_budget_is_used_up_goes_on_when_its_hub_is_back(tmp_path: P
 @pytest.mark.timeout(4 * PATIENCE_S + 2 * FULL_SECONDS)
 def test_a_node_that_may_drop_the_oldest_never_refuses_and_says_what_is_gone(tmp_path: Path) -> None:
     tree = tmp_path / "data"
-    with Node(tmp_path, tree, budget="16MiB", more="when_full: drop_oldest", popen=subprocess.Popen) as node:
-        node.start()
+    with LoadedNode(tmp_path, tree, budget="16MiB", more="when_full: drop_oldest") as node:
+        node.start(popen=subprocess.Popen)  # its memory is measured
         device = device_of(node)
         device.start()
         wait_until(

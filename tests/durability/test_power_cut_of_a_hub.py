@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.durability.devices import Device
-from tests.durability.nodes import STREAM, Node
+from tests.durability.nodes import STREAM, LoadedNode
 from tests.durability.recording import Replay, build_recorder, read_events, recorded, write_out
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -32,7 +32,7 @@ def start_recorded(hub: DemoHub, environment: dict[str, str], patch: pytest.Monk
         hub.start()
 
 
-def told(node: Node) -> int:
+def told(node: LoadedNode) -> int:
     """Records of the stream that the hub has acknowledged to the edge."""
     return int(node.status()["links"]["cloud"]["records_acked"])
 
@@ -55,7 +55,7 @@ def test_what_a_hub_acknowledged_survives_a_power_cut_at_any_call(
     links = f"links:\n  cloud: {{to: {hub.url}, retry_min: 50ms, retry_max: 200ms}}\n"
     chance = random.Random(SLICE.seed)
     try:
-        with Node(tmp_path, tmp_path / "data", links=links) as node:
+        with LoadedNode(tmp_path, tmp_path / "data", links=links) as node:
             start_recorded(hub, recorded(library, store, journal), monkeypatch)
             node.start()
             device = Device("press", node.mqtt, rate=3000)

@@ -19,9 +19,10 @@ import pytest
 
 from tests.durability.checks import check_all_there, check_unrouted_there, open_after, read_stream
 from tests.durability.devices import WINDOW, Device, puback_ids
-from tests.durability.nodes import Client, Node
+from tests.durability.nodes import LoadedNode
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
 from tests.storage.fakes import FakeFileSystem
+from tests.support.mqtt_client import BlockingPaho
 from tests.support.slices import SLICE
 from tests.support.waiting import USUAL_S, Patience
 from weft.storage.filesystem import FileSystem, OSFileSystem
@@ -69,35 +70,43 @@ def check_on(disk: FileSystem, folder: Path, devices: list[Device], acked: dict[
     log._lock.close()
 
 
-def check_node(node: Node, devices: list[Device], acked: dict[str, int]) -> None:
+def check_node(node: LoadedNode, devices: list[Device], acked: dict[str, int]) -> None:
     """What clients of the node see once it runs again: the session, its alarms, the retained states."""
-    watcher = Client(node.mqtt, "watcher", clean=False)
-    reader = Client(node.mqtt, "reader")
-    reader.subscribe(["state/#"])
+    watcher = BlockingPaho("watcher", clean_session=False)
+    reader = BlockingPaho("reader")
+    for client in (watcher, reader):
+        assert client.connect(node.mqtt) == "Success"
+    reader.subscribe(("state/#", 1))
     assert watcher.session_present, "a session that was acknowledged is gone"
+    heard, retained = set[tuple[str, bytes]](), dict[str, bytes]()
     for device in devices:
         told = device.sent[: acked[device.name]]
         alarms = [message for message in told if message.topic.startswith("alarm/")]
         states = [message for message in told if message.topic.startswith("state/")]
         for alarm in alarms:
-            watcher.wait(lambda alarm=alarm: alarm[:2] in watcher.messages, f"an alarm for a session: {alarm}")
+            while alarm[:2] not in heard:
+                message = watcher.message()
+                heard.add((message.topic, message.payload))
         if states:
-            reader.wait(lambda name=f"state/{device.name}": name in dict(reader.messages), "a retained message")
-            held = int(dict(reader.messages)[f"state/{device.name}"])
+            while f"state/{device.name}" not in retained:
+                message = reader.message()
+                retained[message.topic] = message.payload
+            held = int(retained[f"state/{device.name}"])
             assert held >= int(states[-1].payload), "a retained message is older than the last acknowledged one"
             assert b"%d" % held in {message.payload for message in device.sent if message.retain}
     watcher.close()
     reader.close()
 
 
-def subscribe(node: Node) -> None:
+def subscribe(node: LoadedNode) -> None:
     """A session that outlives its client."""
-    watcher = Client(node.mqtt, "watcher", clean=False)
-    watcher.subscribe(["alarm/+"])
+    watcher = BlockingPaho("watcher", clean_session=False)
+    assert watcher.connect(node.mqtt) == "Success"
+    watcher.subscribe(("alarm/+", 1))
     watcher.close()
 
 
-def live(node: Node, seconds: float, label: str = "") -> list[Device]:
+def live(node: LoadedNode, seconds: float, label: str = "") -> list[Device]:
     """Load for a while, then SIGKILL."""
     devices = [Device(f"{label}{rate}", node.mqtt, rate=rate) for rate in RATES]
     for device in devices:
@@ -142,7 +151,7 @@ def test_what_a_node_acknowledged_survives_a_power_cut_at_any_call(tmp_path: Pat
     tree.mkdir()
     chance = random.Random(SLICE.seed)
     cut_disks: list[tuple[int, FakeFileSystem]] = []
-    with Node(tmp_path, tree) as node:
+    with LoadedNode(tmp_path, tree) as node:
         node.start(recorded(recorder, tree, journal))
         subscribe(node)
         watching = len(read_events(journal))
@@ -181,7 +190,7 @@ def test_power_cuts_in_a_row_on_one_disk(tmp_path: Path, recorder: Path) -> None
     disk: FakeFileSystem | None = None
     devices: list[Device] = []
     acked: dict[str, int] = {}
-    with Node(tmp_path, tree) as node:
+    with LoadedNode(tmp_path, tree) as node:
         for life in range(LIVES):
             journal = tmp_path / f"journal-{life}"
             node.start(recorded(recorder, tree, journal))

@@ -13,15 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
 from tests.storage.segment_log.helpers import open_log
-from tests.support import forked
-from tests.support.processes import Node
+from tests.support.edge_process import EdgeProcess
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import free_port
@@ -47,19 +45,13 @@ streams: {{telemetry: {{from: "plant/#"}}}}
 """
 
 
-class Edge:
+class KilledEdge(EdgeProcess):
     """A node that is killed and started again."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.port = free_port()
-        self._config = folder / "edge.yaml"
-        self._config.write_text(CONFIG.format(port=self.port))
-        self.node: Node
+        super().__init__(folder, CONFIG.format(port=self.port))
         self.start()
-
-    def start(self, popen: type[subprocess.Popen[Any]] = forked.Popen) -> None:
-        self.node = Node("edge", self._config, popen=popen)
 
     @property
     def url(self) -> str:
@@ -80,20 +72,19 @@ class Edge:
 
 
 @pytest.fixture
-def edge(tmp_path: Path) -> Iterator[Edge]:
-    edge = Edge(tmp_path)
-    yield edge
-    edge.node.kill()
+def edge(tmp_path: Path) -> Iterator[KilledEdge]:
+    with KilledEdge(tmp_path) as edge:
+        yield edge
 
 
-def wait_for_records(edge: Edge, count: int) -> None:
+def wait_for_records(edge: KilledEdge, count: int) -> None:
     wait_until(lambda: edge.records() >= count)
 
 
-class Client:
+class Poster:
     """Posts arrays one after the other, each with a key of its own, and again until it is answered."""
 
-    def __init__(self, edge: Edge, name: str, answered: asyncio.Event) -> None:
+    def __init__(self, edge: KilledEdge, name: str, answered: asyncio.Event) -> None:
         self.edge, self.name = edge, name
         self.answers: dict[int, int] = {}
         """Number of a request -> first seq."""
@@ -124,9 +115,9 @@ class Client:
 
 
 @pytest.mark.search
-async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: Edge) -> None:
+async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: KilledEdge) -> None:
     answered = asyncio.Event()
-    clients = [Client(edge, f"c{number}", answered) for number in range(CLIENTS)]
+    clients = [Poster(edge, f"c{number}", answered) for number in range(CLIENTS)]
     tasks = [asyncio.create_task(client.run()) for client in clients]
     for round_number in range(KILLS + 1):
         async with asyncio.timeout(PATIENCE_S):
@@ -137,7 +128,7 @@ async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: 
                 )
                 for task in done & set(tasks):
                     task.result()
-        edge.node.kill()
+        edge.kill()
         if round_number < KILLS:
             await asyncio.to_thread(edge.start)
     for task in tasks:
@@ -153,13 +144,13 @@ async def test_nothing_answered_is_lost_and_nothing_sent_again_is_doubled(edge: 
 
 
 @pytest.mark.slow
-def test_a_request_whose_answer_died_with_the_node_is_answered_as_it_would_have_been(edge: Edge) -> None:
+def test_a_request_whose_answer_died_with_the_node_is_answered_as_it_would_have_been(edge: KilledEdge) -> None:
     body, path = b'["a","b"]', "/v1/streams/telemetry/plant/a"
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\n"
     with socket.create_connection(("127.0.0.1", edge.port)) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_for_records(edge, 2)
-        edge.node.kill()  # on disk, and the client has not read an answer
+        edge.kill()  # on disk, and the client has not read an answer
     edge.start()
     asking = urllib.request.Request(
         edge.url + path, body, {"Content-Type": "application/json", "Idempotency-Key": "k"}, method="POST"
@@ -168,13 +159,13 @@ def test_a_request_whose_answer_died_with_the_node_is_answered_as_it_would_have_
         assert answer.headers["Idempotency-Replayed"] == "true"
         found = json.load(answer)
     assert (found["first_seq"], found["count"]) == (0, 2)
-    edge.node.kill()
+    edge.kill()
     assert list(edge.stored().values()) == [b'"a"', b'"b"']
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once(edge: Edge) -> None:
+def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once(edge: KilledEdge) -> None:
     ends, kills = threading.Event(), 3
 
     def storm(name: str) -> list[tuple[str, int]]:
@@ -195,20 +186,20 @@ def test_curl_that_tries_again_while_the_node_is_killed_stores_each_message_once
         storms = [pool.submit(storm, f"c{number}") for number in range(4)]
         for _ in range(kills):
             wait_for_records(edge, edge.records() + 10)
-            edge.node.kill()
+            edge.kill()
             edge.start()
         ends.set()
         answers = [each for storm in storms for each in storm.result()]
-    edge.node.kill()
+    edge.kill()
     found = edge.stored()
     assert {seq: payload.decode() for seq, payload in found.items()} == {seq: message for message, seq in answers}
     assert len(answers) > 10 * kills
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_posts_and_reads_and_the_node_stays_small(edge: Edge) -> None:
+def test_curl_posts_and_reads_and_the_node_stays_small(edge: KilledEdge) -> None:
     edge.node.stop()
-    edge.start(subprocess.Popen)  # its memory is measured
+    edge.start(popen=subprocess.Popen)  # its memory is measured
 
     def curl(*arguments: str) -> str:
         done = subprocess.run(["curl", "-sS", "-m", "10", *arguments], capture_output=True, text=True, check=False)
@@ -224,4 +215,4 @@ def test_curl_posts_and_reads_and_the_node_stays_small(edge: Edge) -> None:
     assert "limits.request" in curl("--data-binary", f"@{body}", f"{stream}/plant/a")
     assert curl("-d", "m f=1i", f"{edge.url}/api/v2/write?bucket=plant", "-w", "%{http_code}") == "204"
     assert "id: 0\ndata: {" in curl("-N", "-m", "1", f"{stream}/events?from=earliest")
-    assert psutil.Process(edge.node.process.pid).memory_info().rss < RSS_BYTES_MAX + (8 << 20)  # and two bodies
+    assert psutil.Process(edge.pid).memory_info().rss < RSS_BYTES_MAX + (8 << 20)  # and two bodies

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.watched_node import Healthy, Node
+from tests.conformance.watched_node import Healthy, WatchedNode
 from tests.fuzz.conversations import cut, damaged, seeds
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
@@ -35,18 +35,18 @@ LIMITS = """\
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    started = Node(tmp_path, LIMITS)
+def node(tmp_path: Path) -> Iterator[WatchedNode]:
+    started = WatchedNode(tmp_path, LIMITS)
     yield started
-    started.stop()
+    started.kill()
 
 
-def wrong(node: Node) -> list[str]:
+def wrong(node: WatchedNode) -> list[str]:
     """Lines of the log that no client may bring about."""
     return node.lines(r" (ERROR|CRITICAL) |Traceback|Exception|never retrieved|Task was destroyed")
 
 
-def misbehave(node: Node, pieces: list[bytes], chance: random.Random) -> socket.socket | None:
+def misbehave(node: WatchedNode, pieces: list[bytes], chance: random.Random) -> socket.socket | None:
     """Send it all, or as much as the node takes; None where the connection is gone by then."""
     port = node.ws if pieces[0][:4] == b"GET " else node.mqtt
     if chance.random() < 0.05:
@@ -83,7 +83,7 @@ def leave(opened: socket.socket, chance: random.Random) -> None:
     opened.close()
 
 
-def fuzz(node: Node, healthy: Healthy, seconds: float, chance: random.Random, last: deque[bytes]) -> int:
+def fuzz(node: WatchedNode, healthy: Healthy, seconds: float, chance: random.Random, last: deque[bytes]) -> int:
     """Batches of bad clients until the time is over; how many there were."""
     known, count, end = seeds(), 0, time.monotonic() + seconds
     while time.monotonic() < end:
@@ -98,11 +98,11 @@ def fuzz(node: Node, healthy: Healthy, seconds: float, chance: random.Random, la
         for opened in staying:
             leave(opened, chance)
         count += BATCH
-        assert node.process.poll() is None, "the node died"
+        assert node.is_running, "the node died"
     return count
 
 
-def run(node: Node, seconds: float, seed: int) -> int:
+def run(node: WatchedNode, seconds: float, seed: int) -> int:
     chance, last = random.Random(seed), deque[bytes](maxlen=2 * BATCH)
     healthy = Healthy(node)
     try:
@@ -115,18 +115,18 @@ def run(node: Node, seconds: float, seed: int) -> int:
         assert node.memory - before < GROWTH_BYTES_MAX
         assert not wrong(node)
     except BaseException as error:
-        sent = node.log.with_name("sent")
+        sent = node.written.with_name("sent")
         sent.write_text("\n".join(data.hex() for data in last))
         raise AssertionError(f"seed {seed}, sent {sent}, log {node.log}: {error}") from error
     return count
 
 
-def test_damaged_conversations(node: Node) -> None:
+def test_damaged_conversations(node: WatchedNode) -> None:
     assert run(node, QUICK_S, seed=5) >= 10 * BATCH
     assert node.metric("protocol_errors_total") > 10
 
 
 @pytest.mark.search
 @pytest.mark.timeout(600)
-def test_damaged_conversations_for_longer(node: Node) -> None:
+def test_damaged_conversations_for_longer(node: WatchedNode) -> None:
     run(node, SLICE.amount(ci=12.0, night=60.0), SLICE.seed)

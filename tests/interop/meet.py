@@ -8,8 +8,6 @@ import itertools
 import json
 import queue
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,8 +24,8 @@ from proton.reactor import Container
 from proton.utils import BlockingConnection, BlockingReceiver
 from websockets.sync.client import connect as connect_websocket
 
-from tests.support import forked
-from tests.support.waiting import PATIENCE_S, Patience
+from tests.support.edge_process import EdgeProcess
+from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import free_port
 from weft.edge_node.access import users
 
@@ -101,21 +99,16 @@ def of(protocol: str) -> dict[str, Any]:
     return {names[protocol][0]: VALUES[header] for header, names in TABLE.items() if names[protocol]}
 
 
-class Meet:
+class Meet(EdgeProcess):
     """A node that listens for every protocol."""
 
     def __init__(self, directory: Path) -> None:
         self.mqtt, self.amqp, self.http = free_port(), free_port(), free_port()
-        config = directory / "edge.yaml"
-        config.write_text(CONFIG.format(directory=directory, mqtt=self.mqtt, amqp=self.amqp, http=self.http))
+        super().__init__(directory, CONFIG.format(directory=directory, mqtt=self.mqtt, amqp=self.amqp, http=self.http))
         (directory / "acl").write_text(RULES)
         for name in (USER, STRANGER):
             users.add(str(directory / "users"), name, PASSWORD.encode())
-        self.process = forked.Popen(
-            [sys.executable, "-m", "weft", "edge", "run", str(config)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        assert "ready" in self.process.stdout.readline()
+        self.start()
         self.closing = contextlib.ExitStack()
 
     def mqtt_client(self, version: int = 5, user: str = USER) -> tuple[paho.Client, queue.Queue[Any]]:
@@ -292,17 +285,6 @@ def shown_by_http(event: dict[str, Any]) -> dict[str, Any]:
     if found.get("weft.correlation-id") == "Yy0x":
         found["weft.correlation-id"] = "c-1"  # bytes are base64
     return found
-
-
-def got(channel: Any, name: str) -> tuple[Any, Any, bytes]:
-    """Return the next message of a queue, which may be on its way."""
-    patience = Patience()
-    while not patience.is_over():
-        method, properties, body = channel.basic_get(name, auto_ack=True)
-        if method is not None:
-            return method, properties, body
-        time.sleep(0.01)
-    raise AssertionError(f"nothing came to {name}")
 
 
 def body_of(receiver: BlockingReceiver) -> bytes:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
-from tests.interop.meet import got
-from tests.support import forked
+from tests.interop.queues import got
+from tests.support.edge_process import EdgeProcess
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
 from weft.demo.fabric import free_port
 
@@ -37,26 +36,12 @@ streams:
 _numbers = itertools.count()
 
 
-class AmqpBroker:
-    """An edge node with listeners for AMQP and MQTT, on the same ports whenever it is started."""
+class AmqpBroker(EdgeProcess):
+    """An edge node with listeners for AMQP and MQTT."""
 
     def __init__(self, directory: Path) -> None:
         self.port, self.mqtt_port = free_port(), free_port()
-        self.config = directory / "edge.yaml"
-        self.config.write_text(CONFIG.format(directory=directory, port=self.port, mqtt_port=self.mqtt_port))
-        self.process: subprocess.Popen[str] | None = None
-
-    def start(self) -> None:
-        self.process = forked.Popen(
-            [sys.executable, "-m", "weft", "edge", "run", str(self.config)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        assert "ready" in self.process.stdout.readline()
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        super().__init__(directory, CONFIG.format(directory=directory, port=self.port, mqtt_port=self.mqtt_port))
 
     @property
     def parameters(self) -> pika.ConnectionParameters:
@@ -311,11 +296,9 @@ def test_what_was_confirmed_survives_sigkill(tmp_path: Path) -> None:
         channel = connection.channel()
         channel.queue_declare("kept", durable=True)
         channel.confirm_delivery()
-        process = node.process
-        assert process is not None
         for n in range(10_000):
             if n == 150:
-                process.send_signal(signal.SIGKILL)
+                os.kill(node.pid, signal.SIGKILL)
             channel.basic_publish("", "kept", b"%d" % n, pika.BasicProperties(delivery_mode=2), mandatory=True)
             confirmed.append(n)
     except (pika.exceptions.AMQPError, OSError):

@@ -18,6 +18,7 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from tests.interop.queues import got
 from tests.support.waiting import PATIENCE_S
 
 pytest.importorskip("proton", reason="python-qpid-proton is not installed: pip install weft-fabric[amqp1]")
@@ -45,7 +46,6 @@ from tests.interop.meet import (
     by_amqp,
     by_mqtt,
     check,
-    got,
     shown_by_amqp,
     shown_by_amqp1,
     shown_by_http,
@@ -57,10 +57,8 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meet]:
-    started = Meet(tmp_path_factory.mktemp("meet"))
-    yield started
-    started.process.kill()
-    started.process.wait()
+    with Meet(tmp_path_factory.mktemp("meet")) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

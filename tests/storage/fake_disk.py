@@ -27,7 +27,7 @@ Change = Write | Resize
 
 
 @dataclass(eq=False, slots=True)
-class Node:
+class Inode:
     """A file's content: as processes see it, as the platter has it, and what lies between."""
 
     live: bytearray = field(default_factory=bytearray)
@@ -55,7 +55,7 @@ class Node:
         del self.unsynced[:count]
         self.synced += count
 
-    def after_power_cut(self, chance: random.Random) -> Node:
+    def after_power_cut(self, chance: random.Random) -> Inode:
         """What the platter has when the power is back: of the unsynced changes any part, in any order, torn."""
         content = bytearray(self.durable)
         for change in survivors(self.unsynced, chance):
@@ -67,7 +67,7 @@ class Node:
                 apply(content, Resize(max(len(content), change.offset + len(change.data))))
             for part in survivors(sectors(change), chance):
                 apply(content, part)
-        return Node(content, bytearray(content), unreadable=self.unreadable)
+        return Inode(content, bytearray(content), unreadable=self.unreadable)
 
 
 def apply(content: bytearray, change: Change) -> None:

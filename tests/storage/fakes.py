@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Callable
 
-from tests.storage.fake_disk import Node, Resize, Write, survivors
+from tests.storage.fake_disk import Inode, Resize, Write, survivors
 from weft.storage.filesystem import Buffer, DirectoryInUse
 
 FailureHook = Callable[[str, str], OSError | None]
@@ -43,7 +43,7 @@ def no_failure(call: str, path: str) -> OSError | None:
 class FakeFile:
     __slots__ = ("_filesystem", "_node", "_open", "_path")
 
-    def __init__(self, filesystem: FakeFileSystem, path: str, node: Node) -> None:
+    def __init__(self, filesystem: FakeFileSystem, path: str, node: Inode) -> None:
         self._filesystem, self._path, self._node = filesystem, path, node
         self._open = True
 
@@ -107,8 +107,8 @@ class _FakeLock:
         self._locks.discard(self._directory)
 
 
-Names = dict[str, Node]
-NameChange = dict[str, Node | None]
+Names = dict[str, Inode]
+NameChange = dict[str, Inode | None]
 UnsyncedName = tuple[str, NameChange]
 """(directory, what became of names in it)."""
 
@@ -152,7 +152,7 @@ class FakeFileSystem:
         names = dict(self._durable_names)
         for _, change in survivors(self._unsynced_names, chance):
             _rename(names, change)
-        nodes: dict[Node, Node] = {}
+        nodes: dict[Inode, Inode] = {}
         for path, node in names.items():
             if node not in nodes:
                 nodes[node] = node.after_power_cut(chance)
@@ -178,7 +178,7 @@ class FakeFileSystem:
     def content(self, path: str) -> bytearray:
         return self._names[path].live
 
-    def node(self, path: str) -> Node:
+    def node(self, path: str) -> Inode:
         """A file as the disk has it; ``FileNotFoundError``."""
         if path not in self._names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -208,7 +208,7 @@ class FakeFileSystem:
         if self.capacity is not None and length > 0 and self.used_bytes() + length > self.capacity:
             raise OSError(errno.ENOSPC, "no space left on the fake disk", path)
 
-    def named(self, node: Node) -> bool:
+    def named(self, node: Inode) -> bool:
         return node in self._names.values()
 
     def _change_names(self, path: str, change: NameChange) -> None:
@@ -228,7 +228,7 @@ class FakeFileSystem:
     def create(self, path: str) -> FakeFile:
         self.call("create", path)
         self._vacant(path)
-        node = Node()
+        node = Inode()
         self._change_names(path, {path: node})
         return FakeFile(self, path, node)
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.storage.fake_disk import Node, Write
+from tests.storage.fake_disk import Inode, Write
 from tests.storage.fakes import ERRNOS, FakeFile, FakeFileSystem, injected
 
 SEEDS = range(200)
@@ -89,7 +89,7 @@ def test_an_injected_error_is_what_the_system_would_raise(number: int) -> None:
 
 
 def test_a_sync_answers_for_what_was_written_before_it_began() -> None:
-    node = Node()
+    node = Inode()
     node.change(Write(0, b"a"))
     began = node.changes
     node.change(Write(1, b"b"))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import SETTINGS, Node, Session
+from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session
 from weft.cloud_hub.api.views import completeness_view, stream_lanes
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane
@@ -65,7 +65,7 @@ class OracleEdge:
         self.marks.append(Mark(self.clock, len(self.times)))
         return self.marks[-1]
 
-    async def connect(self, node: Node) -> Session:
+    async def connect(self, node: SequencerNode) -> Session:
         assert node.sequencer is not None
         self.epoch += 1
         self.session = Session(node.sequencer, self.lane, self.epoch)
@@ -80,7 +80,7 @@ class OracleEdge:
         assert all(held.ranges.covers(seq, seq + 1) for seq in early), (held.mark, held.ranges)
 
 
-async def _act(action: str, edge: OracleEdge, node: Node, chance: random.Random) -> None:
+async def _act(action: str, edge: OracleEdge, node: SequencerNode, chance: random.Random) -> None:
     sequencer = node.sequencer
     assert sequencer is not None
     end = len(edge.times)
@@ -110,7 +110,7 @@ async def _act(action: str, edge: OracleEdge, node: Node, chance: random.Random)
 
 async def _history(actions: list[tuple[str, int]], seed: int) -> None:
     chance = random.Random(seed)
-    node = Node(MemoryStore(), chance, replace(SETTINGS, mark_interval_s=0.1))
+    node = SequencerNode(MemoryStore(), chance, replace(SETTINGS, mark_interval_s=0.1))
     await node.start()
     edges = [OracleEdge(lane) for lane in LANES]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, check_log, read_chunks
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_shard_state import complete_up_to
 from weft.cloud_hub.settings import HubSettings
@@ -41,7 +41,7 @@ class Hub:
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.random = random.Random(3)
-        self.nodes = [Node(self.store, random.Random(i)) for i in range(2)]
+        self.nodes = [SequencerNode(self.store, random.Random(i)) for i in range(2)]
         self.log = ShardLog(self.store, CLUSTER, 0, now_ns)
         self.position = 1 << 60
         self.ahead_s = 0.0
@@ -391,7 +391,7 @@ def test_an_ending_takes_the_next_number_beside_busy_nodes() -> None:
 )
 def test_lanes_and_topics_are_bounded_and_the_sentence_names_the_owner(limits: dict[str, int], told: str) -> None:
     async def main() -> None:
-        node = Node(MemoryStore(), random.Random(1), replace(SETTINGS, **limits))
+        node = SequencerNode(MemoryStore(), random.Random(1), replace(SETTINGS, **limits))
         await node.start()
         assert node.sequencer is not None
         assert await Session(node.sequencer, LANE, 1, ["plant/{line}"]).open()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session, read_chunks
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, read_chunks
 from weft.cloud_hub.api.records import RecordReader
 from weft.cloud_hub.api.views import moment
 from weft.protocols import batch
@@ -119,7 +119,7 @@ class SteppingEdge:
         data = batch.encode(1, run.first, columns, run.reading)
         return batch.verify(data), memoryview(data)
 
-    async def connect(self, node: Node) -> Session:
+    async def connect(self, node: SequencerNode) -> Session:
         assert node.sequencer is not None
         self.epoch += 1
         self.session = Session(node.sequencer, self.lane, self.epoch)
@@ -147,7 +147,7 @@ class Claim:
     """The edges that it speaks of: those that it names, or all that are expected."""
 
 
-async def act(action: str, edge: SteppingEdge, node: Node, chance: random.Random) -> None:
+async def act(action: str, edge: SteppingEdge, node: SequencerNode, chance: random.Random) -> None:
     sequencer = node.sequencer
     assert sequencer is not None
     if action == "take":
@@ -177,7 +177,7 @@ async def act(action: str, edge: SteppingEdge, node: Node, chance: random.Random
 async def history(actions: list[tuple[str, int]], seed: int) -> tuple[MemoryStore, list[dict[str, Any]]]:
     chance = random.Random(seed)
     store = MemoryStore()
-    node = Node(store, chance, replace(SETTINGS, mark_interval_s=0.1))
+    node = SequencerNode(store, chance, replace(SETTINGS, mark_interval_s=0.1))
     await node.start()
     edges = [SteppingEdge(lane, chance) for lane in LANES]
     claims: list[Claim] = []

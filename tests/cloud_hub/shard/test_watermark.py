@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SETTINGS, Node, Session
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session
 from tests.cloud_hub.faulty_store import CALM
 from tests.cloud_hub.virtual_time import NS, VirtualLoop, now_ns
 from weft.cloud_hub.shard.watermark import WatermarkGuard
@@ -40,7 +40,7 @@ async def _collect(store: MemoryStore) -> int:
     return watermark
 
 
-async def _write_elsewhere(node: Node, session: Session, first: int, end: int) -> None:
+async def _write_elsewhere(node: SequencerNode, session: Session, first: int, end: int) -> None:
     assert node.sequencer is not None
     for seq in range(first, end):
         await session.send(seq, seq + 1)
@@ -48,12 +48,15 @@ async def _write_elsewhere(node: Node, session: Session, first: int, end: int) -
         await asyncio.sleep(0.2)
 
 
-async def _pause_and_collect(seed: int, validity_s: float) -> tuple[RangeSet, RangeSet, Node]:
+async def _pause_and_collect(seed: int, validity_s: float) -> tuple[RangeSet, RangeSet, SequencerNode]:
     """Returns what the paused node's edge heard acknowledged, what the log truly holds, and the node."""
     rng = random.Random(seed)
     store = MemoryStore()
     settings = replace(SETTINGS, watermark_validity_s=validity_s, follow_interval_s=1e6)
-    paused, busy = Node(store, rng, settings), Node(store, rng, replace(settings, watermark_validity_s=8.0))
+    paused, busy = (
+        SequencerNode(store, rng, settings),
+        SequencerNode(store, rng, replace(settings, watermark_validity_s=8.0)),
+    )
     await paused.start()
     await busy.start()
     assert paused.sequencer is not None
@@ -94,7 +97,7 @@ def test_an_idle_session_whose_lane_went_elsewhere_meanwhile_hears_it_when_the_s
     async def main() -> None:
         rng, store = random.Random(1), MemoryStore()
         settings = replace(SETTINGS, follow_interval_s=1e6)
-        paused, busy = Node(store, rng, settings), Node(store, rng, settings)
+        paused, busy = SequencerNode(store, rng, settings), SequencerNode(store, rng, settings)
         await paused.start()
         await busy.start()
         assert paused.sequencer is not None
@@ -138,7 +141,7 @@ def test_a_relay_is_served_where_the_log_ends_at_the_watermark() -> None:
     async def main() -> None:
         store = MemoryStore()
         settings = replace(SETTINGS, snapshot_chunks=1)
-        writer = Node(store, random.Random(0), settings)
+        writer = SequencerNode(store, random.Random(0), settings)
         await writer.start()
         assert writer.sequencer is not None
         session = Session(writer.sequencer, LANE, 1)
@@ -148,7 +151,7 @@ def test_a_relay_is_served_where_the_log_ends_at_the_watermark() -> None:
         await asyncio.sleep(5.0)
         await writer.kill()
         watermark = await _collect(store)
-        node = Node(store, random.Random(1), settings)
+        node = SequencerNode(store, random.Random(1), settings)
         await node.start()
         assert node.sequencer is not None
         assert node.sequencer.state.n == watermark - 1
@@ -162,9 +165,9 @@ def test_a_relay_is_served_where_the_log_ends_at_the_watermark() -> None:
     virtual_time.run(main())
 
 
-async def _guarded(watermark: int) -> tuple[WatermarkGuard, MemoryStore, Node]:
+async def _guarded(watermark: int) -> tuple[WatermarkGuard, MemoryStore, SequencerNode]:
     store = MemoryStore()
-    node = Node(store, random.Random(0))
+    node = SequencerNode(store, random.Random(0))
     log = ShardLog(node.store, CLUSTER, 0)
     assert await log.swap_manifest(Manifest(watermark, None, watermark), None)
     return WatermarkGuard(log, now_ns, 8.0), store, node

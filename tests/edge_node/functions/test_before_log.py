@@ -17,16 +17,13 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from tests.edge_node.servers.mqtt.harness import RawClient
+from tests.support import live_node
+from tests.support.live_node import LiveNode
 from tests.support.waiting import PATIENCE_S, until
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, Origin
-from weft.edge_node.node import EdgeNode
 from weft.edge_node.reconfigure import ConfigUnusable, FunctionsPart
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
-from weft.protocols.batch import Record, records
 from weft.protocols.mqtt.packets import Will
 from weft.storage.segment_log import LogFull, StreamPolicy
 
@@ -55,38 +52,13 @@ streams:
 """
 
 
-class Node:
-    def __init__(self, node: EdgeNode) -> None:
-        self.node = node
-        address = node.addresses["mqtt"]
-        self.port: int = address.port  # type: ignore[union-attr]
-
-    async def stored(self, stream: str) -> list[Record]:
-        """All records of a stream, once durable."""
-        log, found, seq = self.node.log, list[Record](), 0
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        log.on_durable(lambda error: done.set_result(None) if error is None else done.set_exception(error))
-        await done
-        while batches := log.read(log.stream(stream), seq, 1 << 24):
-            found += [record for data in batches for record in records(data)]
-            seq = found[-1].seq + 1
-        return found
-
-    async def payloads(self, stream: str) -> list[Any]:
-        return [msgspec.json.decode(record.payload) for record in await self.stored(stream)]
-
-
 @asynccontextmanager
-async def running(directory: Path, text: str = CONFIG) -> AsyncIterator[Node]:
-    node = EdgeNode(parse(text, str(directory / "edge.yaml"), EdgeConfig, check).config)
-    await node.start()
-    try:
-        yield Node(node)
-    finally:
-        await node.close()
+async def running(directory: Path, text: str = CONFIG) -> AsyncIterator[LiveNode]:
+    async with live_node.running(directory, text) as node:
+        yield LiveNode(node, directory)
 
 
-def connect(node: Node, name: str, *, clean: bool = True) -> aiomqtt.Client:
+def connect(node: LiveNode, name: str, *, clean: bool = True) -> aiomqtt.Client:
     lasting = Properties(PacketTypes.CONNECT)
     if not clean:
         lasting.SessionExpiryInterval = 600
@@ -264,21 +236,17 @@ async def test_a_key_that_is_missing_stops_the_start(tmp_path: Path) -> None:
 async def test_changed_functions_are_taken_over(tmp_path: Path) -> None:
     async with running(tmp_path) as node, connect(node, "device") as device:
         await device.publish("plant/a/vibration", json(rms=3), 1)
-
-        def configured(text: str) -> EdgeConfig:
-            return parse(text, str(tmp_path / "edge.yaml"), EdgeConfig, check).config
-
-        node.node.reconfigure.apply(configured(CONFIG.replace("rms > 2 and", "rms > 4 and").replace("mm:", "um:")))
+        node.apply(CONFIG.replace("rms > 2 and", "rms > 4 and").replace("mm:", "um:"))
         for rms in (3, 5):
             await device.publish("plant/a/vibration", json(rms=rms), 1)
         assert await node.payloads("shaking") == [{"rms": 3, "mm": 30}, {"rms": 5, "um": 50}]
         keyless = CONFIG.replace("- set: {mm: rms * 10}", "- redact: {hash: [id], key_file: key}")
         with pytest.raises(ConfigUnusable, match=r"functions before the log: streams.shaking: cannot read .*key"):
-            node.node.reconfigure.apply(configured(keyless))
+            node.apply(keyless)
         await device.publish("plant/a/vibration", json(rms=6), 1)
         assert (await node.payloads("shaking"))[-1] == {"rms": 6, "um": 60}
         stored = CONFIG.replace("    raw: discard\n", "", 1).replace("rms > 2 and", "rms > 7 and")
-        node.node.reconfigure.apply(configured(stored))
+        node.apply(stored)
         await device.publish("plant/a/vibration", json(rms=6), 1)
         await device.publish("plant/a/vibration", json(rms=8), 1)
         await until(lambda: node.node._function_figures()["shaking"].rows_out == 1)

@@ -15,12 +15,10 @@ import msgspec
 import pytest
 
 from tests.edge_node.functions.test_pages import _BLOCK, _CONFIG, PAGES, START
+from tests.support import live_node
 from tests.support.waiting import until
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_duration
 from weft.edge_node import node as node_module
-from weft.edge_node.check import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record, records
 
@@ -66,12 +64,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def running(config: str, folder: Path) -> AsyncIterator[EdgeNode]:
     config = config.replace("/var/lib/weft/press-hall", str(folder / "data"))
     text = f'{config}\nhttp: null\nlisteners: {{mqtt: {{bind: "127.0.0.1:0"}}}}\n'
-    node = EdgeNode(parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config)
-    await node.start()
-    try:
+    async with live_node.running(folder, text) as node:
         yield node
-    finally:
-        await node.close()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ ROUTE = Route(Destination((1,), False, False), live=False, marked=False)
 OTHER = Route(Destination((2,), False, False), live=False, marked=False)
 
 
-class Client:
+class NotedSource:
     """A source that notes its answers and refusals."""
 
     def __init__(self, publisher: str) -> None:
@@ -77,7 +77,7 @@ def turn(loop: Loop, store: Store) -> Turn:
     return turn
 
 
-def publish(turn: Turn, client: Client, payload: bytes, answer: bytes = b"", route: Route = ROUTE) -> None:
+def publish(turn: Turn, client: NotedSource, payload: bytes, answer: bytes = b"", route: Route = ROUTE) -> None:
     turn.add(route, b"t", payload, client)
     if answer:
         turn.answer(client, answer)
@@ -95,7 +95,7 @@ def commit(turn: Turn, store: Store, error: Exception | None = None) -> None:
 def test_reads_of_a_turn_are_one_append_and_each_client_gets_its_own_answers(
     loop: Loop, turn: Turn, store: Store
 ) -> None:
-    one, two = Client("one"), Client("two")
+    one, two = NotedSource("one"), NotedSource("two")
     publish(turn, one, b"1", b"a1")
     publish(turn, two, b"2", b"a2")
     publish(turn, one, b"3", b"a3")
@@ -108,7 +108,7 @@ def test_reads_of_a_turn_are_one_append_and_each_client_gets_its_own_answers(
 
 
 def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(loop: Loop, turn: Turn, store: Store) -> None:
-    client, other = Client("one"), Client("two")
+    client, other = NotedSource("one"), NotedSource("two")
     for number in (b"1", b"2", b"3"):
         publish(turn, client, number, b"a" + number)
         publish(turn, other, number)
@@ -120,7 +120,7 @@ def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(loop: Loo
 
 
 def test_answers_of_a_later_commit_wait_for_it(loop: Loop, turn: Turn, store: Store) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     publish(turn, client, b"1", b"a1")
     loop.end_turn()
     first, store.waiting = store.waiting, []
@@ -137,7 +137,7 @@ def test_answers_of_a_later_commit_wait_for_it(loop: Loop, turn: Turn, store: St
 def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
     loop: Loop, turn: Turn, store: Store
 ) -> None:
-    one, two, early = Client("one"), Client("two"), Client("early")
+    one, two, early = NotedSource("one"), NotedSource("two"), NotedSource("early")
     publish(turn, early, b"0", b"a0")
     loop.end_turn()
     commit(turn, store)
@@ -151,7 +151,7 @@ def test_a_failed_commit_refuses_whoever_it_would_have_answered_and_nobody_else(
 
 
 def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, turn: Turn, store: Store) -> None:
-    one, two = Client("one"), Client("two")
+    one, two = NotedSource("one"), NotedSource("two")
     store.full_for = {one}
     publish(turn, one, b"1", b"a1")
     publish(turn, two, b"2", b"a2")
@@ -164,7 +164,7 @@ def test_what_has_no_room_is_refused_and_not_acknowledged(loop: Loop, turn: Turn
 def test_what_must_be_in_the_log_first_is_stored_before_the_end_of_the_turn(
     loop: Loop, turn: Turn, store: Store
 ) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     publish(turn, client, b"1", b"a1")
     turn.store()
     turn.store()
@@ -176,7 +176,7 @@ def test_what_must_be_in_the_log_first_is_stored_before_the_end_of_the_turn(
 
 
 def test_each_destination_gets_a_run_of_its_own(loop: Loop, turn: Turn, store: Store) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     for payload, route in ((b"1", ROUTE), (b"2", OTHER), (b"3", ROUTE)):
         publish(turn, client, payload, b"a" + payload, route)
     loop.end_turn()
@@ -186,7 +186,7 @@ def test_each_destination_gets_a_run_of_its_own(loop: Loop, turn: Turn, store: S
 
 
 def test_an_answer_needs_no_record(loop: Loop, turn: Turn, store: Store) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     turn.answer(client, b"a")
     turn.gathered()
     loop.end_turn()
@@ -195,7 +195,7 @@ def test_an_answer_needs_no_record(loop: Loop, turn: Turn, store: Store) -> None
 
 
 def test_a_long_turn_is_stored_before_its_end(turn: Turn, store: Store) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     turn.bytes = TURN_BYTES_MAX
     publish(turn, client, b"1")
     assert store.stored == []
@@ -205,7 +205,7 @@ def test_a_long_turn_is_stored_before_its_end(turn: Turn, store: Store) -> None:
 
 
 def test_callbacks_of_the_end_of_a_turn_come_after_its_append(loop: Loop, turn: Turn, store: Store) -> None:
-    client, seen = Client("one"), list[int]()
+    client, seen = NotedSource("one"), list[int]()
     turn.at_end(lambda: seen.append(len(store.stored)))
     publish(turn, client, b"1")
     loop.end_turn()
@@ -217,7 +217,7 @@ def test_callbacks_of_the_end_of_a_turn_come_after_its_append(loop: Loop, turn: 
 
 
 def test_a_mistake_in_storing_does_not_end_turns(loop: Loop, turn: Turn, store: Store) -> None:
-    client = Client("one")
+    client = NotedSource("one")
 
     def fail(_gathered: Gathering) -> dict[Source, Exception]:
         raise RuntimeError("a mistake of ours")
@@ -233,7 +233,7 @@ def test_a_mistake_in_storing_does_not_end_turns(loop: Loop, turn: Turn, store: 
 
 
 def test_the_time_is_read_once_a_turn(loop: Loop, turn: Turn) -> None:
-    client = Client("one")
+    client = NotedSource("one")
     publish(turn, client, b"1")
     loop.time = 11.0
     publish(turn, client, b"2")
@@ -243,7 +243,7 @@ def test_the_time_is_read_once_a_turn(loop: Loop, turn: Turn) -> None:
     assert turn.now == 11.0
 
 
-class Faulty(Client):
+class Faulty(NotedSource):
     """A source whose answers and refusals fail by a mistake of ours."""
 
     def acknowledge(self, answers: bytes) -> None:
@@ -255,7 +255,7 @@ class Faulty(Client):
 
 
 def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
-    faulty, good = Faulty("faulty"), Client("good")
+    faulty, good = Faulty("faulty"), NotedSource("good")
     publish(turn, faulty, b"1", b"a1")
     publish(turn, good, b"2", b"a2")
     loop.end_turn()
@@ -264,7 +264,7 @@ def test_one_client_that_fails_takes_no_answer_from_the_others(loop: Loop, turn:
 
 
 def test_one_client_that_fails_keeps_no_refusal_from_the_others(loop: Loop, turn: Turn, store: Store) -> None:
-    faulty, good = Faulty("faulty"), Client("good")
+    faulty, good = Faulty("faulty"), NotedSource("good")
     publish(turn, faulty, b"1", b"a1")
     publish(turn, good, b"2", b"a2")
     loop.end_turn()
@@ -279,7 +279,7 @@ def test_nobody_waits_for_what_a_mistake_left_half_stored(
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(store, "store_each", fail)
-    one, two = Client("one"), Client("two")
+    one, two = NotedSource("one"), NotedSource("two")
     publish(turn, one, b"1", b"a1")
     publish(turn, two, b"2")
     with pytest.raises(RuntimeError):

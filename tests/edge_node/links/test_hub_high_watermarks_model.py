@@ -35,7 +35,7 @@ class Killed(BaseException):
 
 
 @dataclass
-class Node:
+class NodeFiles:
     """What a backup copies."""
 
     log: Streams = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Node:
     gave: dict[str, Streams] = field(default_factory=lambda: {"a": {}, "b": {}})
     """What its links gave each hub; the node itself cannot know."""
 
-    def copied(self) -> Node:
+    def copied(self) -> NodeFiles:
         disk = FakeFileSystem()
         disk.make_directory("/node/links")
         for path in self.disk.paths():
@@ -51,14 +51,14 @@ class Node:
             file.write_at(0, self.disk.content(path))
             file.sync()
         disk.sync_directory("/node/links")
-        return Node(copy.deepcopy(self.log), disk, copy.deepcopy(self.gave))
+        return NodeFiles(copy.deepcopy(self.log), disk, copy.deepcopy(self.gave))
 
 
 class Walk:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.node = Node()
-        self.backups: list[Node] = []
+        self.node = NodeFiles()
+        self.backups: list[NodeFiles] = []
         self.hubs: dict[str, Streams] = {"a": {}, "b": {}}
         self.watermarks: HubHighWatermarks | None = None
         self.records = 0

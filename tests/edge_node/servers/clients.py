@@ -43,7 +43,7 @@ class Refused(Exception):
     """A client that was not let in, with the words it got."""
 
 
-class Client(ABC):
+class ProtocolClient(ABC):
     """A client of one protocol; it blocks, so its methods belong in a thread. Every failure to connect is ``Refused``.
 
     Topics are written with ``/``.
@@ -71,7 +71,7 @@ class Client(ABC):
     def close(self) -> None: ...
 
 
-class Mqtt(Client):
+class Mqtt(ProtocolClient):
     """paho-mqtt, with MQTT 5.0: its PUBACK says whether a message was taken."""
 
     BEGINNING = b"\x10\xff\x7f\x00\x04MQTT"
@@ -123,7 +123,7 @@ class Mqtt(Client):
         self.paho.loop_stop()
 
 
-class Amqp(Client):
+class Amqp(ProtocolClient):
     """pika."""
 
     BEGINNING = b"AMQP\0\0\x09\x01"
@@ -196,7 +196,7 @@ class _Nobody:
 pika.credentials.VALID_TYPES.append(_Nobody)
 
 
-class Amqp1(Client):
+class Amqp1(ProtocolClient):
     """Proton's blocking client."""
 
     BEGINNING = b"AMQP\3\1\0\0"
@@ -256,7 +256,7 @@ class Amqp1(Client):
             self._connection.close()
 
 
-class Http(Client):
+class Http(ProtocolClient):
     """The standard library's client, which keeps its connection. It is let in with its first request."""
 
     BEGINNING = b"POST /v1/topics/t/x HTTP/1.1\r\nHost: a\r\nX: "

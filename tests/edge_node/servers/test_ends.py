@@ -127,14 +127,14 @@ async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
 
 
-def sends(client: amqp1.Client) -> None:
+def sends(client: amqp1.ProtonClient) -> None:
     link = client.sender("plant/a").link
     for number in range(50):
         link.send(amqp1.Message(body=bytes(3000) + b"%d" % number, inferred=True))
     client.connection.wait(lambda: client.connection.conn.transport.pending() <= 0)
 
 
-def receives(client: amqp1.Client) -> None:
+def receives(client: amqp1.ProtonClient) -> None:
     """Deliveries of a stream, a topic and a queue are not settled."""
     stream, topic, jobs = (client.receiver(each) for each in ("stream/telemetry", "plant/#", "queue/jobs"))
     client.send("plant/a", *(amqp1.Message(body=bytes(1000), inferred=True) for _ in range(20)))

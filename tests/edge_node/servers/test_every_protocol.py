@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Client, Http, Mqtt, Refused, Way
+from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Http, Mqtt, ProtocolClient, Refused, Way
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.edge_node.servers.mqtt.test_listeners import changed, running, stored, write
 from tests.edge_node.servers.proxy import proxy
@@ -28,7 +28,7 @@ MUTUAL = ", anonymous: never" + TLS % ", client_ca: authority.pem%s"
 RULES = "user press-7\ntopic readwrite t/press-7/#\n"
 
 pytestmark = pytest.mark.parametrize("make", PROTOCOLS)
-Make = Callable[[Way], Client]
+Make = Callable[[Way], ProtocolClient]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def trusting(way: Way, authority: Authority, pem: Pem | None = None) -> Way:
     return replace(way, tls=context, files=files, shows_certificate=pem is not None)
 
 
-async def entered(make: Make, way: Way) -> Client:
+async def entered(make: Make, way: Way) -> ProtocolClient:
     client = make(way)
     await asyncio.to_thread(client.connect)
     return client
@@ -83,20 +83,20 @@ async def refusal(make: Make, way: Way) -> str:
         await left(client)
 
 
-async def left(*clients: Client) -> None:
+async def left(*clients: ProtocolClient) -> None:
     for client in clients:
         await asyncio.to_thread(client.close)
 
 
-async def publishes(client: Client, topic: str) -> bool:
+async def publishes(client: ProtocolClient, topic: str) -> bool:
     return await asyncio.to_thread(client.publish, topic)
 
 
-async def subscribes(client: Client, topic: str) -> bool:
+async def subscribes(client: ProtocolClient, topic: str) -> bool:
     return await asyncio.to_thread(client.subscribe, topic)
 
 
-async def is_closed(client: Client) -> bool:
+async def is_closed(client: ProtocolClient) -> bool:
     return await asyncio.to_thread(client.is_closed)
 
 

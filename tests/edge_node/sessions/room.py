@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any
 
-from tests.edge_node.sessions.store.helpers import Node
+from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
 from weft.bounds import Rounds
 from weft.edge_node.counters import Counters
@@ -30,7 +30,7 @@ from weft.protocols.mqtt.packets import Connect, Subscription
 from weft.protocols.mqtt.properties import Properties
 
 QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
-NODES: list[Node] = []
+NODES: list[StoredNode] = []
 """Nodes of the test at hand, for ``close_all``."""
 
 
@@ -73,7 +73,7 @@ class User:
         return True
 
 
-class Client(Socket):
+class RoomClient(Socket):
     """A connection, which leaves its session when it is displaced."""
 
     def __init__(self, room: Room) -> None:
@@ -90,9 +90,9 @@ class Client(Socket):
 class Room:
     """A node's sessions; ``killed`` and ``stopped`` are what the next node finds."""
 
-    def __init__(self, node: Node | None = None, limits: SessionLimits = SessionLimits()) -> None:
+    def __init__(self, node: StoredNode | None = None, limits: SessionLimits = SessionLimits()) -> None:
         if node is None:
-            node = Node()
+            node = StoredNode()
             NODES.append(node)
         self.node = node
         self.limits = limits
@@ -122,20 +122,20 @@ class Room:
     def connect(
         self, client_id: str, *, expiry: int = 1000, will: Any = None, clean: bool = False, user: str | None = None,
         address: str = "",
-    ) -> Client:  # fmt: skip
+    ) -> RoomClient:  # fmt: skip
         """A client that has its CONNACK, and its session."""
-        client, properties = Client(self), Properties(session_expiry_interval=expiry)
+        client, properties = RoomClient(self), Properties(session_expiry_interval=expiry)
         packet = Connect(client_id, version=5, clean_start=clean, will=will, properties=properties)
         client.session, _ = self.sessions.open(packet, client_id, None if user is None else User(user), client, address)
         self.sessions.resume(client.session, Wire(5), 65_535)
         return client
 
-    def subscribe(self, client: Client, text: str, qos: int = 1) -> int:
+    def subscribe(self, client: RoomClient, text: str, qos: int = 1) -> int:
         assert client.session is not None
         code, _ = self.sessions.filters.subscribe(client.session, Subscription(text, qos), None)
         return code
 
-    def subscribe_all(self, client: Client, *filters: str) -> list[int]:
+    def subscribe_all(self, client: RoomClient, *filters: str) -> list[int]:
         assert client.session is not None
         wanted = [Subscription(text, 1) for text in filters]
         return [code for code, _ in self.sessions.filters.subscribe_all(client.session, wanted, None)]
@@ -144,7 +144,7 @@ class Room:
         for payload in payloads:
             self.ingest.publish(Record(topic, payload, QOS_FLAGS[qos]))
 
-    def leave(self, client: Client, *, with_will: bool = True) -> None:
+    def leave(self, client: RoomClient, *, with_will: bool = True) -> None:
         assert client.session is not None
         self.sessions.close(client.session, with_will=with_will)
 

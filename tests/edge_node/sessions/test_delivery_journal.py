@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
 from weft.edge_node.sessions.delivery_journal import DeliveryJournal
 from weft.edge_node.sessions.records import Sent
@@ -14,8 +14,8 @@ from weft.storage.segment_log import LogFull
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    node = Node()
+def node() -> Iterator[StoredNode]:
+    node = StoredNode()
     yield node
     node.stop_database()
 
@@ -24,7 +24,7 @@ def full(*_: object) -> None:
     raise LogFull("no room")
 
 
-def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node: Node) -> None:
+def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node: StoredNode) -> None:
     stream, sent = node.log.stream("telemetry"), list[str]()
     put(node.log, stream, b"x")
     shares: list[str] = []
@@ -44,14 +44,14 @@ def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node:
     assert node.sessions()["pi"].inflight == {1: Sent(stream, 0, 2, True)}
 
 
-def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: Node) -> None:
+def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: StoredNode) -> None:
     journal = DeliveryJournal(node.log, node.state.journal, full)
     assert not journal.before_sending("pi", {}, ["$share/g/t"], lambda: pytest.fail("sent"))
     node.commit()
 
 
 def test_what_a_restart_may_miss_is_passed_over_when_there_is_no_room(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: StoredNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = DeliveryJournal(node.log, node.state.journal, full)
     for name in ("sent", "completed", "pubrec"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.edge_node.sessions.window.clients import Clients
 from tests.support.waiting import until
 from weft.bounds import Rounds, rounds
@@ -30,7 +30,9 @@ TOPICS = 30
 WINDOW = 5
 
 
-async def rest(node: Node, client: RawClient, publisher: RawClient, first: list[Publish]) -> dict[bytes, list[bytes]]:
+async def rest(
+    node: BrokerNode, client: RawClient, publisher: RawClient, first: list[Publish]
+) -> dict[bytes, list[bytes]]:
     """Topic -> the payloads that a client is still sent, in order, as it acknowledges them."""
 
     async def receive() -> dict[bytes, list[bytes]]:

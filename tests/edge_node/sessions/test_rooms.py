@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.room import Client, Room, close_all
+from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.window.states import State
@@ -27,7 +27,7 @@ def _close_rooms() -> Iterator[None]:
     close_all()
 
 
-def payloads(client: Client) -> list[bytes]:
+def payloads(client: RoomClient) -> list[bytes]:
     """What a client was sent."""
     data, at, found = b"".join(client), 0, []
     while at < len(data):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.sessions.room import Client, Room, close_all
+from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.edge_node.sessions.test_rooms import payloads
 from tests.support.waiting import until
 from weft.edge_node.sessions.redelivery import Redelivery
@@ -35,7 +35,7 @@ def messages_of(room: Room) -> StoredMessages:
     return StoredMessages(room.node.log, room.ingest, lambda: 1000, room.counters)
 
 
-def reader_of(room: Room, client: Client, **known: Any) -> tuple[SessionReader, int]:
+def reader_of(room: Room, client: RoomClient, **known: Any) -> tuple[SessionReader, int]:
     assert client.session is not None
     found = SessionReader(
         client.session.window, room.subscriptions, messages_of(room), room.outbox, room.counters, **known

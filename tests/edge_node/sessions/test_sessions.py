@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
@@ -29,7 +29,7 @@ from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
-async def stay(node: Node, client_id: str, *filters: tuple[str, int]) -> RawClient:
+async def stay(node: BrokerNode, client_id: str, *filters: tuple[str, int]) -> RawClient:
     """A client of a session that outlives its connection."""
     client = await RawClient.connect(node.port, client_id, clean_start=False)
     if filters:
@@ -37,7 +37,7 @@ async def stay(node: Node, client_id: str, *filters: tuple[str, int]) -> RawClie
     return client
 
 
-async def leave(node: Node, client: RawClient) -> None:
+async def leave(node: BrokerNode, client: RawClient) -> None:
     left = node.counters.connections - 1
     await client.close()
     await until(lambda: node.counters.connections == left)

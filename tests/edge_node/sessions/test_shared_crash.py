@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.slices import SLICE
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
@@ -23,26 +23,26 @@ SELDOM_S = 1e9
 
 
 @asynccontextmanager
-async def node_of(directory: Path, **options: Any) -> AsyncIterator[Node]:
+async def node_of(directory: Path, **options: Any) -> AsyncIterator[BrokerNode]:
     limits = SessionLimits(inflight_max=options.pop("inflight_max", 20))
     async with running(directory, limits=limits, positions_interval_s=SELDOM_S, sys_interval_s=None, **options) as node:
         yield node
 
 
-async def member(node: Node, client_id: str, qos: int | None = None, *, stays: bool = True) -> RawClient:
+async def member(node: BrokerNode, client_id: str, qos: int | None = None, *, stays: bool = True) -> RawClient:
     client = await RawClient.connect(node.port, client_id, clean_start=not stays)
     if qos is not None:
         await client.subscribe((SHARED, qos))
     return client
 
 
-async def leave(node: Node, client: RawClient) -> None:
+async def leave(node: BrokerNode, client: RawClient) -> None:
     left = node.counters.connections - 1
     await client.close()
     await until(lambda: node.counters.connections == left)
 
 
-async def publish(node: Node, *payloads: bytes) -> None:
+async def publish(node: BrokerNode, *payloads: bytes) -> None:
     """At QoS 2, stored when this returns."""
     device = await RawClient.connect(node.port, "device")
     for packet_id, payload in enumerate(payloads, 1):

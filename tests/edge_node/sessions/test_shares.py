@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.room import NODES, Client, Room, close_all
-from tests.edge_node.sessions.store.helpers import Node
+from tests.edge_node.sessions.room import NODES, Room, RoomClient, close_all
+from tests.edge_node.sessions.store.helpers import StoredNode
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -171,7 +171,9 @@ async def test_messages_that_one_owner_does_not_acknowledge_leave_memory_for_oth
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) -> None:
-    room = Room(Node(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000)))
+    room = Room(
+        StoredNode(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000))
+    )
     NODES.append(room.node)
     alice, mallory = room.connect("a", user="alice"), room.connect("1", user="mallory")
     for number in range(10):
@@ -199,7 +201,9 @@ def test_who_changes_sessions_too_often_has_absences_noted_later(stops: bool) ->
 
 
 def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> None:
-    room = Room(Node(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000)))
+    room = Room(
+        StoredNode(settings=StateSettings(reserve_bytes=4096, save_interval_s=3600, journal_bytes_per_user=1_000))
+    )
     NODES.append(room.node)
     mallory = room.connect("1", user="mallory")
     for number in range(10):
@@ -212,6 +216,6 @@ def test_a_crash_before_an_absence_is_noted_loses_nothing_of_the_session() -> No
     assert session.absence.lost_at is not None
 
 
-def session_of(client: Client) -> Session:
+def session_of(client: RoomClient) -> Session:
     assert client.session is not None
     return client.session

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -28,7 +28,7 @@ def delayed(seconds: int) -> Will:
     return Will(b"alarm/late", b"late", 1, False, Properties(will_delay_interval=seconds))
 
 
-async def alarms(node: Node) -> list[bytes]:
+async def alarms(node: BrokerNode) -> list[bytes]:
     """What is in the log of the wills' topics."""
     return [record.payload for record in await node.stored("alarms")]
 
@@ -170,7 +170,7 @@ async def test_a_will_that_waited_comes_after_a_crash(tmp_path: Path, monkeypatc
 
 
 @contextmanager
-def slow_database(node: Node) -> Any:
+def slow_database(node: BrokerNode) -> Any:
     """Nothing is written to the database."""
     node.state.retained._requested = True
     yield

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import aiomqtt
 
+from tests.support import live_node
+from tests.support.live_node import LiveNode
 from tests.support.waiting import PATIENCE_S, until
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.node import EdgeNode
 from weft.edge_node.sources.status import SourceStatus
-from weft.protocols.batch import Flag, Record, records
+from weft.protocols.batch import Flag, Record
 
 NODE = """\
 node: a
@@ -35,28 +33,14 @@ FULL = NODE.replace('"plant/#"}}', '["plant/#", "+"], retain: {{size: 1MiB}}}}\n
 )
 
 
-class SourceNode:
-    """A node, and what is in its log."""
-
-    def __init__(self, node: EdgeNode, folder: Path) -> None:
-        self.node = node
-        self.folder = folder
-        self.port: int = node.addresses["mqtt"].port  # type: ignore[union-attr]
+class SourceNode(LiveNode):
+    """A node with sources."""
 
     def source(self, name: str = "plant") -> SourceStatus:
         return next(each for each in self.node.status.sources() if each.name == name)
 
     def durable(self, stream: str = "telemetry") -> int:
         return self.node.log.durable_end(self.node.log.stream(stream))
-
-    async def stored(self, stream: str = "telemetry") -> list[Record]:
-        """All records of a stream that are on disk."""
-        log, found, seq = self.node.log, list[Record](), 0
-        await log.durable()
-        while batches := log.read(log.stream(stream), seq, 1 << 24):
-            found += [record for data in batches for record in records(data)]
-            seq = found[-1].seq + 1
-        return found
 
     async def whole(self, count: int, seconds: float = 30) -> list[Record]:
         """All records, once there are so many different ones."""
@@ -72,22 +56,11 @@ class SourceNode:
         wanted = self.source().messages + count
         await until(lambda: self.source().messages >= wanted or sending.done())
 
-    def apply(self, text: str) -> None:
-        self.node.reconfigure.apply(configuration(self.folder, text))
-
-
-def configuration(folder: Path, text: str) -> EdgeConfig:
-    return parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config
-
 
 @asynccontextmanager
 async def running(folder: Path, sources: str, node: str = NODE, name: str = "data") -> AsyncIterator[SourceNode]:
-    found = EdgeNode(configuration(folder, node.format(name=name) + sources))
-    await found.start()
-    try:
+    async with live_node.running(folder, node.format(name=name) + sources) as found:
         yield SourceNode(found, folder)
-    finally:
-        await found.close()
 
 
 def mqtt_source(port: int, more: str = "", keep_alive: str = "2s") -> str:

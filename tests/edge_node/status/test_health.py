@@ -6,10 +6,7 @@ from pathlib import Path
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import open_log
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
-from weft.edge_node.check import check
-from weft.edge_node.node import EdgeNode
+from tests.support import live_node
 from weft.edge_node.status.health import Health
 
 CONFIG = """\
@@ -40,11 +37,9 @@ def test_a_failed_database_is_a_reason_to_start_again() -> None:
 
 
 async def test_a_node_is_ready_from_its_start_until_its_listeners_close(tmp_path: Path) -> None:
-    node = EdgeNode(parse(CONFIG, str(tmp_path / "edge.yaml"), EdgeConfig, check).config)
-    await node.start()
-    health = Health(node.log, lambda: False, lambda: node.listeners.is_open)
-    assert health.unready() == []
-    node.listeners.stop()
-    assert health.unready() == ["the listeners are not open"]
-    assert health.unhealthy() == []
-    await node.close()
+    async with live_node.running(tmp_path, CONFIG) as node:
+        health = Health(node.log, lambda: False, lambda: node.listeners.is_open)
+        assert health.unready() == []
+        node.listeners.stop()
+        assert health.unready() == ["the listeners are not open"]
+        assert health.unhealthy() == []

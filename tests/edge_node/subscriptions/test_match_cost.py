@@ -30,13 +30,13 @@ class Visited:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counted = self
 
-        class Node(filter_tree._Node[str]):
+        class CountedNode(filter_tree._Node[str]):
             def __getattribute__(self, name: str) -> object:
                 counted.visits += name == "children"
                 return super().__getattribute__(name)
 
         self.visits = 0
-        monkeypatch.setattr(filter_tree, "_Node", Node)
+        monkeypatch.setattr(filter_tree, "_Node", CountedNode)
         self.tree: FilterTree[str] = FilterTree()
 
     def count(self, topic: str) -> int:

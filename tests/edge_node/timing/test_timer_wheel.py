@@ -40,7 +40,7 @@ class Clock:
         self.now = when
 
 
-class Client:
+class Waiter:
     """Waits until ``deadline``."""
 
     def __init__(self, deadline: float) -> None:
@@ -64,7 +64,7 @@ def wheel() -> tuple[Clock, TimerWheel]:
 @given(st.lists(st.floats(0, 3 * TURN_S), max_size=20), st.floats(0, 10))
 def test_everybody_is_asked_within_a_tick_of_the_deadline(delays: list[float], late: float) -> None:
     clock, timers = wheel()
-    clients = [Client(clock.now + delay) for delay in delays]
+    clients = [Waiter(clock.now + delay) for delay in delays]
     for client in clients:
         timers.set(client, client.deadline)
     clock.run_until(clock.now + late)
@@ -78,7 +78,7 @@ def test_everybody_is_asked_within_a_tick_of_the_deadline(delays: list[float], l
 
 def test_who_was_cancelled_or_set_anew_is_not_asked_at_the_old_time() -> None:
     clock, timers = wheel()
-    gone, later = Client(clock.now + 1), Client(clock.now + 50)
+    gone, later = Waiter(clock.now + 1), Waiter(clock.now + 50)
     timers.set(gone, gone.deadline)
     timers.set(later, clock.now + 1)
     timers.set(later, later.deadline)
@@ -93,7 +93,7 @@ def test_who_was_cancelled_or_set_anew_is_not_asked_at_the_old_time() -> None:
 def test_a_client_may_cancel_another_when_asked() -> None:
     clock, timers = wheel()
 
-    class Ending(Client):
+    class Ending(Waiter):
         other: Ending
 
         def due(self, now: float) -> float | None:
@@ -110,7 +110,7 @@ def test_a_client_may_cancel_another_when_asked() -> None:
 
 async def test_it_runs_on_a_real_loop() -> None:
     timers = TimerWheel(asyncio.get_running_loop(), 0.01)
-    client = Client(asyncio.get_running_loop().time() + 0.02)
+    client = Waiter(asyncio.get_running_loop().time() + 0.02)
     timers.set(client, client.deadline)
     async with asyncio.timeout(PATIENCE_S):
         while client.ended is None:  # noqa: ASYNC110

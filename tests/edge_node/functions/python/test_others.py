@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.functions.test_before_log import Node, connect, json, running
+from tests.edge_node.functions.test_before_log import connect, json, running
+from tests.support.live_node import LiveNode
 from tests.support.waiting import until
 
 CONFIG = """
@@ -27,7 +28,7 @@ BAD = {"raises": "raise ValueError('no')", "greedy": "found = bytearray(1 << 32)
 COUNT = 50
 
 
-def rows(node: Node, stream: str) -> tuple[int, int]:
+def rows(node: LiveNode, stream: str) -> tuple[int, int]:
     found = node.node._function_figures()[stream]
     return found.rows_out, found.rows_rejected
 

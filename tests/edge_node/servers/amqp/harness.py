@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.edge_node.servers.mqtt.harness import Guest, Node, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, Guest, running
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.counters import AmqpCounters
@@ -39,7 +39,7 @@ MethodT = TypeVar("MethodT", bound=Method)
 
 @dataclass
 class AmqpNode:
-    node: Node
+    node: BrokerNode
     amqp: Amqp
     queues: Queues
     counters: AmqpCounters

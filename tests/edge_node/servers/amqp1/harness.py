@@ -21,7 +21,7 @@ from proton import ConnectionException, Delivery, Message, Terminus, symbol, tim
 from proton.reactor import AtMostOnce, DurableSubscription, Filter, LinkOption
 from proton.utils import BlockingConnection, BlockingReceiver, BlockingSender, LinkDetached, SendException
 
-from tests.edge_node.servers.mqtt.harness import Guest, Node, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, Guest, running
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.connection import Amqp1Connection
@@ -30,8 +30,8 @@ from weft.edge_node.servers.listeners.by_prefix import ByPrefix
 from weft.protocols.amqp1.opening import AMQP, SASL
 
 __all__ = [
-    "AMQP", "PATIENCE_S", "SASL", "Amqp", "AtMostOnce", "BlockingReceiver", "BlockingSender", "Client",
-    "ConnectionException", "Delivery", "DurableSubscription", "Filter", "LinkDetached", "LinkOption", "Message", "Raw",
+    "AMQP", "PATIENCE_S", "SASL", "Amqp", "AtMostOnce", "BlockingReceiver", "BlockingSender", "ConnectionException",
+    "Delivery", "DurableSubscription", "Filter", "LinkDetached", "LinkOption", "Message", "ProtonClient", "Raw",
     "SendException", "Terminus", "amqp", "in_thread", "symbol", "timestamp", "ulong",
 ]  # fmt: skip
 
@@ -47,7 +47,7 @@ async def in_thread(work: Callable[..., Answer], *arguments: Any, **named: Any) 
 class Amqp:
     """A node and its port for AMQP."""
 
-    node: Node
+    node: BrokerNode
     parts: Parts
     port: int
 
@@ -55,11 +55,11 @@ class Amqp:
     def url(self) -> str:
         return f"amqp://127.0.0.1:{self.port}"
 
-    async def client(self, container: str = "container", **options: Any) -> Client:
-        return await in_thread(Client, self.url, container, **options)
+    async def client(self, container: str = "container", **options: Any) -> ProtonClient:
+        return await in_thread(ProtonClient, self.url, container, **options)
 
 
-class Client:
+class ProtonClient:
     """A blocking connection of Proton's; call its methods through ``in_thread``."""
 
     def __init__(self, url: str, container: str, **options: Any) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.edge_node.servers.amqp1.harness import (
     BlockingReceiver,
-    Client,
     ConnectionException,
     Delivery,
     DurableSubscription,
     Filter,
     Message,
+    ProtonClient,
     symbol,
 )
 from tests.support.processes import Node
@@ -35,7 +35,7 @@ IN_FLIGHT = 100
 ACCEPTED_MIN = 300
 
 
-def send_until_killed(client: Client, node: Node) -> list[bytes]:
+def send_until_killed(client: ProtonClient, node: Node) -> list[bytes]:
     """Keep messages in flight, kill the node in the midst of them, and return those that were accepted."""
     sender, sent, accepted = client.sender("plant/1/x"), [], 0
     try:
@@ -58,11 +58,11 @@ def test_nothing_that_was_accepted_is_lost(tmp_path: Path) -> None:
     config.write_text(CONFIG.format(port=port))
     url = f"amqp://127.0.0.1:{port}"
     node = Node("edge", config)
-    accepted = send_until_killed(Client(url, "sender"), node)
+    accepted = send_until_killed(ProtonClient(url, "sender"), node)
     assert len(accepted) >= ACCEPTED_MIN
     node = Node("edge", config)
     try:
-        client = Client(url, "reader")
+        client = ProtonClient(url, "reader")
         options = Filter({symbol("weft:offset-spec"): "first"})
         receiver = client.receiver("stream/telemetry", options=options)
         found = [bytes(each.body) for each in client.receive(receiver, len(accepted))]
@@ -80,11 +80,11 @@ def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) ->
     config.write_text(CONFIG.format(port=port))
     url = f"amqp://127.0.0.1:{port}"
     node = Node("edge", config)
-    sender = Client(url, "sender")
+    sender = ProtonClient(url, "sender")
     bodies = [b"%d" % number for number in range(count)]
     sender.send("plant/1/x", *[Message(body=body, inferred=True) for body in bodies])
     before: list[bytes] = []
-    receiver = durable(Client(url, "reader"))
+    receiver = durable(ProtonClient(url, "reader"))
     try:
         for _ in range(count):
             message = receiver.receive(timeout=PATIENCE_S)
@@ -97,7 +97,7 @@ def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) ->
     assert ACCEPTED_MIN <= len(before) < count
     node = Node("edge", config)
     try:
-        client = Client(url, "reader")
+        client = ProtonClient(url, "reader")
         receiver = durable(client)
         after: list[bytes] = []
         while not after or after[-1] != bodies[-1]:
@@ -112,7 +112,7 @@ def test_a_durable_receiver_goes_on_after_its_node_was_killed(tmp_path: Path) ->
         node.kill()
 
 
-def durable(client: Client) -> BlockingReceiver:
+def durable(client: ProtonClient) -> BlockingReceiver:
     """The reader's link, the same every time."""
     options = [DurableSubscription(), Filter({symbol("weft:offset-spec"): "first"})]
     return client.receiver("stream/telemetry", name="my-link", options=options)

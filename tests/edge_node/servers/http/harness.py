@@ -13,11 +13,9 @@ from typing import Any
 
 import aiohttp
 
+from tests.support import live_node
 from tests.support.waiting import PATIENCE_S
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
 from weft.config.units import Address
-from weft.edge_node.check import check
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record, records
 
@@ -95,11 +93,6 @@ def stored(node: EdgeNode, stream: str) -> list[Record]:
     return found
 
 
-def config_of(folder: Path, listener: str = "", more: str = "") -> EdgeConfig:
-    text = CONFIG.format(folder=folder, listener=listener, more=more)
-    return parse(text, str(folder / "edge.yaml"), EdgeConfig, check).config
-
-
 @asynccontextmanager
 async def running(folder: Path, listener: str = "", more: str = "") -> AsyncIterator[HttpNode]:
     """A node until the block ends.
@@ -108,10 +101,8 @@ async def running(folder: Path, listener: str = "", more: str = "") -> AsyncIter
         listener: more of the listener's settings, ``, anonymous: never``.
         more: further sections.
     """
-    node = EdgeNode(config_of(folder, listener, more))
-    await node.start()
-    try:
-        async with aiohttp.ClientSession() as session:
-            yield HttpNode(node, session)
-    finally:
-        await node.close()
+    async with (
+        live_node.running(folder, CONFIG.format(folder=folder, listener=listener, more=more)) as node,
+        aiohttp.ClientSession() as session,
+    ):
+        yield HttpNode(node, session)

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
 from weft.edge_node.access.credentials import Credentials
@@ -31,7 +28,7 @@ from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.protocols.batch import ClockReading, ClockState, Record, records
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.packets import ConnAck, Connect, Packet, SubAck, Subscribe, Subscription
+from weft.protocols.mqtt.packets import Connect, Packet, SubAck, Subscribe, Subscription
 from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 from weft.storage.filesystem import File, OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
@@ -146,7 +143,7 @@ class Guest:
 
 
 @dataclass
-class Node:
+class BrokerNode:
     log: SegmentLog
     broker: Broker
     state: BrokerState
@@ -184,7 +181,7 @@ async def running(
     kill: bool = False,
     unrouted: Policy = "keep",
     **settings: Any,
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[BrokerNode]:
     """A node until the block ends.
 
     Args:
@@ -213,7 +210,7 @@ async def running(
     broker.start()
     server = await loop.create_server(lambda: ClientConnection(broker, door, Guest(counters)), "127.0.0.1", 0)
     try:
-        yield Node(log, broker, state, door, counters, server.sockets[0].getsockname()[1])
+        yield BrokerNode(log, broker, state, door, counters, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         if kill:
@@ -320,44 +317,3 @@ class RawClient:
 
     async def close(self) -> None:
         self.writer.close()
-
-
-class PahoClient:
-    """paho-mqtt on its own thread, seen from the event loop."""
-
-    def __init__(self, client_id: str, *, clean_session: bool = True) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, clean_session=clean_session)
-        self.connects: asyncio.Queue[ConnAck] = asyncio.Queue()
-        self.messages: asyncio.Queue[paho.MQTTMessage] = asyncio.Queue()
-        self.grants: asyncio.Queue[list[int]] = asyncio.Queue()
-        self.client.on_connect = lambda _c, _u, flags, code, _p: self._put(
-            self.connects, ConnAck(flags.session_present, code.value)
-        )
-        self.client.on_message = lambda _c, _u, message: self._put(self.messages, message)
-        self.client.on_subscribe = lambda _c, _u, _m, codes, _p: self._put(self.grants, [code.value for code in codes])
-
-    def _put(self, queue: asyncio.Queue[Any], item: Any) -> None:
-        self._loop.call_soon_threadsafe(queue.put_nowait, item)
-
-    async def connect(self, port: int) -> ConnAck:
-        self.client.connect_async("127.0.0.1", port, keepalive=30)
-        self.client.loop_start()
-        return await asyncio.wait_for(self.connects.get(), PATIENCE_S)
-
-    async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
-        self.client.subscribe(list(filters))
-        return await asyncio.wait_for(self.grants.get(), PATIENCE_S)
-
-    async def publish(self, topic: str, payload: bytes, qos: int, *, retain: bool = False) -> None:
-        """Publish and wait until the server has acknowledged (QoS 1, 2) or the packet was sent (QoS 0)."""
-        info = self.client.publish(topic, payload, qos, retain)
-        await asyncio.to_thread(info.wait_for_publish, PATIENCE_S)
-        assert info.is_published()
-
-    async def message(self) -> paho.MQTTMessage:
-        return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
-
-    async def close(self) -> None:
-        self.client.disconnect()
-        await asyncio.to_thread(self.client.loop_stop)

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -131,7 +131,7 @@ class BrokerModel(RuleBasedStateMachine):
     async def _start(self) -> None:
         self.stack = AsyncExitStack()
         limits = SessionLimits(inflight_max=3, queue_bytes_max=ROOM, expiry_s_of_old_versions=EXPIRY_OF_OLD_VERSIONS_S)
-        self.node: Node = await self.stack.enter_async_context(
+        self.node: BrokerNode = await self.stack.enter_async_context(
             running(
                 self.directory, patterns={"plant": ["plant/#"]}, limits=limits, sys_interval_s=None,
                 state_settings=StateSettings(save_interval_s=1e9), wall_clock=self._wall_clock,
@@ -406,7 +406,7 @@ class BrokerModel(RuleBasedStateMachine):
         assert set(data[::4]) <= {0x40 if qos == 1 else 0x50}
         return len(data) // 4
 
-    async def _leave_behind(self, node: Node, stack: AsyncExitStack) -> None:
+    async def _leave_behind(self, node: BrokerNode, stack: AsyncExitStack) -> None:
         for client in CLIENTS:
             model = self.models[client]
             if model.connection is not None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import PahoClient, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
+from tests.support.mqtt_client import PahoClient
 from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import Flag
 from weft.protocols.mqtt.encoder import encode, encode_publish
@@ -42,7 +43,7 @@ TOPIC = b"plant/a/t"
 async def test_paho_publishes_are_stored_in_order_with_their_topic(tmp_path: Path, qos: int) -> None:
     async with running(tmp_path) as node:
         device = PahoClient("device")
-        assert await device.connect(node.port) == ConnAck(False, 0)
+        assert (await device.connect(node.port), device.session_present) == ("Success", False)
         for number in range(5):
             await device.publish("plant/a/t", b"%d" % number, qos)
         await device.close()
@@ -458,7 +459,7 @@ async def test_who_is_not_let_in_any_more_takes_nothing_over(tmp_path: Path) -> 
 async def test_paho_resumes_its_session(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         first = PahoClient("c", clean_session=False)
-        assert await first.connect(node.port) == ConnAck(False, 0)
+        assert (await first.connect(node.port), first.session_present) == ("Success", False)
         assert await first.subscribe(("plant/+/t", 2), ("alarm/#", 0)) == [2, 0]
         await first.close()
         await until(lambda: node.counters.connections == 0)
@@ -466,7 +467,7 @@ async def test_paho_resumes_its_session(tmp_path: Path) -> None:
         await device.connect(node.port)
         await device.publish("plant/a/t", b"away", 2)
         second = PahoClient("c", clean_session=False)
-        assert await second.connect(node.port) == ConnAck(True, 0)
+        assert (await second.connect(node.port), second.session_present) == ("Success", True)
         message = await second.message()
         assert (message.topic, message.payload, message.qos) == ("plant/a/t", b"away", 2)
         await device.publish("alarm/x", b"now", 1)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.mqtt.test_listeners import Client, running, stored
+from tests.edge_node.servers.mqtt.test_listeners import ListenerClient, running, stored
+from tests.support.waiting import PATIENCE_S
 from weft.config.units import Address
 from weft.edge_node.servers.broker.broker import BrokerSettings
 
@@ -17,13 +18,13 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
     clients = []
     async with running(tmp_path, listeners) as node:
         for name in ("mqtt", "ws"):
-            client = Client(node, name, client_id=name)
+            client = ListenerClient(node, name, client_id=name)
             client.paho.will_set("t/will", "gone")
-            assert await client.connect() == "Success"
+            assert await client.enter() == "Success"
             clients.append(client)
         address = node.addresses["mqtt"]
     for client in clients:
-        assert await asyncio.to_thread(client.lost.wait, 10)
+        assert await asyncio.to_thread(client.lost.wait, PATIENCE_S)
         await client.close()
     assert stored(node) == 0
     assert isinstance(address, Address)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import queue
 import resource
 import signal
 import ssl
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,17 +15,15 @@ from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
+from tests.support.live_node import configuration
+from tests.support.mqtt_client import PahoClient
 from tests.support.waiting import PATIENCE_S, until
-from weft.config.load import parse
-from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket
 from weft.edge_node.access import users
-from weft.edge_node.check import check
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.listeners.listeners import with_files_for
 from weft.edge_node.servers.listeners.settings import AdmissionLimits
@@ -51,7 +47,7 @@ def authority(tmp_path: Path) -> Authority:
 async def running(directory: Path, text: str) -> AsyncIterator[EdgeNode]:
     """A node that reads its files again as it does in its own process."""
     text = f"node: a\ndata_dir: data\nhttp: null\nstreams: {{t: {{from: 't/#'}}}}\n{text}"
-    node = EdgeNode(parse(text, str(directory / "edge.yaml"), EdgeConfig, check).config)
+    node = EdgeNode(configuration(directory, text))
     stop = asyncio.Event()
     await node.start()
     run = asyncio.create_task(node.run(stop))
@@ -64,72 +60,39 @@ async def running(directory: Path, text: str) -> AsyncIterator[EdgeNode]:
         await node.close()
 
 
-class Client:
-    """paho-mqtt, whose thread is not the node's. A connection that is lost or refused stays so."""
+class ListenerClient(PahoClient):
+    """A client of one listener."""
 
     def __init__(self, node: EdgeNode, listener: str, **options: Any) -> None:
         self.address = node.addresses[listener]
         transport = {"ws": "websockets", "wss": "websockets"}.get(listener, "tcp")
         if isinstance(self.address, UnixSocket):
             transport = "unix"
-        self.paho = paho.Client(
-            CallbackAPIVersion.VERSION2, transport=transport, reconnect_on_failure=False, **options
-        )  # fmt: skip
-        self.codes: queue.Queue[Any] = queue.Queue()
-        self.messages: queue.Queue[paho.MQTTMessage] = queue.Queue()
-        self.grants: queue.Queue[int] = queue.Queue()
-        self.lost = threading.Event()
-        self.paho.on_connect = lambda _c, _u, _f, code, _p: self.codes.put(code)
-        self.paho.on_message = lambda _c, _u, message: self.messages.put(message)
-        self.paho.on_subscribe = lambda _c, _u, _m, codes, _p: self.grants.put(codes[0].value)
-        self.paho.on_disconnect = self._disconnected
+        super().__init__(transport=transport, **options)
 
-    def trust(self, authority: Authority, pem: Pem | None = None) -> Client:
+    def trust(self, authority: Authority, pem: Pem | None = None) -> ListenerClient:
         self.paho.tls_set(authority.path, pem and pem.certificate, pem and pem.key)
         return self
 
-    def login(self, name: str, password: str = PASSWORD) -> Client:
+    def login(self, name: str, password: str = PASSWORD) -> ListenerClient:
         self.paho.username_pw_set(name, password)
         return self
 
-    async def connect(self) -> str:
+    async def enter(self) -> str:
         """What CONNACK says; ``"lost"`` when there is none."""
-        await asyncio.to_thread(self._connect)
-        self.paho.loop_start()
-        return str(await asyncio.to_thread(self.codes.get, True, PATIENCE_S))
-
-    def _disconnected(self, *_: Any) -> None:
-        self.lost.set()
-        self.codes.put("lost")
-
-    def _connect(self) -> None:
         if isinstance(self.address, UnixSocket):
-            self.paho.connect(self.address.path, 1883)
-        else:
-            self.paho.connect("127.0.0.1", self.address.port)
+            return await self.connect(1883, self.address.path)
+        return await self.connect(self.address.port)
 
-    async def subscribe(self, topic_filter: str) -> int:
-        self.paho.subscribe(topic_filter, 1)
-        return await asyncio.to_thread(self.grants.get, True, PATIENCE_S)
-
-    async def publish(self, topic: str, payload: str = "x") -> None:
-        """At QoS 1, until it is acknowledged."""
-        info = self.paho.publish(topic, payload, 1)
-        await asyncio.to_thread(info.wait_for_publish, PATIENCE_S)
-        assert info.is_published()
-
-    async def message(self) -> paho.MQTTMessage:
-        return await asyncio.to_thread(self.messages.get, True, PATIENCE_S)
+    async def may_subscribe(self, topic_filter: str) -> int:
+        """The code of SUBACK at QoS 1."""
+        return (await self.subscribe((topic_filter, 1)))[0]
 
     async def works(self) -> bool:
         """Whether what it publishes comes back."""
-        assert await self.subscribe("t/echo") == 1
+        assert await self.may_subscribe("t/echo") == 1
         await self.publish("t/echo", "hello")
         return bool((await self.message()).payload == b"hello")
-
-    async def close(self) -> None:
-        self.paho.disconnect()
-        await asyncio.to_thread(self.paho.loop_stop)
 
 
 def stored(node: EdgeNode) -> int:
@@ -152,10 +115,10 @@ listeners:
         assert list(node.addresses) == ["mqtt", "second", "mqtts", "ws", "wss", "local"]
         for name in node.addresses:
             for version in (paho.MQTTv31, paho.MQTTv311, paho.MQTTv5):
-                client = Client(node, name, protocol=version, client_id=f"{name}-{int(version)}")
+                client = ListenerClient(node, name, protocol=version, client_id=f"{name}-{int(version)}")
                 if name in ("mqtts", "wss"):
                     client.trust(authority)
-                assert await client.connect() == "Success", name
+                assert await client.enter() == "Success", name
                 assert await client.works(), name
                 await client.close()
         assert stored(node) == 18
@@ -169,9 +132,9 @@ listeners:
   wss: {bind: "127.0.0.1:0", tls: {certificate: node.crt, key: node.key}}
 """
     async with running(tmp_path, text) as node:
-        client = Client(node, "wss").trust(authority)
-        await client.connect()
-        await client.subscribe("t/#")
+        client = ListenerClient(node, "wss").trust(authority)
+        await client.enter()
+        await client.may_subscribe("t/#")
         payload = os.urandom(300_000).hex()
         await client.publish("t/large", payload)
         assert (await client.message()).payload == payload.encode()
@@ -187,33 +150,33 @@ listeners:
 auth: {users_file: users}
 """
     async with running(tmp_path, text) as node:
-        good = Client(node, "mqtt").login("press-7")
-        assert await good.connect() == "Success"
+        good = ListenerClient(node, "mqtt").login("press-7")
+        assert await good.enter() == "Success"
         assert await good.works()
         await good.close()
         for listener, name in (("mqtt", None), ("mqtt", "press-7"), ("open", "press-8")):
             for version in (paho.MQTTv311, paho.MQTTv5):
-                bad = Client(node, listener, protocol=version)
+                bad = ListenerClient(node, listener, protocol=version)
                 if name is not None:
                     bad.login(name, "not the secret")
-                assert await bad.connect() == "Bad user name or password"
+                assert await bad.enter() == "Bad user name or password"
                 await bad.close()
-        anonymous = Client(node, "open")
-        assert await anonymous.connect() == "Success"
+        anonymous = ListenerClient(node, "open")
+        assert await anonymous.enter() == "Success"
         await anonymous.close()
         assert node.listener_counters.authentications_refused == 6
 
 
 async def test_enhanced_authentication_is_refused(tmp_path: Path) -> None:
     async with running(tmp_path, 'listeners: {mqtt: {bind: "127.0.0.1:0"}}') as node:
-        client = Client(node, "mqtt", protocol=paho.MQTTv5)
+        client = ListenerClient(node, "mqtt", protocol=paho.MQTTv5)
         properties = Properties(PacketTypes.CONNECT)
         properties.AuthenticationMethod = "SCRAM-SHA-256"
         address = node.addresses["mqtt"]
         assert isinstance(address, Address)
         await asyncio.to_thread(client.paho.connect, "127.0.0.1", address.port, properties=properties)
         client.paho.loop_start()
-        assert str(await asyncio.to_thread(client.codes.get, True, PATIENCE_S)) == "Bad authentication method"
+        assert await client.code() == "Bad authentication method"
         await client.close()
 
 
@@ -230,15 +193,15 @@ async def test_a_client_certificate_says_who_a_client_is(tmp_path: Path, authori
     async with running(tmp_path, MUTUAL) as node:
         clients = {}
         for name in ("press-7", "press-8", "office"):
-            clients[name] = Client(node, "mqtts", protocol=paho.MQTTv5).trust(authority, authority.sign(name))
+            clients[name] = ListenerClient(node, "mqtts", protocol=paho.MQTTv5).trust(authority, authority.sign(name))
             # What CONNECT says does not count against a certificate.
-            assert await clients[name].login("office", "x").connect() == "Success"
-        assert await clients["press-7"].subscribe("t/press-7/#") == 1
-        assert await clients["press-7"].subscribe("t/press-8/#") == 0x87
-        assert await clients["press-7"].subscribe("t/#") == 0x87
-        assert await clients["press-7"].subscribe("$share/group/t/press-8/#") == 0x87
-        assert await clients["office"].subscribe("t/#") == 1
-        assert await clients["office"].subscribe("t/press-7/key") == 0x87
+            assert await clients[name].login("office", "x").enter() == "Success"
+        assert await clients["press-7"].may_subscribe("t/press-7/#") == 1
+        assert await clients["press-7"].may_subscribe("t/press-8/#") == 0x87
+        assert await clients["press-7"].may_subscribe("t/#") == 0x87
+        assert await clients["press-7"].may_subscribe("$share/group/t/press-8/#") == 0x87
+        assert await clients["office"].may_subscribe("t/#") == 1
+        assert await clients["office"].may_subscribe("t/press-7/key") == 0x87
         await clients["press-7"].publish("t/press-7/key", "denied to the office")
         await clients["press-7"].publish("t/press-8/x", "not stored")
         await clients["office"].publish("t/press-7/x", "not stored")
@@ -257,22 +220,22 @@ async def test_who_has_no_good_certificate_stays_outside(tmp_path: Path, authori
     stranger = Authority(tmp_path / "other").sign("press-7")
     async with running(tmp_path, MUTUAL) as node:
         for pem in (None, stranger):
-            client = Client(node, "mqtts").trust(authority, pem)
+            client = ListenerClient(node, "mqtts").trust(authority, pem)
             try:
-                assert await client.connect() == "lost"
+                assert await client.enter() == "lost"
             except (ssl.SSLError, ConnectionError):
                 pass
             await client.close()
-        nameless = Client(node, "mqtts").trust(authority, authority.sign("", "nameless"))
-        assert await nameless.connect() == "Not authorized"
+        nameless = ListenerClient(node, "mqtts").trust(authority, authority.sign("", "nameless"))
+        assert await nameless.enter() == "Not authorized"
         await nameless.close()
 
 
 async def answer(node: EdgeNode, authority: Authority, pem: Pem) -> str:
     """What a client with that certificate gets: an answer to CONNECT, or "lost"."""
-    client = Client(node, "mqtts").trust(authority, pem)
+    client = ListenerClient(node, "mqtts").trust(authority, pem)
     try:
-        return await client.connect()
+        return await client.enter()
     except (ssl.SSLError, ConnectionError):
         return "lost"
     finally:
@@ -290,8 +253,8 @@ async def test_a_certificate_that_was_revoked_opens_nothing(
     async with running(tmp_path, text) as node:
         assert [await answer(node, authority, pem) for pem in (stolen, sold, good)] == ["lost", "Success", "Success"]
         assert "certificate revoked" in caplog.text
-        clients = [Client(node, "mqtts").trust(authority, pem) for pem in (sold, good)]
-        assert [await client.connect() for client in clients] == ["Success", "Success"]
+        clients = [ListenerClient(node, "mqtts").trust(authority, pem) for pem in (sold, good)]
+        assert [await client.enter() for client in clients] == ["Success", "Success"]
         await changed(node, lambda: authority.revoke(stolen, sold))
         assert await asyncio.to_thread(clients[0].lost.wait, PATIENCE_S), "an open connection ends as well"
         assert not clients[1].lost.is_set()
@@ -333,19 +296,19 @@ listeners: {mqtt: {bind: "127.0.0.1:0", anonymous: never}}
 auth: {users_file: users, acl_file: acl}
 """
     async with running(tmp_path, text) as node:
-        client = Client(node, "mqtt", protocol=paho.MQTTv5).login("press-7")
-        await client.connect()
-        await client.subscribe("t/press-7/#")
+        client = ListenerClient(node, "mqtt", protocol=paho.MQTTv5).login("press-7")
+        await client.enter()
+        await client.may_subscribe("t/press-7/#")
         await client.publish("t/press-7/x", "1")
         assert (await client.message()).payload == b"1"
 
         await changed(node, lambda: users.add(file, "press-8", b"another secret"))
-        other = Client(node, "mqtt", protocol=paho.MQTTv5).login("press-8", "another secret")
-        assert await other.connect() == "Success"
+        other = ListenerClient(node, "mqtt", protocol=paho.MQTTv5).login("press-8", "another secret")
+        assert await other.enter() == "Success"
 
         await changed(node, lambda: write(rules, "user press-7\ntopic write t/press-7/#\n"))
         await client.publish("t/press-7/x", "2: stored, and not read by who may not read any more")
-        assert await client.subscribe("t/press-7/#") == 0x87
+        assert await client.may_subscribe("t/press-7/#") == 0x87
         assert client.messages.empty()
         assert stored(node) == 2
 
@@ -373,10 +336,10 @@ async def test_who_is_taken_out_of_the_users_file_is_closed(tmp_path: Path) -> N
     async with running(tmp_path, text) as node:
         clients = {}
         for name in ("removed", "changed", "stays"):
-            clients[name] = Client(node, "mqtt", protocol=paho.MQTTv5).login(name)
-            assert await clients[name].connect() == "Success"
-        anonymous = Client(node, "mqtt")
-        assert await anonymous.connect() == "Success"
+            clients[name] = ListenerClient(node, "mqtt", protocol=paho.MQTTv5).login(name)
+            assert await clients[name].enter() == "Success"
+        anonymous = ListenerClient(node, "mqtt")
+        assert await anonymous.enter() == "Success"
 
         await changed(node, lambda: users.remove(file, "removed"))
         await changed(node, lambda: users.add(file, "changed", b"another secret"))
@@ -394,8 +357,8 @@ async def test_certificates_change_while_clients_stay(tmp_path: Path, authority:
     authority.sign("node")
     text = 'listeners: {mqtts: {bind: "127.0.0.1:0", tls: {certificate: node.crt, key: node.key}}}'
     async with running(tmp_path, text) as node:
-        client = Client(node, "mqtts").trust(authority)
-        await client.connect()
+        client = ListenerClient(node, "mqtts").trust(authority)
+        await client.enter()
         (tmp_path / "new").mkdir()
         successor = Authority(tmp_path / "new", "successor")
         pem = successor.sign("node")
@@ -407,9 +370,9 @@ async def test_certificates_change_while_clients_stay(tmp_path: Path, authority:
         await changed(node, replace)
         assert await client.works()
         with pytest.raises(ssl.SSLError):
-            await Client(node, "mqtts").trust(authority).connect()
-        new = Client(node, "mqtts").trust(successor)
-        assert await new.connect() == "Success"
+            await ListenerClient(node, "mqtts").trust(authority).enter()
+        new = ListenerClient(node, "mqtts").trust(successor)
+        assert await new.enter() == "Success"
         await client.close()
         await new.close()
 
@@ -420,15 +383,15 @@ listeners: {mqtt: {bind: "127.0.0.1:0"}}
 limits: {half_open: 50, connections: 200, connect_timeout: 5s}
 """
     async with running(tmp_path, text) as node:
-        client = Client(node, "mqtt")
-        await client.connect()
+        client = ListenerClient(node, "mqtt")
+        await client.enter()
         address = node.addresses["mqtt"]
         assert isinstance(address, Address)
         # paho waits with select(), which knows no file descriptor from 1024 on.
         flood = [await asyncio.open_connection("127.0.0.1", address.port) for _ in range(400)]
         assert await client.works()
-        late = Client(node, "mqtt")
-        assert await late.connect() == "Success"
+        late = ListenerClient(node, "mqtt")
+        assert await late.enter() == "Success"
         await until(lambda: node.counters.connections_accepted >= 400)
         assert node.counters.connections <= 52
         assert node.listener_counters.half_open_evicted >= 350
@@ -444,8 +407,8 @@ listeners: {mqtt: {bind: "127.0.0.1:0"}, ws: {bind: "127.0.0.1:0"}}
 limits: {connect_timeout: 2s}
 """
     async with running(tmp_path, text) as node:
-        client = Client(node, "mqtt")
-        assert await client.connect() == "Success"
+        client = ListenerClient(node, "mqtt")
+        assert await client.enter() == "Success"
         slow = []
         for name, data in (("mqtt", b"\x10\xff\x7f\x00\x04MQTT"), ("ws", b"GET /mqtt HTTP/1.1\r\nHost: a\r\nX: ")):
             address = node.addresses[name]
@@ -472,8 +435,8 @@ async def test_secrets_are_never_logged(tmp_path: Path, caplog: pytest.LogCaptur
     text = 'listeners: {mqtt: {bind: "127.0.0.1:0", anonymous: never}}\nauth: {users_file: users}'
     async with running(tmp_path, text) as node:
         for password in (PASSWORD, "wrong secret"):
-            client = Client(node, "mqtt").login("press-7", password)
-            await client.connect()
+            client = ListenerClient(node, "mqtt").login("press-7", password)
+            await client.enter()
             await client.close()
         await changed(node, lambda: users.add(str(tmp_path / "users"), "press-8", b"third secret"))
         write(tmp_path / "users", "press-7:a secret in the clear\n")
@@ -517,15 +480,15 @@ async def test_deep_topics_are_refused(tmp_path: Path) -> None:
     limits = "{topic_levels: 4, subscriptions_total: 2, subscriptions_per_user: 2}"
     text = f'listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}\nlimits: {limits}'
     async with running(tmp_path, text) as node:
-        client = Client(node, "mqtt", protocol=paho.MQTTv5)
-        await client.connect()
-        assert await client.subscribe("t/2/3/4") == 1
-        assert await client.subscribe("t/2/3/4/5") == 0x8F
+        client = ListenerClient(node, "mqtt", protocol=paho.MQTTv5)
+        await client.enter()
+        assert await client.may_subscribe("t/2/3/4") == 1
+        assert await client.may_subscribe("t/2/3/4/5") == 0x8F
         await client.publish("t/2/3/4")
         await client.publish("t/2/3/4/5")
         assert (stored(node), node.counters.publishes_denied) == (1, 1)
-        assert await client.subscribe("second") == 1
-        assert await client.subscribe("third") == 0x97
+        assert await client.may_subscribe("second") == 1
+        assert await client.may_subscribe("third") == 0x97
         await client.close()
 
 

@@ -9,7 +9,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.protocols.mqtt.packets import (
@@ -31,7 +31,7 @@ from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
-async def gone(node: Node, *clients: RawClient) -> None:
+async def gone(node: BrokerNode, *clients: RawClient) -> None:
     """Close connections, and wait until the broker knows."""
     left = node.counters.connections - len(clients)
     for client in clients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, running
 from tests.support.waiting import until
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, Subscribe, Subscription
@@ -16,7 +16,7 @@ FILTERS = tuple(Subscription(f"plant/{number}/{'x' * 600}", 1) for number in ran
 """Some 40,000 bytes of journal in each turn: twenty seconds of changes."""
 
 
-async def code_of_connect(node: Node, user: str, *, expiry: int) -> int:
+async def code_of_connect(node: BrokerNode, user: str, *, expiry: int) -> int:
     client = await RawClient.open(node.port)
     client.version = 5
     client.send(Connect(user, version=5, username=user, properties=Properties(session_expiry_interval=expiry)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.mqtt.harness import Node, RawClient, SyncGate, running
+from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import turn
 from weft.edge_node.servers.broker import turns
@@ -40,7 +40,7 @@ def clean_start(request: pytest.FixtureRequest) -> bool:
     return value
 
 
-async def fleet(node: Node, count: int, **fields: Any) -> list[RawClient]:
+async def fleet(node: BrokerNode, count: int, **fields: Any) -> list[RawClient]:
     """Clients that have published before, as a fleet has."""
     clients = [await RawClient.connect(node.port, f"device{number}", **fields) for number in range(count)]
     for client in clients:
@@ -49,7 +49,7 @@ async def fleet(node: Node, count: int, **fields: Any) -> list[RawClient]:
     return clients
 
 
-def counted(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(node: BrokerNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of appends from now on."""
     lengths: list[int] = []
     append = node.log.append
@@ -62,7 +62,7 @@ def counted(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-async def payloads(node: Node, stream: str = "telemetry") -> list[bytes]:
+async def payloads(node: BrokerNode, stream: str = "telemetry") -> list[bytes]:
     return [record.payload for record in await node.stored(stream) if record.payload != b"first"]
 
 

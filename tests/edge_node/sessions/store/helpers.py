@@ -53,7 +53,7 @@ class Owner:
 
 
 @dataclass
-class Node:
+class StoredNode:
     """A node's log and state. ``restart`` and ``power_cut`` stand for what happens to nodes."""
 
     directory: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="weft-state-"))

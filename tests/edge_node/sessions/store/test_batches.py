@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import commit_all
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.edge_node.sessions.store.entries import Ended, Snapshot, Unsubscribed
@@ -16,13 +16,13 @@ from weft.edge_node.streams import SESSION_JOURNAL_STREAM
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    node = Node()
+def node() -> Iterator[StoredNode]:
+    node = StoredNode()
     yield node
     node.stop_database()
 
 
-def batch(node: Node) -> DecodedBatch:
+def batch(node: StoredNode) -> DecodedBatch:
     """Records 2 to 7 of a stream: topics a, b, a, b, ... with headers and flags on one."""
     stream = node.log.stream("telemetry")
     node.log.append(stream, 1, [b"z"] * 2, [b"", b""])
@@ -34,14 +34,14 @@ def batch(node: Node) -> DecodedBatch:
     return DecodedBatch(data)
 
 
-def test_a_record_is_as_it_was_appended(node: Node) -> None:
+def test_a_record_is_as_it_was_appended(node: StoredNode) -> None:
     found = batch(node)
     assert (found.base_seq, found.end_seq) == (2, 8)
     assert found.record(3) == (3, b"b", b"3" * 10, 8, (("name", "value"),), 1)
     assert found.record(7) == (7, b"b", b"7" * 10, 0, (), 1)
 
 
-def test_wanted_records_are_picked_a_page_at_a_time(node: Node) -> None:
+def test_wanted_records_are_picked_a_page_at_a_time(node: StoredNode) -> None:
     found = batch(node)
     asked: list[bytes] = []
 
@@ -58,7 +58,7 @@ def test_wanted_records_are_picked_a_page_at_a_time(node: Node) -> None:
     assert found.pick(2, 99, [False, False], 9, 1 << 20) == ([], 8)
 
 
-def test_the_journal_is_read_in_order_up_to_an_end(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_journal_is_read_in_order_up_to_an_end(node: StoredNode, caplog: pytest.LogCaptureFixture) -> None:
     stream = node.log.stream(SESSION_JOURNAL_STREAM)
     node.state.journal.opened(record("pi"))
     node.state.journal.unsubscribed("pi", "t")

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.fakes import FakeFileSystem, eio
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -48,7 +48,7 @@ class Device:
 class ExactlyOnce(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.node = Node(log_settings=LOG, settings=StateSettings(reserve_bytes=2048, backlog_buffer_bytes=2000))
+        self.node = StoredNode(log_settings=LOG, settings=StateSettings(reserve_bytes=2048, backlog_buffer_bytes=2000))
         self.loop = asyncio.new_event_loop()
         self.devices = {name: Device() for name in CLIENTS}
         self.sessions: dict[str, SessionRecord] = {}

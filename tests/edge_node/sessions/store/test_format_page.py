@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tests.edge_node.sessions.store.helpers import Node
+from tests.edge_node.sessions.store.helpers import StoredNode
 from weft.edge_node.sessions.store.entries import Entry, decode_entry, encode_entry, unpack_ids
 
 PAGE = (Path(__file__).parents[4] / "docs/reference/formats/mqtt-state.md").read_text("utf-8")
@@ -41,7 +41,7 @@ def test_the_table_of_entries_is_that_of_the_code() -> None:
 
 
 def test_the_schema_is_that_of_the_database() -> None:
-    node = Node()
+    node = StoredNode()
     found: list[tuple[str, str]] = []
     node.state._database.run(
         lambda database: found.extend(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.fakes import FakeFileSystem, eio
 from tests.storage.segment_log.helpers import commit_all
 from weft.edge_node.sessions.records import Sent, SessionRecord
@@ -33,7 +33,7 @@ Sessions = dict[str, SessionRecord]
 class JournalMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.node = Node(log_settings=LOG, settings=StateSettings(reserve_bytes=2048))
+        self.node = StoredNode(log_settings=LOG, settings=StateSettings(reserve_bytes=2048))
         self.stream = self.node.log.stream("telemetry")
         self.node.log.append(self.stream, 1, [b"t"] * MESSAGES, [b"x"] * MESSAGES)
         commit_all(self.node.log)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from weft.edge_node.sessions.store.journal import SessionJournal
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
 from weft.edge_node.sessions.store.settings import StateSettings
@@ -11,13 +11,15 @@ from weft.protocols.mqtt.encoder import PUBACK
 
 
 @pytest.fixture
-def node() -> Node:
-    node = Node()
+def node() -> StoredNode:
+    node = StoredNode()
     node.state.journal.opened(record())
     return node
 
 
-def publish(node: Node, *messages: tuple[int, bytes], client_id: str = "pi", qos: int = 1, commit: bool = True) -> None:
+def publish(
+    node: StoredNode, *messages: tuple[int, bytes], client_id: str = "pi", qos: int = 1, commit: bool = True
+) -> None:
     """One read of messages (packet identifier, payload) to one topic."""
     flags = {index: int(Flag.PUBLISHED_QOS0) for index, (packet_id, _) in enumerate(messages) if not packet_id}
     if qos == 2:
@@ -34,12 +36,12 @@ def publish(node: Node, *messages: tuple[int, bytes], client_id: str = "pi", qos
         node.commit()
 
 
-async def known(node: Node, packet_id: int, payload: bytes, topic: bytes = b"t", client_id: str = "pi") -> bool:
+async def known(node: StoredNode, packet_id: int, payload: bytes, topic: bytes = b"t", client_id: str = "pi") -> bool:
     return await node.state.resent.recognise(client_id, packet_id, topic, payload)
 
 
 @pytest.mark.parametrize("life", ["same", "killed", "saved and killed"])
-async def test_a_repeat_is_the_same_client_identifier_topic_and_payload(node: Node, life: str) -> None:
+async def test_a_repeat_is_the_same_client_identifier_topic_and_payload(node: StoredNode, life: str) -> None:
     publish(node, (1, b"a"), (2, b"b"), (300, b"c"))
     if life == "saved and killed":
         node.save()
@@ -56,7 +58,7 @@ async def test_a_repeat_is_the_same_client_identifier_topic_and_payload(node: No
 
 
 @pytest.mark.parametrize("restart", [False, True])
-async def test_an_identifier_used_again_hides_what_it_was_used_for(node: Node, restart: bool) -> None:
+async def test_an_identifier_used_again_hides_what_it_was_used_for(node: StoredNode, restart: bool) -> None:
     publish(node, (1, b"a"), (2, b"b"), (3, b"c"))
     publish(node, (1, b"new"))
     publish(node, (2, b"b"), qos=2)
@@ -68,7 +70,7 @@ async def test_an_identifier_used_again_hides_what_it_was_used_for(node: Node, r
     assert await known(node, 3, b"c")
 
 
-async def test_messages_without_an_identifier_in_between_do_not_confuse(node: Node) -> None:
+async def test_messages_without_an_identifier_in_between_do_not_confuse(node: StoredNode) -> None:
     publish(node, (0, b"x"), (1, b"a"), (0, b"b"), (2, b"b"), (0, b"y"))
     assert await known(node, 1, b"a")
     assert await known(node, 2, b"b")
@@ -76,7 +78,7 @@ async def test_messages_without_an_identifier_in_between_do_not_confuse(node: No
     assert not await known(node, 1, b"x")
 
 
-async def test_a_repeat_that_comes_before_the_disk_is_done_waits_for_it(node: Node) -> None:
+async def test_a_repeat_that_comes_before_the_disk_is_done_waits_for_it(node: StoredNode) -> None:
     publish(node, (1, b"a"), commit=False)
     waiting = known(node, 1, b"a")
     node.log.on_durable(lambda _: None)
@@ -89,7 +91,7 @@ async def test_a_repeat_that_comes_before_the_disk_is_done_waits_for_it(node: No
     assert await task
 
 
-async def test_an_ended_session_begins_anew(node: Node) -> None:
+async def test_an_ended_session_begins_anew(node: StoredNode) -> None:
     publish(node, (1, b"a"))
     node.state.journal.ended("pi")
     node.state.journal.opened(record())
@@ -100,7 +102,7 @@ async def test_an_ended_session_begins_anew(node: Node) -> None:
 
 
 async def test_only_so_many_are_remembered() -> None:
-    node = Node(settings=StateSettings(resent_window=10, resent_total_max=15))
+    node = StoredNode(settings=StateSettings(resent_window=10, resent_total_max=15))
     for name in ("a", "b"):
         node.state.journal.opened(record(name))
         for number in range(1, 101):
@@ -115,7 +117,7 @@ async def test_only_so_many_are_remembered() -> None:
 
 
 async def test_which_streams_suppress() -> None:
-    node = Node(settings=StateSettings(suppressed=frozenset({5, 6})))
+    node = StoredNode(settings=StateSettings(suppressed=frozenset({5, 6})))
     assert node.state.resent.suppresses([5, 6])
     assert not node.state.resent.suppresses([5, 7])
     assert not node.state.resent.suppresses([])
@@ -143,14 +145,14 @@ def test_identifiers_are_looked_for_where_they_begin() -> None:
     assert found.rank == 0
 
 
-def journal_keeps_its_port(node: Node) -> SessionJournal:
+def journal_keeps_its_port(node: StoredNode) -> SessionJournal:
     return node.state.journal
 
 
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_user_that_publishes_much_forgets_its_own(restart: bool) -> None:
     settings = StateSettings(resent_window=10, resent_total_max=40, resent_per_user_max=20)
-    node = Node(settings=settings)
+    node = StoredNode(settings=settings)
     device, hostile = "user:device/d", [f"user:mallory/{number}" for number in range(5)]
     for name in (device, *hostile):
         node.state.journal.opened(record(name))

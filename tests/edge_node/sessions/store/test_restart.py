@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.store.entries import Subscribed
@@ -21,8 +21,8 @@ from weft.storage.segment_log import LogFull, LogSettings
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def node() -> StoredNode:
+    return StoredNode()
 
 
 FULL = record(
@@ -35,7 +35,7 @@ FULL = record(
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_session_comes_back_as_it_was(node: Node, saved: bool) -> None:
+def test_a_session_comes_back_as_it_was(node: StoredNode, saved: bool) -> None:
     node.state.journal.opened(FULL)
     node.commit()
     if saved:
@@ -44,7 +44,7 @@ def test_a_session_comes_back_as_it_was(node: Node, saved: bool) -> None:
     assert node.sessions() == {"pi": FULL}
 
 
-def test_what_was_not_durable_is_gone(node: Node) -> None:
+def test_what_was_not_durable_is_gone(node: StoredNode) -> None:
     node.state.journal.opened(record())
     node.commit()
     node.state.journal.subscribed("pi", Subscription("a", 1), None)
@@ -54,7 +54,7 @@ def test_what_was_not_durable_is_gone(node: Node) -> None:
     assert node.sessions()["pi"].subscriptions == {}
 
 
-def test_changes_add_up(node: Node) -> None:
+def test_changes_add_up(node: StoredNode) -> None:
     journal, stream = node.state.journal, node.log.stream("telemetry")
     put(node.log, stream, *[b"x"] * 20)
     journal.opened(record())
@@ -83,7 +83,7 @@ def test_changes_add_up(node: Node) -> None:
     )
 
 
-def test_an_ended_session_is_gone_for_good(node: Node) -> None:
+def test_an_ended_session_is_gone_for_good(node: StoredNode) -> None:
     for client_id in ("a", "b"):
         node.state.journal.opened(record(client_id))
     node.commit()
@@ -97,7 +97,7 @@ def test_an_ended_session_is_gone_for_good(node: Node) -> None:
     assert set(node.sessions()) == {"b"}
 
 
-def test_a_journal_in_the_database_is_released(node: Node) -> None:
+def test_a_journal_in_the_database_is_released(node: StoredNode) -> None:
     stream = node.log.stream(SESSION_JOURNAL_STREAM)
     node.state.journal.opened(record())
     node.commit()
@@ -109,7 +109,7 @@ def test_a_journal_in_the_database_is_released(node: Node) -> None:
 
 def test_a_log_full_of_nothing_but_sessions_never_refuses() -> None:
     small = LogSettings(segment_bytes=4096, budget_bytes=5 * 4096, tail_bytes=1000, pending_bytes_max=1 << 16)
-    node = Node(log_settings=small, settings=StateSettings(reserve_bytes=512))
+    node = StoredNode(log_settings=small, settings=StateSettings(reserve_bytes=512))
     node.state.journal.opened(record())
     for number in range(2000):
         node.state.journal.received("pi", [number % 100 + 1])
@@ -123,7 +123,7 @@ def test_a_log_full_of_nothing_but_sessions_never_refuses() -> None:
 
 
 def test_changes_are_refused_when_they_cannot_be_saved() -> None:
-    node = Node(settings=StateSettings(journal_bytes_max=2000, reserve_bytes=100))
+    node = StoredNode(settings=StateSettings(journal_bytes_max=2000, reserve_bytes=100))
     node.state.journal.opened(record())
     number = 0
     with pytest.raises(LogFull, match="could not be saved"):  # noqa: PT012 - which of them is refused does not matter
@@ -139,7 +139,7 @@ def test_changes_are_refused_when_they_cannot_be_saved() -> None:
         pass
 
 
-def test_unrouted_messages_are_released_by_the_session_that_is_furthest_behind(node: Node) -> None:
+def test_unrouted_messages_are_released_by_the_session_that_is_furthest_behind(node: StoredNode) -> None:
     topics = node.state.topics_stream
     put(node.log, topics, *[b"x"] * 10)
     node.state.journal.opened(record("a", positions={topics: 4}))
@@ -158,7 +158,7 @@ def test_unrouted_messages_are_released_by_the_session_that_is_furthest_behind(n
 
 
 def test_a_session_that_stays_away_does_not_pin_the_log() -> None:
-    node = Node(settings=StateSettings(topics_log_bytes=64_000))
+    node = StoredNode(settings=StateSettings(topics_log_bytes=64_000))
     topics, other = node.state.topics_stream, node.log.stream("telemetry")
     node.state.journal.opened(record("away", positions={topics: 0}))
     for number in range(30):
@@ -174,7 +174,7 @@ def test_a_session_that_stays_away_does_not_pin_the_log() -> None:
     assert node.counters.topics_abandoned > 0
 
 
-def test_another_log_keeps_subscriptions_and_nothing_else(node: Node) -> None:
+def test_another_log_keeps_subscriptions_and_nothing_else(node: StoredNode) -> None:
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"x", b"y")
     node.state.journal.opened(
@@ -193,7 +193,7 @@ def test_another_log_keeps_subscriptions_and_nothing_else(node: Node) -> None:
     assert node.sessions()["pi"] == record(subscriptions={"a": Subscription("a", 1)}, received={4})
 
 
-def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: Node) -> None:
+def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: StoredNode) -> None:
     """A delivery may go out before its record is durable; the record's number is then given to another."""
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept")
@@ -210,7 +210,7 @@ def test_sessions_know_nothing_of_records_that_a_power_cut_took(node: Node) -> N
     assert node.sessions()["pi"] == record(positions={stream: 1}, inflight={1: Sent(stream, 0, 2)})
 
 
-def test_of_a_step_that_belongs_together_a_power_cut_takes_all(node: Node) -> None:
+def test_of_a_step_that_belongs_together_a_power_cut_takes_all(node: StoredNode) -> None:
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept")
     node.state.journal.opened(record())
@@ -228,7 +228,7 @@ def test_of_a_step_that_belongs_together_a_power_cut_takes_all(node: Node) -> No
     assert node.log.recovery.lanes["weft-sessions"] < journal_end
 
 
-def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node: Node) -> None:
+def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node: StoredNode) -> None:
     """The numbers of the lost records are given to others before the database can be written again."""
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept")
@@ -251,7 +251,7 @@ def test_what_a_power_cut_took_stays_taken_back_while_the_database_is_full(node:
     assert node.sessions()["pi"] == record(positions={stream: 1})
 
 
-def test_a_session_that_begins_while_others_are_saved_loses_nothing(node: Node) -> None:
+def test_a_session_that_begins_while_others_are_saved_loses_nothing(node: StoredNode) -> None:
     topics = node.state.topics_stream
     put(node.log, topics, b"before")
     told: list[BaseException | None] = []
@@ -264,7 +264,7 @@ def test_a_session_that_begins_while_others_are_saved_loses_nothing(node: Node) 
     assert node.log._state.lanes[topics].released == RangeSet([(0, 1)])
 
 
-def test_a_client_that_is_kept_for_its_will_needs_no_messages(node: Node) -> None:
+def test_a_client_that_is_kept_for_its_will_needs_no_messages(node: StoredNode) -> None:
     topics = node.state.topics_stream
     put(node.log, topics, *[b"x"] * 4)
     session = record("will", will=Will(b"t", b"gone", 1))
@@ -278,7 +278,7 @@ def test_a_client_that_is_kept_for_its_will_needs_no_messages(node: Node) -> Non
     assert node.sessions() == {"will": session}
 
 
-def test_where_a_filter_began_is_kept_until_its_session_is_there(node: Node) -> None:
+def test_where_a_filter_began_is_kept_until_its_session_is_there(node: StoredNode) -> None:
     journal, stream = node.state.journal, node.log.stream("telemetry")
     put(node.log, stream, *[b"x"] * 20)
     journal.opened(record(positions={stream: 3}))

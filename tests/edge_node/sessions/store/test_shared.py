@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import sqlite_utils
 
-from tests.edge_node.sessions.store.helpers import Node
+from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.storage.segment_log.helpers import put
 from weft.edge_node.sessions.records import Sent, SessionRecord, SharedRecord
 from weft.edge_node.sessions.store.compaction import first_needed
@@ -22,18 +22,18 @@ NAME = "$share/g/t"
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    node = Node()
+def node() -> Iterator[StoredNode]:
+    node = StoredNode()
     yield node
     node.stop_database()
 
 
-def shared(node: Node) -> list[SharedRecord]:
+def shared(node: StoredNode) -> list[SharedRecord]:
     return list(node.state.journal.recover_shared())
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["journal", "database"])
-def test_comes_back_as_it_was(node: Node, saved: bool) -> None:
+def test_comes_back_as_it_was(node: StoredNode, saved: bool) -> None:
     stream = node.log.stream("telemetry")
     put(node.log, stream, *[b"x"] * 9)
     node.state.journal.shared_moved(NAME, {stream: 5}, [(stream, 2), (stream, 4)])
@@ -53,7 +53,7 @@ def test_comes_back_as_it_was(node: Node, saved: bool) -> None:
     assert shared(node) == []
 
 
-def test_a_client_of_the_same_name_is_another(node: Node) -> None:
+def test_a_client_of_the_same_name_is_another(node: StoredNode) -> None:
     session = SessionRecord(NAME, 5, 3600)
     node.state.journal.opened(session)
     node.state.journal.shared_moved(NAME, {}, [])
@@ -66,7 +66,7 @@ def test_a_client_of_the_same_name_is_another(node: Node) -> None:
     assert shared(node) == []
 
 
-def test_knows_nothing_of_records_that_a_crash_took(node: Node) -> None:
+def test_knows_nothing_of_records_that_a_crash_took(node: StoredNode) -> None:
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"kept", b"kept")
     node.log.append(stream, 1, [b"k"] * 3, [b"lost"] * 3)
@@ -77,7 +77,7 @@ def test_knows_nothing_of_records_that_a_crash_took(node: Node) -> None:
     assert shared(node) == [SharedRecord(NAME, {stream: 2}, [(stream, 1)])]
 
 
-def test_another_log_begins_anew(node: Node) -> None:
+def test_another_log_begins_anew(node: StoredNode) -> None:
     node.state.journal.shared_moved(NAME, {1: 0}, [])
     node.commit()
     node.save()
@@ -87,7 +87,7 @@ def test_another_log_begins_anew(node: Node) -> None:
     assert shared(node) == []
 
 
-def test_holds_back_messages_that_only_sessions_want(node: Node) -> None:
+def test_holds_back_messages_that_only_sessions_want(node: StoredNode) -> None:
     topics = node.state.topics_stream
     put(node.log, topics, *[b"x"] * 10)
     node.state.journal.shared_moved(NAME, {topics: 8}, [(topics, 3)])
@@ -113,7 +113,7 @@ def test_a_session_needs_what_is_in_flight_and_what_follows_its_position() -> No
     assert first_needed(SessionRecord("c", 5, 9, positions={1: 7}, inflight=inflight), 1) == 3
 
 
-def test_a_row_that_does_not_decode_is_passed_over(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_row_that_does_not_decode_is_passed_over(node: StoredNode, caplog: pytest.LogCaptureFixture) -> None:
     node.state.journal.shared_moved(NAME, {}, [])
     node.commit()
     node.save()

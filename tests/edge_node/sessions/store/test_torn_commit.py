@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.edge_node.sessions.store.helpers import Node, record
+from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
 from weft.protocols.batch import Flag, records
 from weft.protocols.mqtt.encoder import PUBACK
@@ -19,11 +19,11 @@ STEP_BYTES = 7
 GONE = Will(b"t", b"gone", 1)
 
 
-def contents(node: Node, stream: int) -> list[bytes]:
+def contents(node: StoredNode, stream: int) -> list[bytes]:
     return [each.payload for data in node.log.read(stream, 0, 1 << 20) for each in records(data)]
 
 
-def commit_and_cut(node: Node) -> Iterator[int]:
+def commit_and_cut(node: StoredNode) -> Iterator[int]:
     """Make the next commit, and restart the node after each prefix of it. Yield the prefixes' lengths."""
     start = node.log._state.segments[-1].end
     node.log.committer.run_once()
@@ -45,7 +45,7 @@ def commit_and_cut(node: Node) -> Iterator[int]:
 
 
 async def test_at_every_byte_the_journal_and_the_records_agree() -> None:
-    node = Node()
+    node = StoredNode()
     one, two = node.log.stream("one"), node.log.stream("two")
     node.state.journal.opened(record())
     put(node.log, one, b"before")
@@ -73,7 +73,7 @@ async def test_at_every_byte_the_journal_and_the_records_agree() -> None:
 
 @pytest.mark.parametrize("expiry", [0, 3600])
 def test_at_every_byte_a_will_is_in_the_log_or_still_to_be_published(expiry: int) -> None:
-    node = Node()
+    node = StoredNode()
     one, two = node.log.stream("one"), node.log.stream("two")
     session = record(will=GONE)
     session.expiry_interval = expiry
