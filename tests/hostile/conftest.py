@@ -20,6 +20,16 @@ def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
 
 
 @pytest.fixture
+def edge_with_amqp(tmp_path: Path) -> Iterator[GuardedEdge]:
+    node = GuardedEdge(tmp_path, amqp=True)
+    node.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture
 def hub(tmp_path: Path) -> Iterator[GuardedHub]:
     node = GuardedHub(tmp_path)
     node.start()

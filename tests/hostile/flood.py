@@ -14,24 +14,37 @@ from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect
 
 
-def flood(port: int, packets: Path, seconds: float, connections: int = 1) -> None:
-    """Log in as ``mallory`` and send the same packets again and again; answers are read and thrown away."""
-    arguments = [str(port), str(packets), str(seconds), str(connections)]
-    done = forked.run([sys.executable, "-m", "tests.hostile.flood", *arguments], check=False)
-    assert done.returncode == 0
+def flood(port: int, data: Path, seconds: float, connections: int = 1, once: int = 0) -> None:
+    """Send the same bytes again and again; answers are read and thrown away.
+
+    Args:
+        once: bytes at the beginning that each connection sends once.
+    """
+    _run(port, data, seconds, connections, once)
 
 
-def _open(port: int, client_id: str) -> socket.socket:
+def mqtt_flood(port: int, packets: Path, seconds: float, connections: int = 1) -> None:
+    """Log in as ``mallory`` and send the same packets again and again."""
+    _run(port, packets, seconds, connections, 0, "mqtt")
+
+
+def _run(*arguments: object) -> None:
+    command = [sys.executable, "-m", "tests.hostile.flood", *map(str, arguments)]
+    assert forked.run(command, check=False).returncode == 0
+
+
+def _open(port: int, client_id: str | None) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.sendall(encode(Connect(client_id, username="mallory", password=b"mallory"), 4))
-    assert connection.recv(4)[3] == 0
+    if client_id is not None:
+        connection.sendall(encode(Connect(client_id, username="mallory", password=b"mallory"), 4))
+        assert connection.recv(4)[3] == 0
     connection.setblocking(False)
     return connection
 
 
-def _main(port: int, packets: Path, seconds: float, count: int) -> None:
-    data = memoryview(packets.read_bytes())
-    sent = {_open(port, f"attacker-{number}"): 0 for number in range(count)}
+def _main(port: int, file: Path, seconds: float, count: int, once: int, *, logs_in: bool) -> None:
+    data = memoryview(file.read_bytes())
+    sent = {_open(port, f"attacker-{number}" if logs_in else None): 0 for number in range(count)}
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for connection in sent:
@@ -43,7 +56,9 @@ def _main(port: int, packets: Path, seconds: float, count: int) -> None:
                     if events & selectors.EVENT_READ and not connection.recv(1 << 20):
                         raise ConnectionError
                     if events & selectors.EVENT_WRITE:
-                        sent[connection] += connection.send(data[sent[connection] % len(data) :])
+                        sent[connection] += connection.send(data[sent[connection] :])
+                        if sent[connection] == len(data):
+                            sent[connection] = once
                 except BlockingIOError:
                     continue
                 except ConnectionError:  # the node has closed it
@@ -54,4 +69,7 @@ def _main(port: int, packets: Path, seconds: float, count: int) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    _main(
+        int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]),
+        logs_in=sys.argv[6:] == ["mqtt"],
+    )  # fmt: skip

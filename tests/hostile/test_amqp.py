@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.edge import GuardedEdge
+from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.http_flood import flood
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until

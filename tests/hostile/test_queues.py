@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,16 +21,6 @@ SETTLE_S = 0.8
 LONGEST_S = 0.4
 """Wait that is allowed on a slow, busy machine."""
 FACTOR = 10
-
-
-@pytest.fixture
-def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
-    node = GuardedEdge(tmp_path, amqp=True)
-    node.start()
-    try:
-        yield node
-    finally:
-        node.stop()
 
 
 def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
@@ -55,7 +43,8 @@ def attacked(edge: GuardedEdge, good: GoodClient, name: str) -> Waits:
 
 
 @pytest.mark.parametrize("name", SLICE.some(list(ATTACKS), ci=4))
-def test_others_do_not_wait_for_what_one_client_has_queues_do(edge: GuardedEdge, name: str) -> None:
+def test_others_do_not_wait_for_what_one_client_has_queues_do(edge_with_amqp: GuardedEdge, name: str) -> None:
+    edge = edge_with_amqp
     with GoodClient(edge, "device") as good:
         time.sleep(UNDISTURBED_S)  # what is measured
         undisturbed = good.take()

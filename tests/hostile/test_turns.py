@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.edge import GuardedEdge
-from tests.hostile.flood import flood
+from tests.hostile.flood import mqtt_flood
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
 from tests.support.slices import SLICE
@@ -65,7 +65,7 @@ def measured(
     (folder / "packets").write_bytes(packets)
     time.sleep(UNDISTURBED_S)  # what is measured
     undisturbed = good.take()
-    flood(edge.mqtt_port, folder / "packets", ATTACK_S, connections)
+    mqtt_flood(edge.mqtt_port, folder / "packets", ATTACK_S, connections)
     return undisturbed, good.take()
 
 

@@ -213,24 +213,6 @@ async def test_a_client_certificate_says_who_a_client_is(tmp_path: Path, authori
             await client.close()
 
 
-async def test_who_has_no_good_certificate_stays_outside(tmp_path: Path, authority: Authority) -> None:
-    authority.sign("node")
-    (tmp_path / "acl").write_text("")
-    (tmp_path / "other").mkdir()
-    stranger = Authority(tmp_path / "other").sign("press-7")
-    async with running(tmp_path, MUTUAL) as node:
-        for pem in (None, stranger):
-            client = ListenerClient(node, "mqtts").trust(authority, pem)
-            try:
-                assert await client.enter() == "lost"
-            except (ssl.SSLError, ConnectionError):
-                pass
-            await client.close()
-        nameless = ListenerClient(node, "mqtts").trust(authority, authority.sign("", "nameless"))
-        assert await nameless.enter() == "Not authorized"
-        await nameless.close()
-
-
 async def answer(node: EdgeNode, authority: Authority, pem: Pem) -> str:
     """What a client with that certificate gets: an answer to CONNECT, or "lost"."""
     client = ListenerClient(node, "mqtts").trust(authority, pem)
@@ -326,31 +308,6 @@ auth: {users_file: users, acl_file: acl}
         assert not other.lost.is_set()
         await client.close()
         await other.close()
-
-
-async def test_who_is_taken_out_of_the_users_file_is_closed(tmp_path: Path) -> None:
-    file = str(tmp_path / "users")
-    for name in ("removed", "changed", "stays"):
-        users.add(file, name, PASSWORD.encode())
-    text = 'listeners: {mqtt: {bind: "127.0.0.1:0"}}\nauth: {users_file: users}'
-    async with running(tmp_path, text) as node:
-        clients = {}
-        for name in ("removed", "changed", "stays"):
-            clients[name] = ListenerClient(node, "mqtt", protocol=paho.MQTTv5).login(name)
-            assert await clients[name].enter() == "Success"
-        anonymous = ListenerClient(node, "mqtt")
-        assert await anonymous.enter() == "Success"
-
-        await changed(node, lambda: users.remove(file, "removed"))
-        await changed(node, lambda: users.add(file, "changed", b"another secret"))
-        for name in ("removed", "changed"):
-            assert await asyncio.to_thread(clients[name].lost.wait, PATIENCE_S)
-        for client in (clients["stays"], anonymous):
-            assert await client.works()
-            assert not client.lost.is_set()
-        assert node.counters.clients_expelled == 2
-        for client in (*clients.values(), anonymous):
-            await client.close()
 
 
 async def test_certificates_change_while_clients_stay(tmp_path: Path, authority: Authority) -> None:
