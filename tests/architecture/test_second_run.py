@@ -40,8 +40,8 @@ def test_with_names(text): pass
 @pytest.mark.slow
 def test_slow(): pass
 
-@pytest.mark.spark
-def test_of_spark(): pass
+@pytest.mark.java
+def test_of_java(): pass
 
 def test_that_needs_a_compiler():
     if "COMPILER" not in os.environ:
@@ -59,7 +59,7 @@ def test_whose_end_fails(broken_end): pass
 @pytest.mark.parametrize("processes", [[], ["--numprocesses=1", "--dist=loadgroup"]], ids=["one", "workers"])
 def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n    spark\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n    java\n")
     (tmp_path / "test_some.py").write_text(TESTS)
 
     def run(*arguments: str, **environment: str) -> set[str]:
@@ -73,8 +73,8 @@ def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str],
 
     first = run("-m", "not slow", "--passed-to=passed")
     second = run("--not-again=passed", COMPILER="cc")
-    assert first == {"test_good", "test_with_names", "test_of_spark", "test_whose_end_fails"}
-    assert second == {"test_slow", "test_of_spark", "test_that_needs_a_compiler", "test_whose_end_fails"}
+    assert first == {"test_good", "test_with_names", "test_of_java", "test_whose_end_fails"}
+    assert second == {"test_slow", "test_of_java", "test_that_needs_a_compiler", "test_whose_end_fails"}
 
 
 @pytest.mark.parametrize(

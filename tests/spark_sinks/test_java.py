@@ -113,6 +113,7 @@ def test_spark_runs_with_no_java_on_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.java
 def test_a_session_reads_arrow_without_checking_each_value(spark: SparkSession) -> None:
     """A name that Arrow does not know would change nothing, and no rate would tell on a busy machine."""
     java = SparkContext._jvm

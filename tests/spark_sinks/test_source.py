@@ -170,6 +170,7 @@ def test_a_dataframe_is_a_snapshot_and_a_new_load_sees_more(spark: SparkSession,
     assert hub.load(spark).count() == 20 * len(EDGES)
 
 
+@pytest.mark.java
 def test_errors_reach_the_person(spark: SparkSession, hub: Hub) -> None:
     hub.write()
     with pytest.raises(

@@ -106,6 +106,7 @@ def test_a_batch_that_fails_leaves_nothing(spark: SparkSession, database: Databa
     assert database.run("SELECT next_offset FROM $weft_positions") == [(1,)]
 
 
+@pytest.mark.java
 def test_every_type_arrives_whole(spark: SparkSession, database: Database) -> None:
     schema = (
         "_shard int, _offset long, text string, bytes binary, time timestamp, day date, price decimal(20,6), "
