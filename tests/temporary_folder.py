@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.spark_processes import QUICK, UNVERIFIED
+
 ROOT = Path(__file__).parents[1]
 PREFIX = f"weft-tests-{zlib.crc32(bytes(ROOT)):08x}-"
 """Of all runs of this checkout."""
@@ -43,8 +45,8 @@ class TemporaryFolder:
         os.environ |= {
             "TMPDIR": str(self._temporary),
             # Java takes /tmp whatever TMPDIR says. The first is for Spark, the second for what starts Spark.
-            "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData -Djava.io.tmpdir={self._temporary}",
-            "SPARK_LAUNCHER_OPTS": f"-XX:-UsePerfData -Djava.io.tmpdir={self._temporary}",
+            "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {UNVERIFIED} -Djava.io.tmpdir={self._temporary}",
+            "SPARK_LAUNCHER_OPTS": f"{QUICK} -Djava.io.tmpdir={self._temporary}",
         }
         tempfile.tempdir = None
         if config.option.basetemp is None:

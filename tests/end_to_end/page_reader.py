@@ -22,6 +22,7 @@ from spark_sinks.runtime.java import find_java_home
 from spark_sinks.runtime.session import cache_directory
 from tests.end_to_end import page_interpreter
 from tests.end_to_end.page_blocks import Block
+from tests.support.spark_processes import QUICK
 from weft.demo.fabric import free_port, get_json
 
 HERE = Path(__file__).parent
@@ -248,8 +249,7 @@ def java_options() -> dict[str, str]:
     Half of a JVM's start is compiling what runs once. Java takes /tmp whatever TMPDIR says. A test's own folder would
     be too deep: Spark makes Unix sockets there, whose paths have at most 107 bytes.
     """
-    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    return {"JDK_JAVA_OPTIONS": f"{quick} -XX:-UsePerfData -Djava.io.tmpdir={tempfile.gettempdir()}"}
+    return {"JDK_JAVA_OPTIONS": f"{QUICK} -Djava.io.tmpdir={tempfile.gettempdir()}"}
 
 
 def stand_in(path: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +55,7 @@ def test_a_query_that_is_killed_and_loses_its_checkpoint_leaves_the_table_of_one
     jobs = Jobs([__name__, fleet.root, str(killed)], killed / "hours")
 
     def run(kill: str) -> None:
-        # What a killed JVM leaves goes with this folder. Its name is short: it becomes part of a socket's.
-        with tempfile.TemporaryDirectory(prefix="w", ignore_cleanup_errors=True) as temporary:
-            java = f"-XX:-UsePerfData -Djava.io.tmpdir={temporary}"
-            assert jobs.run(kill, {"TMPDIR": temporary, "SPARK_SUBMIT_OPTS": java}) == -signal.SIGKILL
+        assert jobs.run(kill) == -signal.SIGKILL
 
     fleet.hours(0, 2)
     fleet.hours(2, 4, ONLINE)
