@@ -135,7 +135,7 @@ def test_bodies_that_never_end_take_a_share_of_the_memory(small: GuardedEdge) ->
         before = edge.memory_bytes()
         for _ in range(60):
             client = socket.create_connection(("127.0.0.1", edge.posts_port))
-            client.settimeout(20)
+            client.settimeout(PATIENCE_S)
             clients.append(client)
             with contextlib.suppress(OSError):  # the share is used up
                 client.sendall(b"POST /v1/topics/public/x HTTP/1.1\r\n%bContent-Length: 1000000\r\n\r\n" % HEAD)
@@ -174,7 +174,7 @@ def test_one_user_has_a_share_of_the_connections(small: GuardedEdge) -> None:
         answers = []
         for _ in range(120):
             client = socket.create_connection(("127.0.0.1", edge.posts_port))
-            client.settimeout(20)
+            client.settimeout(PATIENCE_S)
             clients.append(client)
             client.sendall(request("/v1/topics/public/x", b"1"))
             answers.append(client.recv(12)[9:12])

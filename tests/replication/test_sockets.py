@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.replication.runner.sockets import Drain
 
 BUFFER_BYTES = 64 << 10
@@ -51,7 +51,7 @@ def test_bytes_that_leave_slowly_go_on(pair: tuple[socket.socket, socket.socket]
     drain = Drain(ours)
     fill(ours, drain)
     assert drain.goes_on(again=False)
-    theirs.settimeout(10)
+    theirs.settimeout(PATIENCE_S)
     for _ in range(4):
         assert theirs.recv(BUFFER_BYTES)
     wait_until(partial(drain.goes_on, again=True), 10, "the peer's machine to take some of what waits")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.mistakes import surroundings
 from tests.weft.mistakes.place import Place, made
 from weft.protocols.mqtt.encoder import encode
@@ -57,7 +57,7 @@ def test_a_connection_that_is_no_client(did: str, data: bytes, says: str, place:
         name = ":".join(map(str, client.getsockname()))
         client.sendall(data)
         if data:
-            client.settimeout(10)
+            client.settimeout(PATIENCE_S)
             while client.recv(100):
                 pass
     wait_until(lambda: name in log.read_text())
@@ -70,7 +70,7 @@ def test_a_client_that_is_refused_is_named(place: Place) -> None:
     log = Path(place.filled("<node>.stderr", Path()))
     with socket.create_connection(("127.0.0.1", int(place.filled("<node mqtt>", Path())))) as client:
         client.sendall(encode(Connect("press-7", username="anna", password=b"wrong")))
-        client.settimeout(10)
+        client.settimeout(PATIENCE_S)
         assert client.recv(100)
     wait_until(lambda: "wrong password or no such user" in log.read_text())
     (line,) = [line for line in log.read_text().splitlines() if "wrong password" in line]

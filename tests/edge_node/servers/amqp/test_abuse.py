@@ -66,7 +66,7 @@ async def test_a_channel_has_so_many_gets_that_wait_for_the_disk(
         await client.expect(Basic.Ack)
         with gate.held():
             client.send(*[Basic.Get(queue="q", no_ack=True)] * 21, channel=1)
-            assert await asyncio.to_thread(gate.reached.wait, 50)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             async with asyncio.timeout(PATIENCE_S):
                 while node.queues.bounds.unacknowledged.used:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
@@ -151,7 +151,7 @@ async def test_publishers_wait_while_too_much_waits_for_the_disk(tmp_path: Path)
         await client.ask(Confirm.Select(), Confirm.SelectOk)
         with gate.held():
             sent = asyncio.create_task(flood(client, 400))
-            assert await asyncio.to_thread(gate.reached.wait, 5)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             await asyncio.sleep(0.2)
             assert node.log.pending_bytes < 2 << 20
             assert not sent.done()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.edge_node.servers.amqp.harness import RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.servers.amqp.settings import AmqpSettings
 from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.methods import commands
@@ -69,7 +70,7 @@ async def test_a_transaction_is_stored_as_a_whole_when_it_is_committed(tmp_path:
         assert await node.stored() == []
         with gate.held():
             client.send(Tx.Commit(), channel=1)
-            assert await asyncio.to_thread(gate.reached.wait, 5)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             assert await client.silent()
         await client.expect(Tx.CommitOk)
         assert [record.payload for record in await node.stored()] == [b"0", b"1", b"2"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.edge_node.servers.amqp.harness import RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
+from tests.support.waiting import PATIENCE_S
 from weft.edge_node.servers.amqp.publishing import Publishing
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.errors import ReplyCode
@@ -48,7 +49,7 @@ async def test_no_close_is_answered_when_the_disk_failed(tmp_path: Path, close: 
         with gate.held():
             client.publish("plant.1.a", b"x")
             client.send(close, channel=1 if isinstance(close, Channel.Close) else 0)
-            assert await asyncio.to_thread(gate.reached.wait, 5)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             gate.error = OSError(5, "the disk is gone")
         answer = await client.frame()
         assert answer is None or answer.payload[:4] == Connection.Close.index.to_bytes(4, "big")
@@ -85,7 +86,7 @@ async def test_what_was_taken_away_is_gone_for_good_when_that_is_answered(tmp_pa
         await client.ask(Queue.Declare(0, "q", passive=True), Queue.DeclareOk)
         with gate.held():
             client.send(method, channel=1)
-            assert await asyncio.to_thread(gate.reached.wait, 5)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             assert await client.silent()
         frame = await client.frame()
         assert frame is not None

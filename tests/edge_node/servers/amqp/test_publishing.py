@@ -59,7 +59,7 @@ async def test_a_confirm_comes_after_the_fsync(tmp_path: Path) -> None:
         with gate.held():
             for n in range(5):
                 client.publish("plant.1.a", b"%d" % n)
-            assert await asyncio.to_thread(gate.reached.wait, 5)
+            assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             assert await client.silent()
         await confirmed(client, 5)
         assert [record.payload for record in await node.stored()] == [b"0", b"1", b"2", b"3", b"4"]

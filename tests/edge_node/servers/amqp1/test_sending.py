@@ -30,7 +30,7 @@ async def test_it_is_accepted_after_the_sync_and_not_before(tmp_path: Path) -> N
         sender = await in_thread(client.sender, "plant/7/temperature")
         with gate.held():
             sending = asyncio.ensure_future(in_thread(sender.send, Message(body=b"x", inferred=True)))
-            await asyncio.to_thread(gate.reached.wait, 10)
+            await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
             await asyncio.sleep(0.05)
             assert not sending.done()
         await sending
