@@ -19,6 +19,8 @@ from tests.support.waiting import wait_until
 from weft.protocols.link import Ack
 
 pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+REFUSED = 'weft_hub_refusals_total{bound="limits.response",owner="token reader-evil"}'
+PATIENCE_S = 30.0
 MiB = 1 << 20
 READERS = 40
 BAD_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n"
@@ -69,11 +71,12 @@ async def test_slow_readers_hold_little_memory_and_nobody_else_up(hub: GuardedHu
         most, waits = 0, []
         with slow_readers(hub):
             until = time.monotonic() + SLICE.amount(ci=4, night=12)
-            while time.monotonic() < until:
+            while time.monotonic() < until or REFUSED not in hub.metrics():
+                assert time.monotonic() < until + PATIENCE_S, "no reader is refused"
                 most = max(most, hub.memory_bytes())
                 waits.append(answer_s(hub))
                 time.sleep(0.1)
-        assert hub.metrics()['weft_hub_refusals_total{bound="limits.response",owner="token reader-evil"}'] > 0
+        assert hub.metrics()[REFUSED] > 0
         assert most - before < 400 * MiB
         assert sorted(waits)[len(waits) // 2] < 0.5
         at_most(2, good.take().p99)

@@ -87,7 +87,7 @@ def _evaluated(expression: Expression, each: Row) -> tuple[Any, str | None]:
         return None, error.reason
 
 
-@given(EXPRESSIONS, ROWS, few=100, many=2_000)
+@given(EXPRESSIONS, ROWS, few=100, many=600)
 def test_results_are_those_of_the_reference(text: str, values: Values) -> None:
     try:
         expression = compile_expression(text, NAMES)
