@@ -17,8 +17,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-READY_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 15.0
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 STREAM = "telemetry"
 RAW_STREAM = "readings"
 """Stream that stays at the edges."""
