@@ -35,10 +35,12 @@ PORTS = range(20_000, 32_000)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow or busy machine is no fault: what takes too long is ended by pytest's timeout.
-settings.register_profile("weft", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# ./run nightly: many more examples wherever a test does not say how many, and other ones each time, also where
-# Hypothesis takes the machine for one of CI.
+# A slow or busy machine is no fault: what takes too long is ended by pytest's timeout. Quick tests take the same
+# examples each time, so that none fails now and then; searches take those of their slice.
+settings.register_profile(
+    "weft", settings(), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+# ./run nightly: many more examples wherever a test does not say how many, and other ones each time.
 settings.register_profile("nightly", settings.get_profile("weft"), max_examples=2000, derandomize=False)
 settings.load_profile("nightly" if SLICE.is_night else "weft")
 
