@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spark_processes import QUICK, UNVERIFIED
+from tests.support.spark_processes import LOADING, QUICK
 
 ROOT = Path(__file__).parents[1]
 PREFIX = f"weft-tests-{zlib.crc32(bytes(ROOT)):08x}-"
@@ -45,7 +45,7 @@ class TemporaryFolder:
         os.environ |= {
             "TMPDIR": str(self._temporary),
             # Java takes /tmp whatever TMPDIR says. The first is for Spark, the second for what starts Spark.
-            "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {UNVERIFIED} -Djava.io.tmpdir={self._temporary}",
+            "SPARK_SUBMIT_OPTS": f"-XX:-UsePerfData {LOADING} -Djava.io.tmpdir={self._temporary}",
             "SPARK_LAUNCHER_OPTS": f"{QUICK} -Djava.io.tmpdir={self._temporary}",
         }
         tempfile.tempdir = None
