@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.architecture.house import PACKAGES
+from tests.architecture.house import PACKAGES, nodes
 from tests.costs.known import expected_s
 
 ROOT = Path(__file__).parents[1]
@@ -118,7 +118,7 @@ def _module(file: str) -> str:
 
 
 def _imports(file: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+    for node in nodes(ROOT / file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

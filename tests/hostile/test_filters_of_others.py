@@ -76,6 +76,7 @@ def measured(good: GoodClient, seconds: float) -> float:
     return max(good.take().p99, LEAST_S)
 
 
+@pytest.mark.slow
 def test_deep_filters_cost_a_message_little(edge: GuardedEdge, good: GoodClient) -> None:
     undisturbed = measured(good, UNDISTURBED_S)
     chance, taken, attackers = random.Random(1), 0, []

@@ -91,9 +91,8 @@ def test_others_are_served_between_the_turns_of_one_client(
         at_most(FACTOR * max(undisturbed.p99, LEAST_S), after.p99, undisturbed, after)
 
 
-@pytest.mark.parametrize(
-    "made", [acknowledged_publishes, pytest.param(few_pings, marks=pytest.mark.slow)], ids=lambda made: made.__name__
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [acknowledged_publishes, few_pings], ids=lambda made: made.__name__)
 def test_others_are_served_between_the_turns_of_many_connections_of_one_user(
     edge: GuardedEdge, tmp_path: Path, made: Callable[[], bytes]
 ) -> None:

@@ -181,6 +181,10 @@ JOBS: Mapping[str, Job] = {
         "kills under AMQP and HTTP", "tests/end_to_end/test_broker_storms.py",
         minutes=20, slice_units=30, slice_s=120,
     ),
+    "sink_kills": pytest_job(
+        "kills of a sink's writer and its hub", "tests/spark_sinks/sinks/stream/test_faults.py",
+        minutes=10, slice_units=25, slice_s=90,
+    ),
     "spark_storms": pytest_job(
         "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py",
         minutes=75, slice_units=50, slice_s=1440,
@@ -190,7 +194,7 @@ JOBS: Mapping[str, Job] = {
         minutes=15, slice_units=4, slice_s=280,
     ),
     "attacks": pytest_job(
-        "attacks beside a good client", "tests/hostile", minutes=50, slice_units=42, slice_s=420,
+        "attacks beside a good client", "tests/hostile", minutes=40, slice_units=42, slice_s=420,
     ),
     # Damage and random examples.
     "mqtt_codec": searched(

@@ -122,7 +122,9 @@ async def die_at(root: Path, fatal: int | None, after: bool, fresh: bool) -> lis
     return boundaries.calls
 
 
-@pytest.mark.parametrize("fresh", [True, False], ids=["new table", "growing table"])
+@pytest.mark.parametrize(
+    "fresh", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["new table", "growing table"]
+)
 async def test_dying_at_any_step_loses_and_doubles_nothing(tmp_path: Path, fresh: bool) -> None:
     calls = await die_at(tmp_path / "whole", None, False, fresh)
     assert {"create", "sync", "delta.commit"} <= set(calls)

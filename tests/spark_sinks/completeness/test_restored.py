@@ -18,6 +18,7 @@ from tests.spark_sinks.completeness.test_windows import Table, recomputed, windo
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_a_state_of_a_log_that_was_restored_and_has_grown_past_it_is_refused(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -195,6 +195,7 @@ def test_a_running_query_closes_a_window_by_a_mark_alone(spark: SparkSession, fl
     assert {row.records for row in table.rows.values()} == {9, 6, 3}
 
 
+@pytest.mark.slow
 def test_few_records_over_many_windows_take_few_commits(
     spark: SparkSession, fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def delta(folder: Path, **options: Any) -> DeltaSink:
     return DeltaSink(folder, keys=["window_start", "machine"], order_by="_log_end", **options)
 
 
+@pytest.mark.slow
 def test_a_window_that_is_given_out_again_has_no_row_of_groups_that_it_lost(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:

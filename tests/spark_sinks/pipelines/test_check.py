@@ -250,7 +250,7 @@ def test_a_checkpoint_of_another_store_is_refused(place: dict[str, str], spark: 
     assert "is the checkpoint of another query: it has 2 sources" in finding.message
 
 
-@pytest.mark.parametrize("windows", [False, True], ids=["rows", "windows"])
+@pytest.mark.parametrize("windows", [pytest.param(False, marks=pytest.mark.slow), True], ids=["rows", "windows"])
 def test_a_checkpoint_whose_table_is_gone_is_refused(
     windows: bool, place: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:

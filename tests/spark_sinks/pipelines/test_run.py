@@ -108,6 +108,7 @@ def test_machine_hours_are_those_of_all_records(plant: Hub, tmp_path: Path) -> N
     assert any(is_complete for _, is_complete in complete)
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_run_once(plant: Hub, tmp_path: Path) -> None:
     (tmp_path / "warm_steps.py").write_text("def warm(frame, above):\n    return frame.where(frame.t > above)\n")
     (tmp_path / "warm.yaml").write_text(

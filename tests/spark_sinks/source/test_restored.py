@@ -220,7 +220,7 @@ def test_what_is_no_position_is_refused(place: Place) -> None:
         decode(place)
 
 
-@pytest.mark.java
+@pytest.mark.slow
 def test_a_query_of_spark_ends_with_one_sentence(spark: SparkSession, hub: Hub, tmp_path: Path) -> None:
     def drain() -> list[tuple[str, int, bytes]]:
         frame = spark.readStream.format("weft").options(store=hub.root, stream=STREAM).load()

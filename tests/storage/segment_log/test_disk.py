@@ -108,7 +108,7 @@ def test_a_node_that_starts_on_a_full_disk_waits_for_space(small_disk: Path, lea
     assert put(again, stream, b"later") == end
 
 
-@pytest.mark.parametrize("commits", [400, pytest.param(1200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("commits", [300, pytest.param(1200, marks=pytest.mark.slow)])
 def test_readers_miss_nothing_while_files_are_cleaned_and_deleted(tmp_path: Path, commits: int) -> None:
     settings = LogSettings(segment_bytes=1 << 16, budget_bytes=8 << 16, tail_bytes=0)
     log = open_log(OSFileSystem(), settings, directory=str(tmp_path / "log"), start_writer=True)

@@ -106,7 +106,7 @@ def test_windows_hold_what_brute_force_finds(times: Times, given: list[Row | Gap
 
 def test_a_late_window_of_a_new_key_knows_gaps_that_were_over_long_ago() -> None:
     """Its rows may have been in the gap as well, whatever the other keys' windows say."""
-    given = [
+    given: list[Row | Gap] = [
         Gap("in", 0, 5, "expired", 0),
         row(SECOND, {"x": 0.0, "ts": 1.0}, b"a", 5),
         row(60 * SECOND, {"x": 0.0, "ts": 60.0}, b"a", 6),

@@ -86,7 +86,7 @@ def test_a_repeated_batch_and_a_lost_checkpoint_change_nothing(job: Job) -> None
     assert DeltaTable(str(job.table)).version() > version
 
 
-@pytest.mark.parametrize("is_put_back", [True, False])
+@pytest.mark.parametrize("is_put_back", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_table_that_is_gone_beside_the_checkpoint_is_not_made_with_a_hole(job: Job, is_put_back: bool) -> None:
     """Deleted by a person, or on a disk that is not mounted."""
     job.hub.write(1)
@@ -140,6 +140,7 @@ def test_a_table_of_another_store_is_refused(job: Job, tmp_path: Path) -> None:
     assert job.rows() == job.hub.expected()
 
 
+@pytest.mark.slow
 def test_a_log_that_was_restored_from_a_backup_is_refused(job: Job) -> None:
     """As long as it is shorter than the table, and when it has grown past it with other records: none is left out."""
     job.hub.write(1)
@@ -166,6 +167,7 @@ def test_a_log_that_was_restored_from_a_backup_is_refused(job: Job) -> None:
         pickle.loads(pickle.dumps(latest))(job.hub.load(job.spark), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_the_end", [True, False])
 def test_chunks_that_the_hub_deleted_are_not_missed(job: Job, of_the_end: bool) -> None:
     """Of a position in chunks that are gone, only the end of the log can be compared."""

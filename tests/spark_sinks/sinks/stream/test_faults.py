@@ -20,6 +20,7 @@ from spark_sinks.sinks.stream import last_record
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.spark_sinks.sinks.stream.conftest import StreamHub, rows, send
 from tests.support.processes import Node
+from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.cloud_hub.api.tokens import Scope, create_token
 from weft.protocols.shard.placement import shard_of
@@ -39,10 +40,11 @@ def started(hub: StreamHub, stream: str, seed: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(590)])])
-def test_a_sink_and_a_hub_that_are_killed_leave_each_row_once(own_hub: StreamHub, kills: int) -> None:
-    chance = random.Random(kills)
-    for number in range(kills):
+@pytest.mark.search
+@pytest.mark.timeout(590)
+def test_a_sink_and_a_hub_that_are_killed_leave_each_row_once(own_hub: StreamHub) -> None:
+    chance = random.Random(SLICE.seed)
+    for number in range(SLICE.amount(ci=8, night=25)):
         process = started(own_hub, "clean", number)
         time.sleep(chance.uniform(0.1, 1.5))  # any moment of the conversation
         if number % 3 == 1:
