@@ -112,6 +112,15 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than there are cores: each worker waits now and then, for a server, a clock or another process.
+
+    More than eight would collect the tests for longer than they save.
+    """
+    return min(len(os.sched_getaffinity(0)) + 1, 8)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
