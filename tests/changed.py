@@ -74,9 +74,13 @@ def is_test(file: str) -> bool:
 
 
 def distances(changed: Iterable[str], graph: Mapping[str, set[str]], files: Iterable[str]) -> dict[str, int]:
-    """Return how far each file is from what was changed; files that the change cannot touch are left out."""
+    """Return how far each file is from what was changed; files that the change cannot touch are left out.
+
+    So are tests that are gone.
+    """
+    tests = {file for file in files if is_test(file)}
+    changed = [file for file in changed if file in tests or not is_test(file)]
     far = dict.fromkeys(changed, 0)
-    tests = [file for file in files if is_test(file)]
     for file in changed:
         for near in _mirrored(file, tests):
             far.setdefault(near, 1)

@@ -28,6 +28,10 @@ def test_a_changed_test_runs_whatever_it_costs() -> None:
     assert changed.choose({OF_CLI: 0}, seconds=0).files == [OF_CLI]
 
 
+def test_a_test_that_is_gone_does_not_run() -> None:
+    assert changed.distances([OF_READ, OF_CLI], GRAPH, [LOG, READ, OF_CLI]) == {OF_CLI: 0}
+
+
 def test_the_graph_of_this_project() -> None:
     graph = changed.importers(changed.python_files())
     assert "storage/segment_log/log.py" in graph["storage/segment_log/errors.py"]
