@@ -14,6 +14,7 @@ stopped.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
+import psutil
 from rich.console import Console
 
 from bench.common import RESULTS, write_results
@@ -73,7 +75,7 @@ class Runner:
     def _make(self, begun: Slice) -> tuple[Outcome, float]:
         started = time.monotonic()
         command = [sys.executable, "-m", "tests.nightly", "slice", begun.job, str(begun.first), str(begun.end)]
-        # A session of its own, so that its whole family can be ended with it.
+        # A session of its own: a Ctrl-C is for the night, which ends its slices.
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
         self._children.add(child)
         try:
@@ -90,8 +92,20 @@ class Runner:
     def stop(self) -> None:
         """End the slices under way."""
         for child in list(self._children):
-            os.killpg(child.pid, signal.SIGKILL)
+            end_family(child.pid)
         self._pool.shutdown(cancel_futures=True)
+
+
+def end_family(pid: int) -> None:
+    """Kill a process and all below it. Nodes that tests start have sessions of their own."""
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def tell(failure: Failure, job: str, console: Console) -> None:

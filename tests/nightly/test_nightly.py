@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from tests.nightly import __main__ as nightly
@@ -20,7 +21,7 @@ from tests.nightly.reached import reached
 from tests.nightly.state import Night, Row, State
 from tests.nightly.state import Slice as Seeds
 from tests.nightly.timetable import JOBS
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 SIMULATION = {"simulation": JOBS["simulation"]}
@@ -181,6 +182,18 @@ def test_a_night_that_is_stopped_leaves_no_seed_out(stop: signal.Signals, file: 
     figures = json.loads(results.read_text())["results"]["jobs"]["simulation"]
     assert state.open == []
     assert figures["seeds"] == figures["reached"] == figures["next_seed"] - 1 == state.next_seeds["simulation"] - 1
+
+
+def test_nodes_that_a_slice_has_started_end_with_it() -> None:
+    """They have sessions of their own, so that a kill of the slice's would leave them."""
+    script = "import subprocess, sys; subprocess.run([*sys.argv[1:], 'sleep', '100'], start_new_session=True)"
+    with subprocess.Popen([sys.executable, "-c", script, "setsid", "--wait"]) as child:
+        parent = psutil.Process(child.pid)
+        wait_until(lambda: any(each.name() == "sleep" for each in parent.children(recursive=True)))
+        family = parent.children(recursive=True)
+        nightly.end_family(child.pid)
+    psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("name", ["simulation", "mqtt_codec"])
