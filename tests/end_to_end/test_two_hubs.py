@@ -34,6 +34,8 @@ class Fabric:
     def __init__(self, directory: Path) -> None:
         self.store = str(directory / "store")
         self.hubs = [self._hub(directory, name) for name in ("hub-a", "hub-b")]
+        # An interpreter of its own at each start: forked processes share the order of their sets, and hubs must not.
+        self.hubs[1].environment["PYTHONHASHSEED"] = "random"
         self.edge = make_edge(directory, self.hubs[0])
         urls = ", ".join(f'"{hub.url}"' for hub in self.hubs)
         link = f"to: [{urls}]\n    retry_min: 50ms\n    retry_max: 500ms"
