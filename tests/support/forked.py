@@ -3,6 +3,9 @@
 ``Popen`` is the one of `subprocess` in all else: what it starts is a child of this process, with the command's own
 arguments, folder, environment and descriptors. Tests of what an interpreter does before a command begins, or of a
 process's memory, start one with `subprocess` itself.
+
+All have one seed of ``hash``, so that sets of words have one order in all of them. A process whose environment sets
+``PYTHONHASHSEED`` is an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -82,7 +85,10 @@ class Popen(subprocess.Popen[Any]):
         """Wait for its end; not by looking again and again, as `subprocess` does."""
         if timeout is None or self.returncode is not None or sys.platform != "linux":
             return super().wait(timeout)
-        descriptor = os.pidfd_open(self.pid)
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:  # another thread has waited for it meanwhile
+            return super().wait(timeout)
         try:
             ends = select.poll()
             ends.register(descriptor, select.POLLIN)
