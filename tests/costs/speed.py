@@ -10,7 +10,7 @@ ROUNDS = 100_000
 
 
 def sample_s() -> float:
-    """Return the processor time of a small, fixed piece of work in Python. Another thread's work counts as well."""
+    """Return the processor time of a small, fixed piece of work in Python, without that of other threads."""
     started = time.thread_time()
     total = 0
     for number in range(ROUNDS):

@@ -1,6 +1,6 @@
 """A node without room while devices go on: memory stays flat, nothing acknowledged is lost, and it recovers alone.
 
-``WEFT_FULL_DISK_SECONDS=3600 pytest tests/durability/test_full_disk.py`` keeps it full for an hour.
+``./run nightly --jobs full_disk`` keeps it full for a minute, again and again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def device_of(node: LoadedNode) -> Device:
 
 
 def watch(node: LoadedNode, seconds: float = FULL_SECONDS) -> list[int]:
-    """Resident bytes of the node, ten times a second (in an hour every six seconds), while there is no room."""
+    """Resident bytes of the node, ten times a second, while there is no room."""
     samples = []
     interval_s = max(0.1, seconds / 600)
     for _ in range(int(seconds / interval_s)):
