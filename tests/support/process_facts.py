@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+HEAVY = ("deltalake", "numpy", "obstore", "pandas", "pyarrow")
+"""Modules that no command of an edge needs."""
 OF_THE_LIBRARY = 3 << 31
 """Signals 32 and 33, of the C library's threads."""
 
@@ -30,6 +32,7 @@ def facts() -> dict[str, Any]:
         "umask": status["Umask"],
         "user": (status["Uid"], status["Gid"], status["Groups"].strip()),
         "threads": [thread.name for thread in threading.enumerate()],
+        "heavy modules": [name for name in HEAVY if name in sys.modules],
         "descriptors": sorted(name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")),
         "streams": [
             (

@@ -1,7 +1,8 @@
 """A process that has imported what `weft` commands need, and forks one for each that is asked for.
 
 ``python -m tests.support.zygote`` with a socket as standard input, for `tests.support.forked`. It starts no thread and
-no event loop: nothing of either would live on in what it forks.
+no event loop: nothing of either would live on in what it forks. What hubs need starts threads of its allocators, which
+know of forks.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands.edge
 HUB = ("weft.storage", "weft.commands")
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
 ALSO = (
+    # First, as in a node: it loads sqlite-utils without pandas, numpy and pyarrow, and so without their threads.
+    "weft.edge_node.node",
     "weft.cli", "weft.commands.edge", "weft.commands.log", "weft.service.read_only", "weft.service.reload",
     "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",
     "encodings.ascii", "encodings.idna", "encodings.latin_1", "encodings.punycode", "stringprep",
