@@ -20,6 +20,8 @@ PROPERTIES = (
     "tests/edge_node/queues/test_queues_model.py",
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
+OTHER_PROPERTIES = ("tests/bounds", "tests/config", "tests/cloud_hub/shard", "tests/edge_node", "tests/spark_sinks")
+"""Their properties without the mark ``search``; a pass meets a few of ``PROPERTIES`` again."""
 CODEC_ROUNDS = 20_000
 """Damaged packets of one seed."""
 DECODER_S = 40
@@ -104,8 +106,18 @@ def _decoders(seed: int) -> int:
     return DECODER_S
 
 
-def _properties(seed: int) -> Made:
-    return Made(1, run_pytest(["-m", "hypothesis", f"--hypothesis-seed={seed}", *PROPERTIES], seed))
+def properties(only: str, *folders: str, minutes: int, slice_s: float) -> Job:
+    """Make the job of properties with more examples, and other ones, than the quick tests take.
+
+    Args:
+        only: what pytest's ``-m`` chooses.
+    """
+
+    def made(seed: int) -> Made:
+        return Made(1, run_pytest(["-m", only, f"--hypothesis-seed={seed}", *folders], seed))
+
+    again = f"WEFT_SLICE=night-{{seed}} ./run test --all -m '{only}' --hypothesis-seed={{seed}} {' '.join(folders)}"
+    return Job("passes of every property", minutes, made, again, (), 1, 1, slice_s)
 
 
 FUNCTIONS = "tests/edge_node/functions/"
@@ -128,7 +140,7 @@ JOBS: Mapping[str, Job] = {
     "kinds_cuts": pytest_job(
         "lives of functions with power cuts", f"{FUNCTIONS}runtime/test_power_cuts_of_kinds.py",
         f"{FUNCTIONS}runtime/test_reducers.py", f"{FUNCTIONS}windows/test_power_cuts.py",
-        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=70, slice_units=700, slice_s=260,
+        f"{FUNCTIONS}kinds/sparkplug/test_power_cuts.py", minutes=60, slice_units=700, slice_s=260,
     ),
     "recorded_cuts": pytest_job(
         "power cuts of real processes", "tests/durability/test_power_cut_of_a_node.py",
@@ -187,7 +199,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "spark_storms": pytest_job(
         "kills of a Spark job", "tests/spark_sinks/cluster/test_storm.py",
-        minutes=75, slice_units=50, slice_s=1440,
+        minutes=55, slice_units=50, slice_s=1440,
     ),
     "claims": pytest_job(
         "claims under copies, dead disks and clocks", "tests/end_to_end/test_claims.py",
@@ -223,10 +235,7 @@ JOBS: Mapping[str, Job] = {
         f"{FUNCTIONS}test_alert.py", f"{FUNCTIONS}test_partial_decoding.py", f"{FUNCTIONS}windows/test_property.py",
         f"{FUNCTIONS}windows/test_sql.py", minutes=40, slice_units=1, slice_s=1500,
     ),
-    "properties": Job(
-        "passes of every property", 50, _properties,
-        f"WEFT_SLICE=night-{{seed}} ./run test --all -m hypothesis --hypothesis-seed={{seed}} {' '.join(PROPERTIES)}",
-        (), 1, 1, 900,
-    ),
+    "properties": properties("hypothesis", *PROPERTIES, minutes=50, slice_s=900),
+    "other_properties": properties("hypothesis and not search", *OTHER_PROPERTIES, minutes=30, slice_s=1800),
 }  # fmt: skip
 """Name -> job. Each night goes on with the seeds behind those of the last one."""
