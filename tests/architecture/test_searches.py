@@ -94,6 +94,7 @@ def run(folder: Path, *arguments: str, slice_: str) -> str:
     (folder / "test_some.py").write_text(TESTS)
     # In CI, Hypothesis would take the same examples each time.
     variables = {**os.environ, VARIABLE: slice_, "PYTHONPATH": str(ROOT), "CI": "true"}
+    variables.pop("PYTEST_ADDOPTS", None)  # with options that this run's conftest does not have
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
     command.append(f"--basetemp={folder / '.base'}")
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,7 +50,7 @@ class WatchedNode(EdgeProcess):
         )  # fmt: skip
         self.written = directory / "log"
         super().__init__(directory, text + limits, self.written)
-        self.start()
+        self.start(popen=subprocess.Popen)  # its memory is measured
 
     def metric(self, name: str) -> float:
         """The value of ``weft_edge_<name>``."""

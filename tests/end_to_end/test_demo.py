@@ -43,9 +43,21 @@ def start(directory: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def left_behind(directory: Path) -> list[list[str]]:
-    """Command lines of processes that work in the directory."""
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
-    return [line for line in lines if any(str(directory) in word for word in line)]
+    """Command lines of processes that name the directory, and of devices, which only write into it."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        words = [*line, *(written_by(process) if "weft.demo.devices" in line else [])]
+        if any(str(directory) in word for word in words):
+            found.append(line)
+    return found
+
+
+def written_by(process: psutil.Process) -> list[str]:
+    try:
+        return [file.path for file in process.open_files()]
+    except psutil.Error:  # it has just ended
+        return []
 
 
 def wait_for_services(directory: Path) -> None:

@@ -111,10 +111,9 @@ class Demo:
     def replay(self) -> Acked:
         """Replay every device's messages through both faults. Return the numbers of messages acked to devices."""
         self.console.print(f"[green]up[/]    devices: {AMQP_DEVICE} by AMQP, {HTTP_DEVICE} by HTTP, the others by MQTT")
-        self._devices = [
-            DeviceProcess(self._directory, self.shop, SHOP_DEVICES, DEVICE_RATE),
-            DeviceProcess(self._directory, self.greenhouse, GREENHOUSE_DEVICES, DEVICE_RATE),
-        ]
+        # One by one: a Ctrl-C between two of them ends those that run.
+        for edge, names in ((self.shop, SHOP_DEVICES), (self.greenhouse, GREENHOUSE_DEVICES)):
+            self._devices.append(DeviceProcess(self._directory, edge, names, DEVICE_RATE))
         faults: list[Callable[[list[float]], bool]] = [self._cut_network(), self._kill_edge()]
         with Progress(*_COLUMNS, console=self.console) as progress:
             bars = Bars(
