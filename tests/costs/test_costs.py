@@ -54,7 +54,11 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("processes", [[], ["--numprocesses=1", "--dist=loadfile"]], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param([], marks=pytest.mark.slow), ["--numprocesses=1", "--dist=loadfile"]],
+    ids=["one", "workers"],
+)
 def test_costs_are_charged_to_files_and_causes(processes: list[str], tmp_path: Path) -> None:
     done = run(tmp_path, "--costs-to=costs.json", *processes)
     assert done.returncode == 0, done.stdout + done.stderr

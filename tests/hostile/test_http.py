@@ -77,7 +77,7 @@ def keys() -> bytes:
 @pytest.mark.parametrize(
     ("made", "connections"),
     [
-        (small_posts, 50),
+        pytest.param(small_posts, 50, marks=pytest.mark.slow),
         *(
             pytest.param(made, count, marks=pytest.mark.search)
             for made, count in SLICE.some([

@@ -62,6 +62,7 @@ def test_errors_say_what_to_do(spark: SparkSession, hub: Hub, tmp_path: Path) ->
     assert audit(spark, "alarms", store=hub.root).lanes == []
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_executors_read_a_bucket_without_a_file_system_of_spark(spark: SparkSession) -> None:
     with s3_endpoint() as endpoint:

@@ -86,7 +86,8 @@ def test_a_repeated_batch_and_a_lost_checkpoint_change_nothing(job: Job) -> None
     assert DeltaTable(str(job.table)).version() > version
 
 
-@pytest.mark.parametrize("is_put_back", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_put_back", [True, False])
 def test_a_table_that_is_gone_beside_the_checkpoint_is_not_made_with_a_hole(job: Job, is_put_back: bool) -> None:
     """Deleted by a person, or on a disk that is not mounted."""
     job.hub.write(1)
