@@ -27,7 +27,8 @@ from tests.support.slices import SLICE
 from tests.temporary_folder import TemporaryFolder
 from weft.demo import fabric
 
-TOGETHER = ("tests/architecture/", "tests/interop/", "tests/spark_sinks/")
+TOGETHER = ("tests/architecture/", "tests/interop/", "tests/spark_sinks/cluster/", "tests/spark_sinks/")
+"""Folders whose files stay together; the first that fits counts."""
 PORTS = range(20_000, 32_000)
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and so whatever that starts in turn:

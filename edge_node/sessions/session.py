@@ -140,6 +140,11 @@ class Session:
         """Do what is due; return when to ask again."""
         return self._due(self)
 
+    def has_expired(self, now: float) -> bool:
+        """Tell whether the client has been away for longer than the session waits."""
+        expires_at = self._absence.expires_at if self._absence is not None else None
+        return expires_at is not None and expires_at <= now
+
     def next_due(self) -> float | None:
         """Return when something is to be done about it, by the loop's clock."""
         expires_at = self._absence.expires_at if self._absence is not None else None

@@ -95,7 +95,9 @@ class Sessions:
             LogFull, LogFailed: the session cannot be kept: one that existed waits as before, a new one is no more.
             ConnectRefused: there is no room for the will, or too many clients are there; nothing has changed.
         """
-        known = self._by_id.get(client_id)
+        if (known := self._by_id.get(client_id)) is not None and known.has_expired(self._clock()):
+            self._on_due(known)  # The wheel has not got to it. It is not resumed [MQTT-3.1.2-23].
+            known = None
         username = None if identity is None else identity.username
         self._check_room(connect, known, user_or_address(username, address))
         if known is not None and known.connected:
@@ -295,8 +297,7 @@ class Sessions:
 
     def _on_due(self, session: Session) -> float | None:
         """Publish the will of a client that stays away, or end its session; return when to look again."""
-        now, absence = self._clock(), session.absence
-        if absence is not None and absence.expires_at is not None and absence.expires_at <= now:
+        if session.has_expired(now := self._clock()):
             self._counters.sessions_expired += session.persistent
             self.end(session)
             return None

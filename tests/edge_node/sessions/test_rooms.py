@@ -38,6 +38,18 @@ def payloads(client: RoomClient) -> list[bytes]:
     return found
 
 
+def test_a_client_that_comes_before_a_busy_node_has_ended_its_session_gets_a_new_one() -> None:
+    room = Room()
+    client = room.connect("c", expiry=100)
+    room.leave(client)
+    room.now += 101  # the wheel has not been looked at
+    again = room.connect("c", expiry=100)
+    assert again.session is not client.session
+    assert (len(room.sessions), room.counters.sessions_expired) == (1, 1)
+    room.later(1000)
+    assert len(room.sessions) == 1, "what the wheel knew of the old one is forgotten"
+
+
 async def test_a_session_waits_for_its_client_and_then_expires() -> None:
     room = Room()
     client = room.connect("c", expiry=100)
