@@ -127,8 +127,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | Non
 
 
 @pytest.fixture(autouse=True)
-def logging_stays_on() -> Iterator[None]:
+def logging_stays_on(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that turns logging off and does not turn it on again makes others fail, far from the cause."""
+    # PySpark gives the handlers that it finds a format of its own, JSON.
+    of_pytest: Any = request.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (of_pytest.caplog_handler, of_pytest.report_handler):
+        handler.setFormatter(of_pytest.formatter)
     yield
     left, logging.root.manager.disable = logging.root.manager.disable, logging.NOTSET
     assert left == logging.NOTSET, "this test left logging disabled: call logging.disable(logging.NOTSET) at its end"
