@@ -47,9 +47,7 @@ def by_file(costs: Costs) -> str:
     rows = []
     for name in dearest:
         processor_s, waits_s = costs.of(name)
-        rows.append(
-            [f"`{name.removeprefix('tests/')}`", str(costs.files[name].tests), f"{processor_s:.1f}", f"{waits_s:.1f}"]
-        )
+        rows.append([f"`{name}`", str(costs.files[name].tests), f"{processor_s:.1f}", f"{waits_s:.1f}"])
     return "\n".join(table(["file", "tests", "processor s", "waits s"], rows))
 
 
