@@ -21,6 +21,10 @@ pytestmark = pytest.mark.processes
 SEARCH = "SELECT instr(printf('%.*c', 30000000, 'a'), printf('%.*c', 15000000, 'a') || 'b')"
 """One call, which looks at no clock for hours."""
 COUNT = "WITH RECURSIVE r(x) AS (VALUES(1) UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+COMPILED = " ".join((
+    "WITH a AS (SELECT", ", ".join(["abs(1)"] * 1000), ")", " UNION ALL ".join(["SELECT * FROM a"] * 500),
+))  # fmt: skip
+"""One that asks a million times, before it runs, whether it may read."""
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def start(log: Path, sql: str, *options: str) -> subprocess.Popen[str]:
     return forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("sql", [SEARCH, COUNT])
+@pytest.mark.parametrize("sql", [SEARCH, COUNT], ids=["search", "count"])
 def test_a_query_ends_with_its_time(log: Path, sql: str) -> None:
     patience = Patience(10)
     query = start(log, sql, "--timeout", "1s", "--json")
@@ -46,7 +50,7 @@ def test_a_query_ends_with_its_time(log: Path, sql: str) -> None:
     assert "longer than 1 s: ask for less, or allow more with --timeout" in json.loads(errors)["error"]
 
 
-@pytest.mark.parametrize("sql", [SEARCH, COUNT])
+@pytest.mark.parametrize("sql", [SEARCH, COUNT, COMPILED], ids=["search", "count", "compiled"])
 def test_ctrl_c_ends_a_query(log: Path, sql: str) -> None:
     query = start(log, sql, "--csv")
     process = psutil.Process(query.pid)

@@ -105,12 +105,21 @@ def _ended_in_time(query: Query, *, as_json: bool) -> Iterator[None]:
     """End the process when SQLite does not end the query: after the deadline, or after Ctrl-C.
 
     A thread looks, because the main thread is inside SQLite and runs no Python. Of SIGINT, Python writes a byte to the
-    pipe at once, although it raises ``KeyboardInterrupt`` only when SQLite returns.
+    pipe at once, although it raises ``KeyboardInterrupt`` only when SQLite returns. Where SQLite has called a function
+    of ours, it takes the exception for a refusal: an error after Ctrl-C is that Ctrl-C.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     former = signal.set_wakeup_fd(writer)
-    done = threading.Event()
+    done, interrupted = threading.Event(), threading.Event()
+
+    def interrupt(*_signal: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    ends_by_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ends_by_default:
+        signal.signal(signal.SIGINT, interrupt)
 
     def look() -> None:
         asked_at = None
@@ -130,9 +139,15 @@ def _ended_in_time(query: Query, *, as_json: bool) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except Exception:
+        if interrupted.is_set():
+            raise KeyboardInterrupt from None
+        raise
     finally:
         done.set()
         thread.join()
+        if ends_by_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(former)
         os.close(reader)
         os.close(writer)
