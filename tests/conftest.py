@@ -73,6 +73,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(TemporaryFolder(config))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let pytest's log handlers keep their format.
+
+    Before each phase of a test pytest adds them to the loggers that do not propagate. PySpark's loggers give those
+    that are added to them their own, JSON, for good.
+    """
+    of_pytest: Any = session.config.pluginmanager.get_plugin("logging-plugin")
+    for handler in (of_pytest.caplog_handler, of_pytest.report_handler):
+        handler.setFormatter = lambda _formatter: None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect with the garbage collector off, and leave what was collected out of its sight for the rest of the run.
@@ -127,12 +138,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | Non
 
 
 @pytest.fixture(autouse=True)
-def logging_stays_on(request: pytest.FixtureRequest) -> Iterator[None]:
+def logging_stays_on() -> Iterator[None]:
     """A test that turns logging off and does not turn it on again makes others fail, far from the cause."""
-    # PySpark gives the handlers that it finds a format of its own, JSON.
-    of_pytest: Any = request.config.pluginmanager.get_plugin("logging-plugin")
-    for handler in (of_pytest.caplog_handler, of_pytest.report_handler):
-        handler.setFormatter(of_pytest.formatter)
     yield
     left, logging.root.manager.disable = logging.root.manager.disable, logging.NOTSET
     assert left == logging.NOTSET, "this test left logging disabled: call logging.disable(logging.NOTSET) at its end"
