@@ -33,6 +33,7 @@ def by_cause(costs: Costs) -> str:
             (cause, str(total.started.get(cause, "")), seconds * scale)
             for cause, seconds in sorted(total.others_s.items(), key=lambda item: -item[1])
         ),
+        ("processes whose parents had ended", "", costs.orphans_s * scale),
     ]
     waits = [("waits, of all workers", "", total.waits_s), ("of which asleep by the clock", "", total.sleeps_s)]
     figures = [[name, count, f"{seconds:,.0f}"] for name, count, seconds in rows]

@@ -55,6 +55,8 @@ class Costs(msgspec.Struct):
     """Name -> processor time and waits, of tests that took a second or more of either."""
     between_s: float = 0.0
     """Processor time outside of tests, of all workers: imports, collection, and the end of what they share."""
+    orphans_s: float = 0.0
+    """Processor time of processes whose parents had ended, and which no test was charged with."""
     samples: int = 0
     samples_s: float = 0.0
     """Processor time of the samples of this machine's speed."""
@@ -67,7 +69,7 @@ class Costs(msgspec.Struct):
     @property
     def processor_s(self) -> float:
         """Processor time of all workers, at the speed of the machine of the budgets."""
-        return (sum(cost.processor_s for cost in self.files.values()) + self.between_s) / self.slowness
+        return (sum(cost.processor_s for cost in self.files.values()) + self.between_s + self.orphans_s) / self.slowness
 
     def of(self, name: str) -> tuple[float, float]:
         """Return processor time and waits of a file, the former at the speed of the machine of the budgets."""
@@ -80,5 +82,6 @@ class Costs(msgspec.Struct):
             self.files.setdefault(name, Cost()).add(cost)
         self.tests |= other.tests
         self.between_s += other.between_s
+        self.orphans_s += other.orphans_s
         self.samples += other.samples
         self.samples_s += other.samples_s

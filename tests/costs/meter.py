@@ -24,10 +24,10 @@ import pytest
 from tests.costs.causes import cause_of
 from tests.costs.figures import Cost, Costs
 from tests.costs.known import grown
+from tests.costs.orphans import Orphans
+from tests.costs.processes import children, command, spent
 from tests.costs.speed import sample_s
 from tests.support import forked
-
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
@@ -37,6 +37,8 @@ class Processes:
         self.spent: dict[str, float] = {}
         """Cause -> seconds since the last look."""
         self.started: dict[str, int] = {}
+        self.counted: dict[str, float] = {}
+        """Process (`processes.identity`) -> seconds of it that are counted, of those that had not ended at a look."""
         self._causes: dict[int, str] = {}
         self._seen: dict[int, float] = {}
         """Process -> seconds that are counted already, of it and of those below it."""
@@ -63,21 +65,21 @@ class Processes:
             subprocess._del_safe.waitpid = staticmethod(waited)
         assert wait is not waited
 
-    def note(self, pid: int, command: Sequence[str]) -> None:
+    def note(self, pid: int, started: Sequence[str]) -> None:
         """A process was started."""
         if os.getpid() != self._own:
             return
-        self._causes[pid] = cause = cause_of(command)
+        self._causes[pid] = cause = cause_of(started)
         self._seen.pop(pid, None)
         self.started[cause] = self.started.get(cause, 0) + 1
 
     def look(self) -> None:
         """Charge what running processes have spent since the last look."""
-        for pid in _children(self._own):
+        for pid in children(self._own):
             cause = self._causes.get(pid)
             if cause is None:
-                cause = self._causes[pid] = cause_of(_command(pid))
-            self._charge(pid, _spent(pid))
+                cause = self._causes[pid] = cause_of(command(pid))
+            self._charge(pid, spent(pid, self.counted))
 
     def _end(self, pid: int, usage: resource.struct_rusage) -> None:
         if os.getpid() != self._own:
@@ -86,41 +88,12 @@ class Processes:
         self._seen.pop(pid, None)
         self._causes.pop(pid, None)
 
-    def _charge(self, pid: int, spent: float) -> None:
-        more = spent - self._seen.get(pid, 0.0)
+    def _charge(self, pid: int, total: float) -> None:
+        more = total - self._seen.get(pid, 0.0)
         if more > 0:
             cause = self._causes.get(pid, "other processes")
             self.spent[cause] = self.spent.get(cause, 0.0) + more
-            self._seen[pid] = spent
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
-    except OSError:
-        pass
-    return found
-
-
-def _spent(pid: int) -> float:
-    """Of a process and those below it, also of those that it has waited for."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) * TICK_S + sum(map(_spent, _children(pid)))
-
-
-def _command(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().decode(errors="replace").split("\0")
-    except OSError:
-        return []
+            self._seen[pid] = total
 
 
 class Meter:
@@ -137,6 +110,8 @@ class Meter:
         self._worker = hasattr(config, "workerinput")
         self._measures = self._worker or not getattr(config.option, "numprocesses", None)
         self._processes = Processes()
+        self._orphans = None if self._measures else Orphans()
+        self._counted: dict[str, float] = {}
         self._slept = 0.0
         self._at = (0.0, 0.0, 0.0)
         if self._measures:
@@ -193,6 +168,7 @@ class Meter:
         """A worker has ended: its figures."""
         if made := getattr(node, "workeroutput", {}).get("costs"):
             self._costs.add(msgspec.json.decode(made, type=Costs))
+            self._counted |= node.workeroutput["counted"]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -200,7 +176,10 @@ class Meter:
             self._costs.between_s += self._read().processor_s
         if self._worker:
             self._config.workeroutput["costs"] = msgspec.json.encode(self._costs).decode()  # type: ignore[attr-defined]
+            self._config.workeroutput["counted"] = self._processes.counted  # type: ignore[attr-defined]
             return
+        if self._orphans is not None:
+            self._costs.orphans_s = self._orphans.unseen_s(self._counted)
         self._costs.wall_s = time.monotonic() - self._began
         if self._budget_s is not None:
             self._over = self._over_budget(self._budget_s)
