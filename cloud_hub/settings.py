@@ -52,7 +52,9 @@ class SequencerSettings:
     ranges_per_lane_max: int = 1024
     """Maximum number of separate ranges of a lane: bounds the state under a sender that leaves holes."""
     gaps_per_lane_max: int = 16_384
-    """Maximum number of gap notices of a lane."""
+    """Maximum number of gaps of a lane: neighbours of one reason are one."""
+    gaps_per_edge_max: int = 65_536
+    """Maximum number of gaps of all lanes of one edge in the shard."""
     snapshot_interval_s: float = 60.0
     snapshot_chunks: int = 200
     """Number of chunks after which a snapshot is written, unless the time comes first."""

@@ -97,6 +97,33 @@ class RangeSet:
         self._starts[low:high] = starts
         self._ends[low:high] = ends
 
+    def minus(self, others: Iterable[Range]) -> RangeSet:
+        """Return an independent set without the ``others``, which ascend and are disjoint. Linear in both."""
+        left = RangeSet()
+        starts, ends, index, size = left._starts, left._ends, 0, len(self._starts)
+        at = self._starts[0] if size else 0
+        for first, end in others:
+            while index < size and self._ends[index] <= first:
+                if at < self._ends[index]:
+                    starts.append(at)
+                    ends.append(self._ends[index])
+                index += 1
+                at = self._starts[index] if index < size else 0
+            if index == size:
+                break
+            if at < first:
+                starts.append(at)
+                ends.append(first)
+            while index < size and self._ends[index] <= end:
+                index += 1
+                at = self._starts[index] if index < size else 0
+            if index < size:
+                at = max(at, end)
+        if index < size:
+            left._starts = [*starts, at, *self._starts[index + 1 :]]
+            left._ends = [*ends, *self._ends[index:]]
+        return left
+
     def missing(self, first: int, end: int) -> list[Range]:
         """Return the parts of ``[first, end)`` that the set lacks, ascending."""
         if not self._ends or first >= self._ends[-1]:  # nearly always: what comes next
@@ -113,6 +140,11 @@ class RangeSet:
         if at < end:
             gaps.append((at, end))
         return gaps
+
+    def within(self, first: int, end: int) -> list[Range]:
+        """Return the parts of ``[first, end)`` that the set has, ascending."""
+        low, high = bisect_right(self._ends, first), bisect_left(self._starts, end)
+        return [(max(self._starts[at], first), min(self._ends[at], end)) for at in range(low, high)]
 
     def covers(self, first: int, end: int) -> bool:
         """Return whether every number of ``[first, end)`` is in the set; true for an empty range."""

@@ -59,6 +59,32 @@ class OpeningLanes:
             del self.of_tenant[lane.tenant]
 
 
+class GapBounds:
+    """Bounds on the gaps of one lane, and of all lanes of one edge in the shard."""
+
+    def __init__(self, settings: SequencerSettings) -> None:
+        self._settings = settings
+        self._of_edge: dict[NodeName, int] = {}
+        self._n = -2
+        """Number of the state's last chunk when edges were counted."""
+
+    def is_full(self, state: ShardState, lane: Lane) -> bool:
+        """Return whether the lane takes no gap more."""
+        held = state.lanes.get(lane)
+        if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
+            return True
+        return self._count(state, NodeName(lane.tenant, lane.edge)) >= self._settings.gaps_per_edge_max
+
+    def _count(self, state: ShardState, node: NodeName) -> int:
+        if self._n != state.n:
+            self._n, self._of_edge = state.n, {}
+        count = self._of_edge.get(node)
+        if count is None:
+            lanes = state.edge_lanes(node.tenant, node.edge).values()
+            count = self._of_edge[node] = sum(len(held.gaps) for held in lanes)
+        return count
+
+
 def no_room(
     state: ShardState, opening: OpeningLanes, settings: SequencerSettings, lane: Lane, topics: Sequence[str]
 ) -> Full | None:

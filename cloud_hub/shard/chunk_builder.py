@@ -25,7 +25,7 @@ from weft.protocols.chunk import (
 from weft.protocols.lane import Lane
 from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
-from weft.protocols.shard.lane_state import LaneState, RetiredBy, gaps_without
+from weft.protocols.shard.lane_state import NOTHING, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.protocols.shard.snapshot import decode_lane, lane_state
 from weft.storage.table.record_time import BootKey, behind, shift
@@ -35,6 +35,9 @@ INDEX_BYTES_MAX = 8 << 20
 (``chunk_footer.FOOTER_BYTES_MAX``), whatever all edges tell at once."""
 
 
+LOOKS_PER_EDGE = 1024
+"""Items of one edge, and pieces of them, of which one chunk takes no more: what it takes is one step of the hub's loop,
+and an item may be of a few bytes. The rest comes with the next chunk."""
 LANE_BYTES, RANGE_BYTES, CLOCK_BYTES = 512, 24, 512
 """Bytes in the footer that a lane, a range or gap, and a clock take at most, each with its names."""
 
@@ -103,7 +106,7 @@ class _LaneDraft:
 
     @property
     def gaps(self) -> list[GapRange]:
-        return self.told.gaps if self.told is not None else []
+        return list(self.told.gaps) if self.told is not None else []
 
 
 class ChunkBuilder:
@@ -131,6 +134,8 @@ class ChunkBuilder:
         """Lanes of which the chunk has one run of new records, and what ``_after`` does not have yet."""
         self._clocks: dict[BootKey, ClockUpdate] = {}
         self._epochs: dict[Lane, int] = {}
+        self._looks: dict[tuple[str, str], int] = {}
+        """(tenant, edge) -> how many more of its items and their pieces the chunk takes."""
         self._substantial = False
 
     def add(self, session: LaneSession) -> None:
@@ -148,15 +153,8 @@ class ChunkBuilder:
             return  # it came since ended lanes were looked up, and may have been here before
         held, control = self._held(session.lane)
         draft = _LaneDraft(session, len(self._lanes))
-        items = session.items if session.items and not self._take_run(draft, held) else ()
-        for item in items:
-            after = self._state_after(session.lane, held)
-            for piece in (
-                after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
-            ):
-                if self._bytes >= self._bytes_max:
-                    break
-                self._take(draft, item, piece, held)
+        if session.items and not self._take_run(draft, held):
+            self._take_items(draft, held)
         newest = held.newest_mark
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
@@ -185,6 +183,23 @@ class ChunkBuilder:
                 self._index_bytes += len(control.body)
             self._substantial |= substantial
 
+    def _take_items(self, draft: _LaneDraft, held: LaneState) -> None:
+        """Take what is new of a session's items, one after the other."""
+        lane = draft.session.lane
+        edge = lane.tenant, lane.edge
+        left = self._looks.get(edge, LOOKS_PER_EDGE)
+        for item in draft.session.items:
+            if left <= 0 or self._bytes >= self._bytes_max:
+                break
+            after = self._state_after(lane, held)
+            new = after.missing_gap(item) if isinstance(item, GapRange) else after.missing_records(*bounds(item))
+            for piece in new[:left]:
+                if self._bytes >= self._bytes_max:
+                    break
+                self._take(draft, item, piece, held)
+            left -= 1 + len(new)
+        self._looks[edge] = left
+
     def _take_run(self, draft: _LaneDraft, held: LaneState) -> bool:
         """Take all items of a session at once when they are one run of new records, as they nearly always are.
 
@@ -192,12 +207,14 @@ class ChunkBuilder:
         """
         session, lane = draft.session, draft.session.lane
         first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
-        if end < 0 or size > self._bytes_max or lane in self._runs or lane in self._after:
+        edge = lane.tenant, lane.edge
+        left = self._looks.get(edge, LOOKS_PER_EDGE) - len(session.items)
+        if end < 0 or size > self._bytes_max or left < 0 or lane in self._runs or lane in self._after:
             return False
         if not held.lacks_records(first, end):
             return False
         self._runs[lane] = draft.run = first, end
-        self._bytes = size
+        self._bytes, self._looks[edge] = size, left
         section = self._section(lane)
         newest = held.latest_claim
         for batch in session.items:
@@ -238,7 +255,7 @@ class ChunkBuilder:
         kept = self._ended.get(self._state, lane) if self._ended is not None else None
         if kept is not None:
             return lane_state(decode_lane(kept)), adoption(lane, kept)
-        held = self._state.lanes.get(lane, _NOTHING)
+        held = self._state.lanes.get(lane, NOTHING)
         if held.retired is not None and held.retired.by == RetiredBy.AGE and held.conflict is None:
             return held, adoption(lane)
         return held, None
@@ -257,7 +274,7 @@ class ChunkBuilder:
         self._after[lane].add_records([piece])
         # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
         if draft.told is not None:
-            draft.told.gaps = gaps_without(draft.told.gaps, [piece])
+            draft.told.gaps.remove(first, end)
         draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
         draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
@@ -349,9 +366,6 @@ class ChunkBuilder:
             *session.lane, session.epoch, draft.ranges, draft.gaps, draft.mark, draft.topics, draft.payload,
             draft.origins, draft.floor, session.flags,
         )  # fmt: skip
-
-
-_NOTHING = LaneState()
 
 
 def _name_origin(draft: _LaneDraft, number: int) -> None:

@@ -12,11 +12,19 @@ from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import ORIGINS_MAX, Origin
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import LaneState
 
 GAP_BYTES = 64
 """Bytes that a gap notice counts as against the bounds on pending bytes."""
+GAPS_PENDING_MAX = 1024
+"""Gap notices of a session that wait for a commit. The link reads no further with more: against the bounds on gaps
+count those of the state, so this is how far they can be passed."""
+SETTLED_MAX = 8192
+"""Items that one look at the state settles: what a person may repeat as often as they like takes several."""
+RECOUNTED_MAX = 256
+"""Items among which a run of records is looked for again, after others were settled."""
 
 _RELAY = int(LaneFlag.RELAY)
 Acknowledge = Callable[[RangeSet], None]
@@ -89,7 +97,10 @@ class LaneSession:
         "clocks",
         "closed",
         "flags",
+        "gaps_pending",
+        "gaps_seen",
         "gaps_told",
+        "gaps_untold",
         "is_relay",
         "items",
         "known",
@@ -136,6 +147,8 @@ class LaneSession:
         self.run_end = -1
         """Bounds of the items when they are records of one run, each where the one before ends; otherwise the end is
         -1."""
+        self.gaps_pending = 0
+        """Gap notices among the items."""
         self.mark: Mark | None = None
         self.trails = False
         """True when the mark says something of records, or is the lane's first: it waits less long."""
@@ -145,6 +158,9 @@ class LaneSession:
         self.gaps_told = RangeSet()
         """Numbers that the sender itself said it lacks, and that are accounted for. Others' gaps are never acknowledged
         to it: it may have the records, and would forget them."""
+        self.gaps_seen: GapSet | None = None
+        """Gaps of the lane when those that the sender did not tell were last sought among them."""
+        self.gaps_untold: list[Range] = []
         self.clocks: list[ClockUpdate] = []
         """Clock notices that the shard's log does not have yet."""
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
@@ -163,6 +179,7 @@ class LaneSession:
         first, end = bounds(item)
         if isinstance(item, GapRange):
             self.run_end = -1
+            self.gaps_pending += 1
         elif not self.items:
             self.run_first, self.run_end = first, end
         else:
@@ -190,7 +207,7 @@ class LaneSession:
         """Drop all items. Return the bytes that this freed."""
         freed = self.bytes
         self.items.clear()
-        self.bytes = 0
+        self.bytes = self.gaps_pending = 0
         return freed
 
     @property
@@ -240,15 +257,39 @@ class LaneSession:
             return self.drop_items()
         if self.run_end > held.ranges.end and not held.gaps:
             return self._settle_start(held)
-        items, freed = list(self.items), self.bytes
-        self.drop_items()
-        for item in items:
-            is_gap = isinstance(item, GapRange)
-            if not (held.accounts_for(item) if isinstance(item, GapRange) else held.holds(*bounds(item))):
-                self.append(item)
-            elif is_gap:
-                self.gaps_told.add(*bounds(item))
-        return freed - self.bytes
+        return self._settle_one_by_one(held)
+
+    def _settle_one_by_one(self, held: LaneState) -> int:
+        """Remove the items that the state accounts for, up to the first that it does not: they come in order."""
+        items, freed = self.items, 0
+        for _ in range(min(len(items), SETTLED_MAX)):
+            item = items[0]
+            if isinstance(item, GapRange):
+                if not held.accounts_for(item):
+                    break
+                self.gaps_told.add(item.first, item.end)
+                self.gaps_seen = None
+                self.gaps_pending -= 1
+            elif not held.holds(*bounds(item)):
+                break
+            items.popleft()
+            freed += weight(item)
+        self.bytes -= freed
+        if not self.gaps_pending and len(items) <= RECOUNTED_MAX:
+            self._find_run()
+        return freed
+
+    def _find_run(self) -> None:
+        """Note whether the items, all of records, are one run."""
+        self.run_first, self.run_end = 0, -1
+        for index, item in enumerate(self.items):
+            first, end = bounds(item)
+            if index == 0:
+                self.run_first = first
+            elif first != self.run_end:
+                self.run_end = -1
+                return
+            self.run_end = end
 
     def _settle_start(self, held: LaneState) -> int:
         """Remove what the state has of a run that goes on behind it: more came while the chunk was written."""
@@ -261,12 +302,14 @@ class LaneSession:
 
     def acknowledged(self, held: LaneState) -> RangeSet:
         """Return what the sender may forget: records that are held, and gaps that it told itself. The set is the
-        state's own when it has no gaps: do not change it."""
-        if not held.gaps and not self.gaps_told:
+        state's own when there is no other gap: do not change it."""
+        if not held.gaps:
             return held.ranges
-        ranges = held.records
-        ranges.update(self.gaps_told)
-        return ranges
+        if self.gaps_seen is not held.gaps:  # a state's gaps are replaced where a chunk changes them
+            told = self.gaps_told
+            untold = [part for gap in held.gaps for part in told.missing(gap.first, gap.end)]
+            self.gaps_seen, self.gaps_untold = held.gaps, untold
+        return held.ranges.minus(self.gaps_untold) if self.gaps_untold else held.ranges
 
     def is_late(self, held: LaneState) -> bool:
         """Return whether the session lost its lane: a higher epoch came, or another session took the same one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.bounds import Full, OpeningLanes, no_room, no_room_for_origins
+from weft.cloud_hub.shard.bounds import Full, GapBounds, OpeningLanes, no_room, no_room_for_origins
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.drafting import Drafted, Drafting
@@ -30,6 +30,7 @@ from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import Origin
+from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import AlreadyExists
@@ -93,6 +94,7 @@ class Sequencer:
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._opening = OpeningLanes()
+        self._gaps = GapBounds(settings)
         self._attempts: dict[int, _Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
@@ -189,8 +191,8 @@ class Sequencer:
         """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
         wait for it (``sessions.room``)."""
         held = self._state.lanes.get(session.lane)
-        is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
         # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
+        is_full = held is not None and held.gaps and self._gaps.is_full(self._state, session.lane)
         if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
             self.sessions.refuse_gaps(session, held)
             return True
@@ -199,12 +201,11 @@ class Sequencer:
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
-        held = self._state.lanes.get(session.lane)
-        is_full = held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max
-        if held is not None and is_full and not held.accounts_for(gap):
+        await self.sessions.gap_room(session)
+        held = self._state.lanes.get(session.lane, NOTHING)
+        if self._gaps.is_full(self._state, session.lane) and not held.accounts_for(gap):
             self.sessions.refuse_gaps(session, held)
-            return
-        if not self.sessions.take(session, [gap]):
+        elif not self.sessions.take(session, [gap]):
             await self.sessions.room(session)
 
     def put_clock(self, session: LaneSession, clock: ClockUpdate) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
-from weft.cloud_hub.shard.lane_session import LaneSession, PendingItem, SessionRefused, bounds
+from weft.cloud_hub.shard.lane_session import GAPS_PENDING_MAX, LaneSession, PendingItem, SessionRefused, bounds
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
@@ -98,6 +98,12 @@ class ShardSessions:
     async def room(self, session: LaneSession) -> None:
         """Wait until less is pending than the bound, or the session is over."""
         while self.pending_bytes >= self._bytes_max and session.registered and not session.closed:
+            self._room.clear()
+            await self._room.wait()
+
+    async def gap_room(self, session: LaneSession) -> None:
+        """Wait until fewer gap notices of the session are pending than it may have, or it is over."""
+        while session.gaps_pending >= GAPS_PENDING_MAX and session.registered and not session.closed:
             self._room.clear()
             await self._room.wait()
 
@@ -220,8 +226,8 @@ class ShardSessions:
         session.closed = True
 
     def refuse_gaps(self, session: LaneSession, held: LaneState) -> None:
-        """End a session whose lane would have too many gaps."""
-        message = f"lane {session.lane} has {len(held.gaps)} gaps, the most that the hub keeps"
+        """End a session whose lane, or its edge, would have too many gaps."""
+        message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has the most that the hub keeps"
         self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
 
     def send_away(self, code: RefuseCode, message: str, advice: str) -> None:

@@ -6,7 +6,6 @@ overrules one that only does not have them (``GapReason.ABSENT``).
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -19,6 +18,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.gap_set import GapSet
 
 PENDING_MARKS_MAX = 16
 """Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
@@ -82,8 +82,8 @@ class LaneState:
     epoch: int = 0
     ranges: RangeSet = field(default_factory=RangeSet)
     """Sequence numbers that are accounted for: records held and gaps."""
-    gaps: list[GapRange] = field(default_factory=list)
-    """Gaps, ascending and disjoint: the part of ``ranges`` that holds no records."""
+    gaps: GapSet = field(default_factory=GapSet)
+    """The part of ``ranges`` that holds no records."""
     mark: Mark | None = None
     """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
     whole_mark: Mark | None = None
@@ -147,19 +147,16 @@ class LaneState:
     @property
     def records(self) -> RangeSet:
         """Return the sequence numbers whose records the shard holds: an independent set."""
-        held = self.ranges.copy()
-        for gap in self.gaps:
-            held.remove(gap.first, gap.end)
-        return held
+        return self.ranges.minus((gap.first, gap.end) for gap in self.gaps)
 
     def copy(self) -> LaneState:
         """Return a state that can be changed without this one."""
         twin = self.successor()
-        twin.ranges = self.ranges.copy()
+        twin.ranges, twin.gaps = self.ranges.copy(), self.gaps.copy()
         return twin
 
     def successor(self) -> LaneState:
-        """Return a state for ``take``, the only way in which its ranges may be changed: until then they are shared."""
+        """Return a state for ``take``, the only way in which its ranges and gaps may be changed: they are shared."""
         # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it has something of.
         return LaneState(
             self.epoch, self.ranges, self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
@@ -173,6 +170,8 @@ class LaneState:
         """
         if ranges or gaps:
             self.ranges = self.ranges.copy()
+        if gaps or (self.gaps and any(self.gaps.touches(first, end) for first, end in ranges)):
+            self.gaps = self.gaps.copy()
         for first, end in ranges:
             if not self.lacks_records(first, end):
                 return first, end
@@ -205,9 +204,9 @@ class LaneState:
     def missing_records(self, first: int, end: int) -> list[Range]:
         """Return the parts of ``[first, end)`` whose records the shard lacks, gaps included, ascending."""
         missing = self.ranges.missing(first, end)
-        if not self.gaps or not (gaps := self._gaps_within(first, end)):
+        if not self.gaps or not (gaps := self.gaps.within(first, end)):
             return missing
-        return list(RangeSet([*missing, *((gap.first, gap.end) for gap in gaps)]))
+        return list(RangeSet(sorted([*missing, *gaps])))
 
     def lacks_records(self, first: int, end: int) -> bool:
         """Return whether the shard has none of the records ``[first, end)``."""
@@ -218,12 +217,9 @@ class LaneState:
     def missing_gap(self, gap: GapRange) -> list[Range]:
         """Return the parts of a gap that say something new: about nothing known, or more than ABSENT does."""
         missing = self.ranges.missing(gap.first, gap.end)
-        if gap.reason == GapReason.ABSENT:
+        if gap.reason == GapReason.ABSENT or not (absent := self.gaps.absent_within(gap.first, gap.end)):
             return missing
-        absent = [known for known in self._gaps_within(gap.first, gap.end) if known.reason == GapReason.ABSENT]
-        if not absent:
-            return missing
-        return list(RangeSet([*missing, *((known.first, known.end) for known in absent)]))
+        return list(RangeSet(sorted([*missing, *absent])))
 
     def accounts_for(self, gap: GapRange) -> bool:
         """Return whether a gap says nothing new."""
@@ -231,39 +227,24 @@ class LaneState:
 
     def holds(self, first: int, end: int) -> bool:
         """Return whether the shard has the records ``[first, end)``."""
-        return self.ranges.covers(first, end) and not (self.gaps and self._gaps_within(first, end))
+        return self.ranges.covers(first, end) and not (self.gaps and self.gaps.touches(first, end))
 
     def splits(self, first: int, end: int) -> bool:
         """Return whether records ``[first, end)`` would leave two gaps of one."""
-        gaps = self._gaps_within(first, end)
-        return len(gaps) == 1 and self._gap_at(gaps[0]).first < first and end < self._gap_at(gaps[0]).end
+        return self.gaps.surrounds(first, end)
 
     def add_records(self, ranges: Iterable[Range]) -> None:
         """Take in records; they heal the gaps that they lie in."""
-        for first, end in (ranges := list(ranges)):
+        for first, end in ranges:
             self.ranges.add(first, end)
-        if self.gaps:
-            self.gaps = gaps_without(self.gaps, ranges)
+            if self.gaps:
+                self.gaps.remove(first, end)
 
     def add_gaps(self, gaps: Iterable[GapRange]) -> None:
         """Take in gaps, of which every part is new (``missing_gap``)."""
-        added = list(gaps)
-        if not added:
-            return
-        ranges = [(gap.first, gap.end) for gap in added]
-        self.ranges.update(ranges)
-        kept = gaps_without(self.gaps, ranges)
-        self.gaps = _joined(sorted([*kept, *added], key=lambda gap: gap.first))
-
-    def _gaps_within(self, first: int, end: int) -> list[GapRange]:
-        """Return the parts of gaps that lie in ``[first, end)``."""
-        if not self.gaps:
-            return []
-        low, high = _touched(self.gaps, first, end)
-        return [GapRange(max(gap.first, first), min(gap.end, end), gap.reason) for gap in self.gaps[low:high]]
-
-    def _gap_at(self, part: GapRange) -> GapRange:
-        return self.gaps[bisect_right(self.gaps, part.first, key=_end)]
+        for gap in gaps:
+            self.ranges.add(gap.first, gap.end)
+            self.gaps.put(gap)
 
     # -- marks
 
@@ -294,8 +275,8 @@ class LaneState:
     def whole_end(self) -> int:
         """Return the number below which every one is accounted for when ABSENT gaps count as missing records."""
         accounted = self.ranges.contiguous_end()
-        absent = next((gap.first for gap in self.gaps if gap.reason == GapReason.ABSENT), accounted)
-        return min(accounted, absent)
+        absent = self.gaps.first_absent()
+        return accounted if absent is None else min(accounted, absent)
 
     def prove_marks(self) -> None:
         """Raise the proven marks as far as the records and gaps reach."""
@@ -320,51 +301,14 @@ class LaneState:
         self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
 
 
+NOTHING = LaneState()
+"""State of a lane of which nothing is known."""
+
+
 def _best(known: Mark | None, pending: list[Mark], end: int) -> Mark | None:
     """Return the latest mark that needs nothing from ``end`` on."""
     proven = [mark for mark in pending if mark.seq <= end]
     return max([*proven, *([known] if known else [])], key=lambda mark: mark.time, default=None)
-
-
-def _end(gap: GapRange) -> int:
-    return gap.end
-
-
-def _first(gap: GapRange) -> int:
-    return gap.first
-
-
-def _touched(gaps: list[GapRange], first: int, end: int) -> tuple[int, int]:
-    """Return the indexes, half-open, of the gaps that ``[first, end)`` has numbers of."""
-    return bisect_right(gaps, first, key=_end), bisect_left(gaps, end, key=_first)
-
-
-def gaps_without(gaps: list[GapRange], ranges: Iterable[Range]) -> list[GapRange]:
-    """Return the gaps without the numbers of ``ranges``."""
-    left = list(gaps)
-    for first, end in ranges:
-        low, high = _touched(left, first, end)
-        if low >= high:
-            continue
-        before, after = left[low], left[high - 1]
-        kept = []
-        if before.first < first:
-            kept.append(GapRange(before.first, first, before.reason))
-        if after.end > end:
-            kept.append(GapRange(end, after.end, after.reason))
-        left[low:high] = kept
-    return left
-
-
-def _joined(gaps: list[GapRange]) -> list[GapRange]:
-    """Join neighbouring gaps of one reason; the gaps are ascending and disjoint."""
-    joined: list[GapRange] = []
-    for gap in gaps:
-        if joined and joined[-1].end == gap.first and joined[-1].reason == gap.reason:
-            joined[-1] = GapRange(joined[-1].first, gap.end, gap.reason)
-        else:
-            joined.append(gap)
-    return joined
 
 
 def lane_of(update: LaneUpdate) -> Lane:

@@ -21,6 +21,7 @@ from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRange
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import Conflict, LaneState, Retirement
 
 MAGIC = b"WFN"
@@ -194,16 +195,16 @@ def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> li
 def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
     """Return a lane's state as it stands in a snapshot."""
     return LaneSnapshot(
-        *lane, held.epoch, list(held.ranges), held.gaps, held.mark, held.whole_mark, held.pending_marks, held.topics,
-        held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
+        *lane, held.epoch, list(held.ranges), list(held.gaps), held.mark, held.whole_mark, held.pending_marks,
+        held.topics, held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
     )  # fmt: skip
 
 
 def lane_state(lane: LaneSnapshot) -> LaneState:
     """Return the state that a snapshot holds of a lane."""
     return LaneState(
-        lane.epoch, RangeSet(lane.ranges), lane.gaps, lane.mark, lane.whole_mark, lane.pending_marks, lane.topics,
-        lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
+        lane.epoch, RangeSet(lane.ranges), GapSet(lane.gaps), lane.mark, lane.whole_mark, lane.pending_marks,
+        lane.topics, lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ class Part:
         """Return the damage by its place."""
         return sorted(self.damage)[:DAMAGE_LISTED_MAX]
 
-    def take_lane(self, scope: Scope, lane: Lane, ranges: Iterable[tuple[int, int]], gaps: Sequence[GapRange]) -> None:
+    def take_lane(self, scope: Scope, lane: Lane, ranges: Iterable[tuple[int, int]], gaps: Iterable[GapRange]) -> None:
         """Take what a chunk or snapshot says of a lane."""
         if lane.stream != scope.stream:
             return

@@ -35,6 +35,20 @@ class RangeSetModel(RuleBasedStateMachine):
         self.model -= set(range(first, end))
 
     @rule(others=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4))
+    def minus(self, others: list[tuple[int, int]]) -> None:
+        taken = RangeSet(others)
+        left = self.ranges.minus(taken)
+        assert {seq for first, end in left for seq in range(first, end)} == self.model - {
+            seq for first, end in taken for seq in range(first, end)
+        }
+        assert left == RangeSet(left), "ranges that touch are joined"
+
+    @rule(first=NUMBERS, end=NUMBERS)
+    def within(self, first: int, end: int) -> None:
+        found = [seq for low, high in self.ranges.within(first, end) for seq in range(low, high)]
+        assert found == sorted(self.model & set(range(first, end)))
+
+    @rule(others=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=4))
     def update(self, others: list[tuple[int, int]]) -> None:
         self.ranges.update(RangeSet(others))
         for first, end in others:

@@ -183,7 +183,7 @@ def test_a_stream_is_complete_up_to_its_latest_lane() -> None:
 
 def test_neighbouring_gaps_of_one_reason_become_one() -> None:
     state = fold([update(gaps=[GapRange(5, 9, 1), GapRange(0, 5, 1)])], [update(gaps=[GapRange(9, 12, 2)])])
-    assert state.lanes[LANE].gaps == [GapRange(0, 9, 1), GapRange(9, 12, 2)]
+    assert list(state.lanes[LANE].gaps) == [GapRange(0, 9, 1), GapRange(9, 12, 2)]
 
 
 def test_fields_grow_at_the_end_and_stay() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 
@@ -49,7 +50,7 @@ def check(state: ShardState, stored: dict[Lane, RangeSet], told: dict[Lane, Rang
         assert held.records == stored[lane]
         assert list(held.ranges) == list(RangeSet([*stored[lane], *told[lane]]))
         assert all(gap.first < gap.end for gap in held.gaps)
-        assert all(before.end <= after.first for before, after in zip(held.gaps, held.gaps[1:], strict=False))
+        assert all(before.end <= after.first for before, after in pairwise(held.gaps))
         if held.mark is not None:
             assert held.ranges.contiguous_end() >= held.mark.seq
         if held.whole_mark is not None:

@@ -332,13 +332,13 @@ def test_an_operator_retires_an_edge_and_takes_it_back() -> None:
         assert len((await hub.write(retire)).controls) == 1
         assert (await hub.write(retire)).controls == [], "once is enough"
         state = await hub.state()
-        assert state.lanes[LANE].gaps == [GapRange(5, 9, int(GapReason.OPERATOR))]
+        assert list(state.lanes[LANE].gaps) == [GapRange(5, 9, int(GapReason.OPERATOR))]
         assert complete_up_to(state) == 70
         # The disk was found: the records come, and the operator's word stands until it is taken back.
         await session.send(5, 9)
         await session.until_acked(0, 9)
         held = (await hub.state()).lanes[LANE]
-        assert (held.gaps, held.counts) == ([], False)
+        assert (list(held.gaps), held.counts) == ([], False)
 
         async def adopt(state: ShardState) -> Ending:
             return await lane_ends.adopt(state, hub.log, [LANE])

@@ -38,7 +38,11 @@ def plant(root: str, *plantings: Planting) -> AuditReport:
 
 
 @pytest.mark.parametrize(
-    "plantings", [HARMLESS, (*HARMLESS, *DAMAGE), *(pytest.param((each,), marks=pytest.mark.slow) for each in DAMAGE)]
+    "plantings",
+    [
+        (*HARMLESS, *DAMAGE),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (HARMLESS, *((one,) for one in DAMAGE))),
+    ],
 )
 def test_executors_find_what_one_process_finds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plantings: tuple[Planting, ...]

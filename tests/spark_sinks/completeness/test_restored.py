@@ -42,6 +42,7 @@ def test_a_state_of_a_log_that_was_restored_and_has_grown_past_it_is_refused(
     assert again.values() == recomputed(spark, fleet)
 
 
+@pytest.mark.slow
 def test_a_state_of_an_earlier_release_goes_on(spark: SparkSession, fleet: Fleet, tmp_path: Path) -> None:
     table, checkpoint = Table(), tmp_path / "checkpoint"
     fleet.hours(0, 2)

@@ -1,0 +1,155 @@
+"""What one edge brings costs one step of the hub's loop little, with every bound that it has filled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
+
+import pytest
+
+from tests.cloud_hub.fabric import make_batch
+from weft.cloud_hub.settings import SequencerSettings
+from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
+from weft.protocols.chunk import GapRange
+from weft.protocols.lane import Lane
+from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.shard_state import ShardState
+
+STEP_S_MAX = 0.02
+"""Processor time of one step; of several tries the quickest counts, because others use the machine's caches."""
+BOUNDS = SequencerSettings()
+GAPS = BOUNDS.gaps_per_lane_max
+T = TypeVar("T")
+REASONS = (int(GapReason.BUDGET), int(GapReason.EXPIRED))
+
+
+class Hub:
+    """A shard that commits what sessions bring, and the longest of its steps by kind."""
+
+    def __init__(self) -> None:
+        self.state = ShardState(b"0123456789abcdef", 0)
+        self.longest: dict[str, float] = {}
+        self.commits = 0
+        self._epoch = 0
+
+    def session(self, lane: int = 0) -> LaneSession:
+        self._epoch += 1
+        name = Lane("default", "edge-1", 7, f"s{lane}")
+        return LaneSession(name, LaneClaim(self._epoch), [], lambda _: None, lambda *_: None)
+
+    def commit(self, *sessions: LaneSession) -> None:
+        """Commit all that they have, as the sequencer does."""
+        while any(session.items for session in sessions):
+            builder = ChunkBuilder(self.state, BOUNDS.chunk_bytes_max)
+            for session in sessions:
+                self._timed("take", partial(builder.add, session))
+            draft = self._timed("finish", partial(builder.finish, self.commits, self.commits, marks_due=False))
+            if draft is not None:
+                for session in draft.openings:
+                    session.claim.granted = True
+                    session.opened.set_result(RangeSet())
+                folded = self._timed("fold", partial(self.state.fold, draft.chunk))
+                self.state.accept(folded)
+            self.commits += 1
+            for session in sessions:
+                held = self.state.lanes.get(session.lane)
+                self._timed("settle", partial(session.settle, held))
+                if held is not None:
+                    self._timed("answer", partial(session.acknowledged, held))
+
+    def _timed(self, kind: str, step: Callable[[], T]) -> T:
+        began = time.thread_time()
+        done = step()
+        self.longest[kind] = max(self.longest.get(kind, 0.0), time.thread_time() - began)
+        return done
+
+
+def alternating(count: int = GAPS, every: int = 1) -> Iterator[GapRange]:
+    """Gaps that do not join."""
+    return (GapRange(number * every, number * every + 1, REASONS[number % 2]) for number in range(count))
+
+
+def many_gaps(hub: Hub) -> None:
+    session = hub.session()
+    for gap in alternating():
+        session.append(gap)
+    hub.commit(session)
+    assert len(hub.state.lanes[session.lane].gaps) == GAPS
+
+
+def the_same_gap_again_and_again(hub: Hub) -> None:
+    many_gaps(hub)
+    session = hub.session()
+    for _ in range(GAPS):
+        session.append(GapRange(0, GAPS, REASONS[0]))
+    hub.commit(session)
+
+
+def one_gap_over_absent_ones(hub: Hub) -> None:
+    session = hub.session()
+    for number in range(GAPS // 2):
+        session.append(GapRange(2 * number, 2 * number + 1, int(GapReason.ABSENT)))
+        session.append(GapRange(2 * number + 1, 2 * number + 2, REASONS[0]))
+    session.append(GapRange(0, GAPS, REASONS[1]))
+    hub.commit(session)
+    assert {gap.reason for gap in hub.state.lanes[session.lane].gaps} == set(REASONS)
+
+
+def records_that_heal_each_gap(hub: Hub) -> None:
+    many_gaps(hub)
+    session = hub.session()
+    batches = [make_batch(session.lane, first, first + 1) for first in range(0, GAPS, 8)]
+    session.append_batches(batches, 0)
+    hub.commit(session)
+
+
+def the_smallest_batches(hub: Hub) -> None:
+    session = hub.session()
+    session.append_batches([make_batch(session.lane, first, first + 1) for first in range(4 * LOOKS_PER_EDGE)], 0)
+    hub.commit(session)
+
+
+def records_behind_gaps_of_all_lanes(hub: Hub) -> None:
+    lanes = range(BOUNDS.gaps_per_edge_max // GAPS)
+    for lane in lanes:
+        session = hub.session(lane)
+        for gap in alternating():
+            session.append(gap)
+        hub.commit(session)
+    hub.longest.clear()
+    sessions = [hub.session(lane) for lane in lanes]
+    for number in range(3):
+        for session in sessions:
+            session.append(ReceivedBatch(*make_batch(session.lane, GAPS + number, GAPS + number + 1), 0))
+        hub.commit(*sessions)
+
+
+@pytest.mark.parametrize(
+    "brings",
+    [
+        many_gaps,
+        the_same_gap_again_and_again,
+        one_gap_over_absent_ones,
+        records_that_heal_each_gap,
+        the_smallest_batches,
+        records_behind_gaps_of_all_lanes,
+    ],
+    ids=lambda story: story.__name__,
+)
+async def test_no_step_is_long(brings: Callable[[Hub], None]) -> None:
+    await asyncio.sleep(0)  # sessions belong to a loop
+    quickest: dict[str, float] = {}
+    for _ in range(3):
+        hub = Hub()
+        gc.collect()
+        brings(hub)
+        quickest = {kind: min(seconds, quickest.get(kind, seconds)) for kind, seconds in hub.longest.items()}
+        if max(quickest.values()) < STEP_S_MAX:
+            return
+    assert max(quickest.values()) < STEP_S_MAX, {kind: f"{seconds * 1e3:.1f} ms" for kind, seconds in quickest.items()}
