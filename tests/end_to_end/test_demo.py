@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.waiting import wait_until
+from weft.demo.fabric import uninterrupted
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 AUDIT = {
@@ -103,6 +104,24 @@ def test_devices_log_and_table_agree(tmp_path: Path) -> None:
     assert max(map(len, said.splitlines()[1:])) <= 80
     assert not left_behind(tmp_path)
     assert not list(tmp_path.glob("weft-demo-*"))
+
+
+def test_an_interrupt_waits_until_a_process_that_starts_has_its_name() -> None:
+    started = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def start_process() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            started.append("a process")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start_process()
+        assert started
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

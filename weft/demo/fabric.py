@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,27 @@ def get_json(url: str, timeout_s: float = 5.0) -> Any:
         return json.load(answer)
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold signals that end the demo back: one between a process's start and its name here would leave it running.
+
+    They come to the main thread alone; elsewhere nothing has to be held back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        for got in came[:1]:
+            signal.raise_signal(got)
+
+
 class Service:
     """A `weft ... run` process that can be killed and started again."""
 
@@ -121,7 +144,7 @@ class Service:
         Raises:
             FabricError: it ended, or did not answer within ``READY_TIMEOUT_S``.
         """
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as log, uninterrupted():
             self._process = self.popen(
                 [*self.command, *self._arguments], stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **self.environment},

@@ -32,6 +32,7 @@ from weft.demo.fabric import (
     DeviceProcess,
     Edge,
     FabricError,
+    uninterrupted,
 )
 from weft.demo.hours import COMPLETE_TIMEOUT_S, HOUR_S, PIPELINE, MachineHours, compare_rows, recomputed
 from weft.demo.network import Relay
@@ -99,6 +100,20 @@ class Demo:
         self._cut_at: datetime | None = None
         self._directory = directory
         self._devices: list[DeviceProcess] = []
+        self.interrupted = False
+        """True after Ctrl-C or SIGTERM. Libraries in whose calls the exception comes may take it for an error of their
+        own, which is passed over."""
+
+    def interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """End the demo (for ``signal.signal``)."""
+        self.interrupted = True
+        raise KeyboardInterrupt
+
+    def _pause(self) -> None:
+        if not self.interrupted:
+            time.sleep(POLL_INTERVAL_S)
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     def start(self) -> None:
         """Start the hub and both edges, and Spark in the background."""
@@ -111,9 +126,9 @@ class Demo:
     def replay(self) -> Acked:
         """Replay every device's messages through both faults. Return the numbers of messages acked to devices."""
         self.console.print(f"[green]up[/]    devices: {AMQP_DEVICE} by AMQP, {HTTP_DEVICE} by HTTP, the others by MQTT")
-        # One by one: a Ctrl-C between two of them ends those that run.
         for edge, names in ((self.shop, SHOP_DEVICES), (self.greenhouse, GREENHOUSE_DEVICES)):
-            self._devices.append(DeviceProcess(self._directory, edge, names, DEVICE_RATE))
+            with uninterrupted():
+                self._devices.append(DeviceProcess(self._directory, edge, names, DEVICE_RATE))
         faults: list[Callable[[list[float]], bool]] = [self._cut_network(), self._kill_edge()]
         with Progress(*_COLUMNS, console=self.console) as progress:
             bars = Bars(
@@ -135,7 +150,7 @@ class Demo:
                 faults = [fault for fault in faults if not fault(fractions)]
                 if all(0 < total == acked for acked, total in counts) and not faults:
                     break
-                time.sleep(POLL_INTERVAL_S)
+                self._pause()
             self._drain(bars)
         by_device = {name: acked for devices in self._devices for name, (acked, _) in devices.progress().items()}
         readings = sum(by_device[name] for name in SERIES_DEVICES)
@@ -219,7 +234,7 @@ class Demo:
             if not behind and all(counts.get(name) == (end, end) for name, end in ends.items()):
                 self._complete(counts)
                 return
-            time.sleep(POLL_INTERVAL_S)
+            self._pause()
         raise FabricError(f"not everything arrived within {DRAIN_TIMEOUT_S:.0f} s; see the logs in {self._directory}")
 
     def _complete(self, counts: dict[str, tuple[int, int]]) -> None:
@@ -231,7 +246,7 @@ class Demo:
                     f"not all windows were complete within {COMPLETE_TIMEOUT_S:.0f} s; see {self._spark_log}"
                 )
             self._follow_pipeline(counts)
-            time.sleep(POLL_INTERVAL_S)
+            self._pause()
         self.hours.stop()
 
     @property
@@ -321,8 +336,9 @@ def main(keep: bool = False) -> int:
     directory = Path(tempfile.mkdtemp(prefix="weft-demo-"))
     demo = Demo(directory, console)
     good = False
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, demo.interrupt)
     try:
         good = _run(demo, directory)
         if good and keep:
@@ -356,10 +372,8 @@ def _run(demo: Demo, directory: Path) -> bool:
     with stderr_to(directory / "spark.log"):
         demo.start()
         good = demo.prove(demo.replay())
+    if demo.interrupted:
+        raise KeyboardInterrupt
     verdict = "[green]Everything agrees.[/]" if good else "[red]The counts do not agree.[/]"
     demo.console.print(f"{verdict} Took {time.monotonic() - started:.0f} s.")
     return good
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
