@@ -81,9 +81,14 @@ class Exchange:
         """Answers once the records are durable."""
 
     def answer(self, status: int, body: bytes = b"", content_type: str = JSON, fields: Fields = ()) -> None:
-        """Give the answer; it is sent after those before it. The first one counts."""
+        """Give the answer; it is sent after those before it. The first one counts.
+
+        JSON gets the end of a line: people read it on a terminal.
+        """
         if self.ready:
             return
+        if body and content_type == JSON:
+            body += b"\n"
         self.ready = True
         self.status, self.whole = status, (body, content_type, fields)
         self._line.answered()

@@ -18,6 +18,8 @@ from weft.edge_node.servers.http.problem import Problem, quoted
 
 HEAD_BYTES_MAX = 16 << 10
 """Longest head of a request: its first line and its fields."""
+TAIL_BYTES_MAX = 16 << 10
+"""Most bytes of a trailer, which is not read, and of the extensions of a chunk."""
 FIELDS_MAX = 128
 """Most fields of a head."""
 PIECE_BYTES = 16 << 10
@@ -125,7 +127,7 @@ class RequestParser:
     """
 
     __slots__ = ("_body_bytes_max", "_failed", "_head_bytes", "_in_body", "_now", "_on_head", "_parser",
-                 "_request", "began", "complete", "rest")  # fmt: skip
+                 "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
 
     def __init__(self, body_bytes_max: int, on_head: Callable[[Request], None]) -> None:
         self._body_bytes_max = body_bytes_max
@@ -135,6 +137,8 @@ class RequestParser:
         self._in_body = False
         self._head_bytes = 0
         """Bytes of the pieces that the head has come in so far, without the last one."""
+        self._tail_bytes = 0
+        """Bytes of the pieces since the body last grew: of a trailer, or of the extensions of a chunk."""
         self._failed: Problem | None = None
         self._now = self.began = 0.0
         """Time at which the latest request began."""
@@ -147,7 +151,7 @@ class RequestParser:
     def held(self) -> int:
         """Return the bytes held of a request that is not whole."""
         request = self._request
-        return 0 if request is None else self._head_bytes + request.size
+        return 0 if request is None else self._head_bytes + request.size + self._tail_bytes
 
     @property
     def is_within(self) -> bool:
@@ -166,6 +170,7 @@ class RequestParser:
             Problem: what came is no request, or one over a bound. Nothing after it can be read.
         """
         self._now = now
+        within, size = (self._request, self._request.size) if self._request is not None else (None, 0)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -180,6 +185,12 @@ class RequestParser:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # what was before it in its first piece counts, too
                 raise _long_head()
+        elif self._request is not None:
+            has_grown = self._request is not within or self._request.size > size
+            self._tail_bytes = 0 if has_grown else self._tail_bytes + len(data)
+            if self._tail_bytes > TAIL_BYTES_MAX:
+                raise Problem(431, f"a trailer, or what follows the size of a chunk, has more than {TAIL_BYTES_MAX} "
+                                   "bytes; send less there", closes=True)  # fmt: skip
 
     def close(self) -> None:
         """Parse no more: the parser and this object hold each other."""
@@ -191,7 +202,7 @@ class RequestParser:
         """Begin a request."""
         self._request = Request()
         self.began = self._now
-        self._head_bytes, self._in_body = 0, False
+        self._head_bytes, self._tail_bytes, self._in_body = 0, 0, False
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the first line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Generator, Iterator
 
 import msgspec
 import zstandard
@@ -13,6 +14,15 @@ from weft.edge_node.servers.http.writes.fields import NO_JSON
 _GZIP = 16 + zlib.MAX_WBITS
 _WINDOW_BYTES_MAX = 8 << 20
 """Memory that a zstd frame may ask for; RFC 8878 recommends that all decoders have that much."""
+PARTS_MAX = 16
+"""Most gzip members or zstd frames of a body. A packer makes one; empty ones cost work and bring nothing."""
+PIECE_BYTES = 64 << 10
+"""Bytes that are unpacked before others may have their turn."""
+BLOCKS_IN_A_STEP = 4096
+"""Blocks of a zstd frame that are passed over before others may have their turn."""
+_SKIPPABLE = 0x184D2A50
+_FRAME_HEADER_BYTES_MAX = 18
+_REPEATED_BYTE = 1
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json-lines",
           "application/jsonlines", "application/x-jsonlines")  # fmt: skip
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
@@ -22,64 +32,110 @@ COMMAS_FACTOR = 32
 hundreds of thousands of objects before it could be refused."""
 
 
-def expanded(body: bytes, coding: str, bytes_max: int) -> bytes:
-    """Return a body without its content coding.
+def expanded(body: bytes, coding: str, bytes_max: int) -> Generator[None, None, bytes]:
+    """Return a body without its content coding, in steps.
 
     Args:
         coding: as the field Content-Encoding has it.
         bytes_max: longest body.
 
     Raises:
-        Problem: the coding is not known, the body is damaged, or it is longer than that.
+        Problem: the coding is not known, the body is damaged, of too many parts, or longer than that.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return body
+    found: list[bytes] = []
     try:
         if coding in ("gzip", "x-gzip"):
-            found, is_whole = _gunzip(body, bytes_max + 1)
+            pieces = _gunzip(body)
         elif coding == "zstd":
-            found, is_whole = _unzstd(body, bytes_max + 1)
+            pieces = _unzstd(body)
         else:
             raise Problem(415, f"the coding {quoted(coding)} is not known; send gzip, zstd or none",
                           fields=(("Accept-Encoding", "gzip, zstd"),))  # fmt: skip
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        size = 0
+        for piece in pieces:
+            size += len(piece)
+            if size > bytes_max:
+                raise Problem(
+                    413, f"the body is longer than {bytes_max} bytes unpacked (limits.request); send less at a time"
+                )
+            found.append(piece)
+            yield
+    except EOFError:
+        raise Problem(400, f"the body ends within its {coding}; send it again") from None
+    except (zlib.error, zstandard.ZstdError) as error:
         raise Problem(400, f"the body is no {coding}: {error}; send it again") from None
-    if len(found) > bytes_max:
-        raise Problem(413, f"the body is longer than {bytes_max} bytes unpacked (limits.request); send less at a time")
-    if not is_whole:
-        raise Problem(400, f"the body ends within its {coding}; send it again")
-    return found
+    return b"".join(found)
 
 
-def _gunzip(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    """Return the beginning of what is packed, and whether it is all of it. A body may have several members."""
-    parts, left = [], bytes_max
-    while body and left > 0:
+def _gunzip(body: bytes) -> Iterator[bytes]:
+    """Yield what the members of a body unpack to (RFC 1952, 2.2).
+
+    Raises:
+        EOFError: the last one is not whole.
+    """
+    view, at = memoryview(body), 0
+    for _ in range(PARTS_MAX):
         unpacker = zlib.decompressobj(_GZIP)
-        parts.append(unpacker.decompress(body, left))
-        left -= len(parts[-1])
-        if left > 0 and not unpacker.eof:
-            return b"".join(parts), False
-        body = unpacker.unused_data
-    return b"".join(parts), True
+        while not unpacker.eof:
+            fed = view[at : at + PIECE_BYTES]
+            piece = unpacker.decompress(fed, PIECE_BYTES)
+            at += len(fed) - len(unpacker.unconsumed_tail) - len(unpacker.unused_data)
+            if not fed and not piece and not unpacker.eof:
+                raise EOFError
+            yield piece
+        if at == len(body):
+            return
+    raise _too_many_parts("gzip members")
 
 
-def _unzstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    """Return the beginning of what is packed, and whether it is all of it. A body may have several frames."""
-    unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
-    with unpacker.stream_reader(body, read_across_frames=True) as reader:
-        found = reader.read(bytes_max)
-    if len(found) >= bytes_max:
-        return found, True
-    # A reader takes what ends early for the end. It is known to be short now, so a look at all of it is cheap.
-    while body:
-        frame = unpacker.decompressobj()
-        frame.decompress(body)
-        if not frame.eof:
-            return found, False
-        body = frame.unused_data
-    return found, True
+def _unzstd(body: bytes) -> Iterator[bytes]:
+    """Yield what the frames of a body unpack to.
+
+    Raises:
+        EOFError: the last one is not whole.
+    """
+    # The library copies all that follows a frame, and its readers take what ends early for the end.
+    at = 0
+    for _ in range(PARTS_MAX):
+        end = yield from _frame_end(body, at)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+        with unpacker.stream_reader(memoryview(body)[at:end]) as reader:
+            while piece := reader.read(PIECE_BYTES):
+                yield piece
+        at = end
+        if at >= len(body):
+            return
+    raise _too_many_parts("zstd frames")
+
+
+def _frame_end(body: bytes, at: int) -> Generator[bytes, None, int]:
+    """Return where the zstd frame at a place ends, in steps (RFC 8878, 3.1)."""
+    if int.from_bytes(body[at : at + 4], "little") & ~0xF == _SKIPPABLE:
+        end = at + 8 + int.from_bytes(body[at + 4 : at + 8], "little")
+    else:
+        head = body[at : at + _FRAME_HEADER_BYTES_MAX]
+        has_checksum = zstandard.get_frame_parameters(head).has_checksum
+        end, is_last, blocks = at + zstandard.frame_header_size(head), 0, 0
+        while not is_last:
+            block = int.from_bytes(body[end : end + 3], "little")
+            if end + 3 > len(body):
+                raise EOFError
+            is_last, kind, size = block & 1, block >> 1 & 3, block >> 3
+            end += 3 + (1 if kind == _REPEATED_BYTE else size)
+            blocks += 1
+            if blocks % BLOCKS_IN_A_STEP == 0:
+                yield b""
+        end += 4 if has_checksum else 0
+    if end > len(body):
+        raise EOFError
+    return end
+
+
+def _too_many_parts(parts: str) -> Problem:
+    return Problem(413, f"the body has more than {PARTS_MAX} {parts}; pack it as one")
 
 
 def is_lines(media_type: str) -> bool:

@@ -60,7 +60,8 @@ class Influx:
         unit = _UNITS.get(query.get("precision", ""))
         if unit is None:
             raise Problem(400, f"precision {quoted(query['precision'])} is not known; send ns, us, ms or s")
-        body = bodies.expanded(request.payload(), request.header(b"content-encoding"), self._settings.body_bytes_max)
+        coding = request.header(b"content-encoding")
+        body = yield from bodies.expanded(request.payload(), coding, self._settings.body_bytes_max)
         records: list[NewRecord] = []
         first_error, dropped = "", 0
         for count, line in enumerate(lines_of(body)):

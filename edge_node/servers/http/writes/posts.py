@@ -72,7 +72,23 @@ class Posts:
 
     def _store(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None] | None:
         request = exchange.request
-        payloads, make = self._messages(request, key)
+        if b"content-encoding" in request.headers:
+            return self._unpacked(exchange, target, key, answer)
+        return self._store_messages(exchange, target, key, request.payload(), answer)
+
+    def _unpacked(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None]:
+        request = exchange.request
+        if "{" not in key:  # it says where all of them go: without the right to that, nothing is unpacked
+            self._storing.route(exchange, target, key.encode())
+        coding = request.header(b"content-encoding")
+        body = yield from bodies.expanded(request.payload(), coding, self._settings.body_bytes_max)
+        yield from self._store_messages(exchange, target, key, body, answer) or ()
+
+    def _store_messages(
+        self, exchange: Exchange, target: Target | None, key: str, body: bytes, answer: Answer
+    ) -> Iterator[None] | None:
+        request = exchange.request
+        payloads, make = self._messages(request, key, body)
         self._counters.http_messages += len(payloads)
         once = once_of(request)
         if len(payloads) > SLICE:
@@ -95,13 +111,10 @@ class Posts:
             yield
         self._storing.store(exchange, target, records, once, answer)
 
-    def _messages(self, request: Request, key: str) -> tuple[list[bytes], Make]:
+    def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make]:
         """Return the payloads of a request, and what makes records of them."""
         content_type = request.header(b"content-type")
         kind, records_max = media_type_of(content_type), self._settings.records_max
-        body = request.payload()
-        if b"content-encoding" in request.headers:
-            body = bodies.expanded(body, request.header(b"content-encoding"), self._settings.body_bytes_max)
         if kind.startswith("multipart/"):
             raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
         if kind == cloud_events.STRUCTURED:

@@ -52,6 +52,8 @@ async def test_passwords_and_rules_hold(guarded: tuple[Path, str]) -> None:
             assert (status, "send" in answer["error"]) == (401, True)
         status, answer, _ = await http.post(PATH, b"1", Authorization=basic("bob"))
         assert (status, "plant/a" in answer["error"]) == (403, True)
+        status, _, _ = await http.post(PATH, b"no gzip", Content_Encoding="gzip", Authorization=basic("bob"))
+        assert status == 403, "a body that may go nowhere is not unpacked"
         assert (await http.get("/ping"))[0] == 204
         assert len(http.stored()) == 3
 

@@ -95,6 +95,9 @@ NO_REQUESTS = [
     (HEAD + b"X: " + b"x" * 4_000_000, b"431"),
     (HEAD + b"X: x\r\n" * 200 + b"\r\n", b"431"),
     (HEAD + b"Content-Length: 2000000\r\n\r\n", b"413"),
+    (CHUNKED + b"1\r\nx\r\n0\r\nT: " + b"x" * 60_000 + b"\r\n\r\n", b"431"),
+    (CHUNKED + b"1\r\nx\r\n0\r\nT: " + b"x" * 4_000_000, b"431"),
+    (CHUNKED + b"1;" + b"x" * 60_000 + b"\r\nx\r\n0\r\n\r\n", b"431"),
     (CHUNKED + b"10000\r\n" + bytes(65_536) + b"\r\nf0000\r\n" + bytes(983_040) + b"\r\n1\r\nx\r\n", b"413"),
 ]
 

@@ -67,6 +67,25 @@ async def test_bodies_may_be_packed(http: HttpNode, coding: str) -> None:
     assert (status, answer["count"]) == (200, 1000)
 
 
+async def test_a_body_may_be_packed_in_parts_but_not_in_many(http: HttpNode) -> None:
+    one, rest = b'{"a":1}\n', b'{"a":2}\n' * 99_999
+    skipped = (0x184D2A5A).to_bytes(4, "little") + (5).to_bytes(4, "little") + b"these"
+    checked = zstandard.ZstdCompressor(write_checksum=True, write_content_size=False).compress(rest)
+    for coding, packed in (
+        ("gzip", gzip.compress(b"") * 14 + gzip.compress(one) + gzip.compress(rest)),
+        ("zstd", zstandard.compress(b"") * 13 + zstandard.compress(one) + skipped + checked),
+    ):
+        status, answer, _ = await http.post("/v1/topics/plant/a", packed, Content_Encoding=coding, Weft_Batch="no")
+        assert status == 200, answer
+        assert http.stored()[-1].payload == one + rest
+    for coding, part in (("gzip", gzip.compress(b"")), ("zstd", zstandard.compress(b"")), ("zstd", skipped)):
+        status, answer, _ = await http.post("/v1/topics/plant/a", part * 17 + b"x", Content_Encoding=coding)
+        assert (status, "more than 16" in answer["error"]) == (413, True)
+        assert http.stored()[2:] == []
+    blocks = zstandard.compress(rest)[:8] + bytes(3 * 100_000)  # empty ones, of which none is the last
+    assert (await http.post("/v1/topics/plant/a", blocks, Content_Encoding="zstd"))[0] == 400
+
+
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])
 async def test_what_a_body_unpacks_to_is_bounded(http: HttpNode, coding: str) -> None:
     body = bytes(64 << 20)
