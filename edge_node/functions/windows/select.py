@@ -6,6 +6,7 @@ one that has nothing else to do. For the same reason there is no ``now`` and no 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ COLUMNS_MAX = 500
 """Most columns of the table, which are the fields of a window's rows."""
 VALUE_BYTES_MAX = 1 << 20
 """Longest text on the way to a result."""
+_PROBE = "a column that no SELECT names"
 _STEPS_A_LOOK = 1000
 _STEPS_TO_COMPILE = 20_000
 """Steps over no rows, which show what SQLite finds at run time only. The node's loop waits for them."""
@@ -65,10 +67,15 @@ class Select:
         self._refused = ""
         self._dates = sqlite3.connect(":memory:", check_same_thread=False)
         self._db = self._open()
+        self._reads_probe = False
+        self._takes_all = True
         self._named: list[str] = []
         self._columns: list[str] = []
         self._compiles = True
         self._compile()
+        self._takes_all = self._reads_unnamed()
+        """True where a SELECT reads columns that it does not name, as ``*`` does. Otherwise the others are left out: a
+        device that sends hundreds of fields cannot fill the table of all."""
         self._compiles = False
 
     def _open(self) -> sqlite3.Connection:
@@ -109,6 +116,15 @@ class Select:
                 return
         raise WindowError(f"select: more than {COLUMNS_MAX} columns")
 
+    def _reads_unnamed(self) -> bool:
+        self._reads_probe = False
+        with contextlib.suppress(SelectError, sqlite3.Error):
+            self._fill([*dict.fromkeys(("key", "time", *self._levels, *self._named)), _PROBE], [], {})
+            self._select()
+        self._db.set_authorizer(None)
+        self._db.set_progress_handler(None, 0)
+        return self._reads_probe
+
     def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
         """Return the result for some rows, by the names of its columns.
 
@@ -124,7 +140,7 @@ class Select:
     def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
         columns = dict.fromkeys(("key", "time", *self._levels, *self._named))
         taken = {name.lower() for name in columns}
-        for _, _, values in rows:
+        for _, _, values in rows if self._takes_all else ():
             for name in values:
                 # Names of columns are alike in upper and lower case, and no text of SQL can have a NUL.
                 if name.lower() not in taken and "\0" not in name:
@@ -188,6 +204,7 @@ class Select:
         return 1
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:
+        self._reads_probe |= action == sqlite3.SQLITE_READ and second == _PROBE
         if action in _READS:
             # Tables of SQLite's own are none of the rows.
             if action == sqlite3.SQLITE_READ and (first or "").lower().startswith(("sqlite_", "pragma_")):

@@ -65,6 +65,16 @@ def test_what_a_select_sees(select: str, expected: list[dict[str, Any]]) -> None
     assert results(select) == expected
 
 
+@pytest.mark.parametrize(
+    "select", ["SELECT count(*), max(rms) AS most FROM input", "SELECT max(rms) AS most FROM input i"]
+)
+def test_fields_that_a_select_does_not_name_cost_it_nothing(select: str) -> None:
+    wide = [row(at, {f"f{at}_{i}": i for i in range(600)}, b"p/l1", at) for at in range(4, 6)]
+    found = run(sql(select, by=("none",)), [*rows(), *wide], until=3600 * SECOND)
+    assert found.out.rejected() == []
+    assert [each.values["most"] for each in found.emitted] == [3.0]
+
+
 def test_a_star_has_all_fields() -> None:
     assert results("SELECT * FROM input LIMIT 1") == [
         {"key": "p/l1", "time": 0.0, "line": "l1", "rms": 0.0, "on": 1, "pos": '{"x":0}'}
