@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from typing import NamedTuple
 
 from weft.config.models import EdgeConfig
@@ -51,6 +52,7 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
         OSError: it cannot be moved or copied.
     """
     directory = os.path.abspath(directory)
+    _refuse_special_files(directory)
     log_id = _check(config, directory)
     check_user(config.data_dir)
     filesystem = OSFileSystem()
@@ -88,6 +90,18 @@ def delete_done(config: EdgeConfig) -> list[str]:
     for name in names:
         shutil.rmtree(os.path.join(imported.folder(config.data_dir), name + imported.DONE))
     return names
+
+
+def _refuse_special_files(directory: str) -> None:
+    """Refuse what no node has in its data_dir: opening a pipe has no end, and a link may lead anywhere."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            kind = os.lstat(os.path.join(folder, name)).st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
+                raise NotImportable(
+                    f"{os.path.join(folder, name)} is no regular file, and a data_dir has no others. Take it out of "
+                    f"{directory}, then run this again"
+                )
 
 
 def _check(config: EdgeConfig, directory: str) -> str:

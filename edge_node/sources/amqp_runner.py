@@ -54,12 +54,16 @@ class AmqpRunner(Runner):
             if isinstance(cause, OSError) and not isinstance(cause, AMQPError):
                 raise cause from None
             raise SourceDown(told(error, settings.queue)) from None
+        except KeyError as error:
+            raise _says_too_little(error) from None
         connection = AmqpConnection(self.node, self.status, self.topics, self.memory, settings, opened, deliveries)
         try:
             await connection.consume()
         except BaseException as error:
             connection.end(str(error))
             await connection.disconnect()
+            if isinstance(error, KeyError):
+                raise _says_too_little(error) from None
             raise
         connection.ended.add_done_callback(lambda _: self._disconnect(connection))
         return connection
@@ -86,6 +90,14 @@ class AmqpRunner(Runner):
         task = self._loop.create_task(connection.disconnect())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
+
+
+def _says_too_little(error: KeyError) -> SourceDown:
+    """Return the error of a broker that does not name what aiormq looks up among its properties."""
+    return SourceDown(
+        f"the broker names no {error.args[0]} when it greets, as RabbitMQ does and the client needs. Is the "
+        "address that of RabbitMQ, or of a broker that is compatible with it?"
+    )
 
 
 def _cause(error: BaseException) -> BaseException:

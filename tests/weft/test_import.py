@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import urllib.error
 from pathlib import Path
@@ -189,6 +190,9 @@ def test_what_is_not_an_earlier_log_of_this_node_is_refused(fabric: Fabric) -> N
     copy = fabric.folder / "copy"
     shutil.copytree(fabric.data, copy, ignore=shutil.ignore_patterns("*.sock"))
     assert "is the node's own log" in refusal(copy)
+    os.mkfifo(copy / "pipe")
+    assert "pipe is no regular file" in refusal(copy)
+    (copy / "pipe").unlink()
     assert "holds no log" in refusal(fabric.folder)
     refusal(kind=Refused)
     refusal(copy, "--delete-done", kind=Refused)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from pamqp import commands, frame
+
+from tests.edge_node.sources.nodes import running
+from tests.edge_node.sources.test_amqp_source import amqp_source
+from tests.support.waiting import until
 from weft.bounds import Rounds
 from weft.config.sources import AmqpSource
 from weft.edge_node.ingest.back_pressure import Pause
@@ -35,3 +45,33 @@ async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> N
     connection.go_on()
     assert taken == ["first", "second"]
     assert list(ahead) == ["third"]
+
+
+async def test_a_broker_that_does_not_name_its_capabilities_is_said_to_be_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = {
+        "Connection.StartOk": commands.Connection.Tune(),
+        "Connection.Open": commands.Connection.OpenOk(),
+        "Channel.Open": commands.Channel.OpenOk(),
+        "Basic.Qos": commands.Basic.QosOk(),
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readexactly(8)
+            writer.write(frame.marshal(commands.Connection.Start(server_properties={}), 0))
+            while True:
+                head = await reader.readexactly(7)
+                rest = await reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+                _, channel, command = frame.unmarshal(head + rest)
+                if command.name in answers:
+                    writer.write(frame.marshal(answers[command.name], channel))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        async with running(tmp_path, amqp_source(server.sockets[0].getsockname()[1], "q")) as node:
+            await until(lambda: node.source().last_error != "")
+            assert "names no capabilities when it greets" in node.source().last_error
+        server.close()
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
