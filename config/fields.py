@@ -111,9 +111,18 @@ def _path(text: str, folder: str) -> str:
     return os.path.abspath(os.path.join(folder, text))
 
 
+ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):")
+"""Beginning of a text that is neither a URL nor, in all likelihood, meant as a path: ``s3:/bucket``."""
+
+
 def _store(text: str, folder: str) -> str:
     scheme, separator, rest = text.partition("://")
     if not separator:
+        if found := ONE_SLASH.match(text):
+            raise ValueError(
+                f"expected s3://bucket/prefix, with two slashes, or a folder, got {units.quoted(text)}. "
+                f"Write ./{found[0]}... for a folder of that name"
+            )
         return _path(text, folder)
     if scheme not in ("s3", "file", "memory") or not rest:
         raise ValueError(f"expected a folder or s3://bucket/prefix, got {units.quoted(text)}")

@@ -1,5 +1,18 @@
-"""``python -m weft``."""
+"""``weft`` and ``python -m weft``: the command line, also where Ctrl-C comes while it is still being loaded."""
 
-from weft.cli import main
+from __future__ import annotations
 
-main()
+import os
+
+
+def main() -> None:
+    """Run ``weft``."""
+    try:
+        from weft.cli import main as run
+    except KeyboardInterrupt:
+        os._exit(130)  # as `weft.output.STOPPED_EXIT_CODE`: nothing has begun
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -54,7 +54,8 @@ class RetryLoop:
         self._failures = 0
         self._now = asyncio.get_running_loop().time
         self._repeats = Repeats()
-        self._trouble_since = self._now()
+        self._trouble_since: float | None = None
+        """Time of the first failure since the store last did all that it should."""
         self.answered_at = self._now()
         """Time on the loop's clock when the store last did all that it should; at first, when the waiting began."""
 
@@ -76,22 +77,23 @@ class RetryLoop:
     def answered(self) -> None:
         """Note that the store does all that it should: trouble from now on is new trouble."""
         self.answered_at = self._now()
-        if self.trouble is not None:
+        if self.trouble is not None and self._trouble_since is not None:
             away = approximate_duration(self.answered_at - self._trouble_since)
             logger.info("%s: the store works again, after %s", self._name, away)
-        self._failures, self.trouble, self.is_long = 0, None, False
+        self._failures, self.trouble, self.is_long, self._trouble_since = 0, None, False, None
 
     async def wait(self, trouble: str) -> None:
         """Wait for the next attempt."""
+        now = self._now()
         if self.trouble is None:
-            self._trouble_since = self._now()
             self._repeats.clear()
-        count = self._repeats.say("trouble", self._now())
+        self._trouble_since = now if self._trouble_since is None else self._trouble_since
+        count = self._repeats.say("trouble", now)
         if count is not None:
             logger.warning("%s: trying again: %s%s", self._name, trouble, left_out(count))
         self.trouble = trouble
         self.retries += 1
-        if self._now() - self._trouble_since >= self._patience_s:
+        if now - self._trouble_since >= self._patience_s:
             self.is_long = True
             self._on_long_trouble(trouble)
         longest = min(self._retry_min_s * 2 ** min(self._failures, 32), self._retry_max_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from weft.config.fields import ONE_SLASH
 from weft.storage.object_store.directory import DirectoryStore
 from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import ObjectStore
@@ -26,6 +27,8 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
         StoreUnfit: the library that the kind needs is not installed, or an option is not what it should be.
     """
     if "://" not in uri:
+        if ONE_SLASH.match(uri):
+            raise ValueError(f"{uri!r} is no store: expected s3://bucket/prefix, or ./NAME for a folder with a colon")
         return DirectoryStore(uri)
     parts = urlsplit(uri)
     if "@" in parts.netloc:

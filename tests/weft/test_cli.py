@@ -105,6 +105,20 @@ def test_schemas_are_printed(kind: str) -> None:
     assert json.loads(weft("config", "schema", kind).stdout)["$defs"]
 
 
+def test_ctrl_c_while_the_command_line_is_loaded_prints_nothing() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'weft.config': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from weft.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_command_line_of_an_edge_loads_nothing_heavy(edge_yaml: Path) -> None:
     code = (
         "import sys\nfrom weft.cli import main\n"

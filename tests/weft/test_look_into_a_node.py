@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -62,7 +63,7 @@ class Follower:
 
     def __init__(self, *arguments: object) -> None:
         command = [sys.executable, "-m", "weft", "edge", "tail", *map(str, arguments), "--follow", "--json"]
-        self.process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.items: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -71,12 +72,18 @@ class Follower:
         assert self.process.stdout is not None
         self.items.extend(json.loads(line) for line in self.process.stdout)
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(STOP_S_MAX)
+    def end(self) -> tuple[int, str]:
+        """End it as people do; return its status and what it said."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            status = self.process.wait(STOP_S_MAX)
+        finally:
+            self.process.kill()
         self._thread.join()
         assert self.process.stdout is not None
-        self.process.stdout.close()
+        assert self.process.stderr is not None
+        with self.process.stdout, self.process.stderr:
+            return status, self.process.stderr.read()
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def follow() -> Iterator[Callable[..., Follower]]:
 
     yield start
     for follower in followers:
-        follower.end()
+        assert follower.end() == (130, ""), "Ctrl-C is the only end of --follow, and no fault"
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -252,3 +253,20 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
         raise Failed(f"{path}: {why_denied(str(error.filename or path), 'use')}") from None
     except OSError as error:
         raise Failed(f"{path}: {why_unreadable(error)}") from None
+
+
+def confirm(question: str, otherwise: str) -> None:
+    """Ask, and end the command unless the answer is yes.
+
+    Args:
+        otherwise: what is said where there is no terminal to ask on: "nothing was dropped".
+    """
+    try:
+        is_wanted = click.confirm(question, err=True)
+    except click.Abort:  # no answer: Ctrl-C, or the end of what is read
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise Refused(f"{otherwise}: there is no terminal to ask on. Add --yes to answer in advance") from None
+    if not is_wanted:
+        raise click.Abort

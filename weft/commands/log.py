@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from weft.commands.common import ExistingPath, json_option
+from weft.commands.common import ExistingPath, confirm, json_option
 from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
 from weft.protocols import batch, segment
@@ -101,9 +100,10 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
             backlog = log.backlog(stream, below)
             count = backlog.numbers.count()
             if count and not yes:
-                _confirm(
+                confirm(
                     f"drop {counted(count, 'record')} of {stream}, received from {_time(backlog.first_time)} to "
-                    f"{_time(backlog.last_time)}? Records that no hub has are lost for good"
+                    f"{_time(backlog.last_time)}? Records that no hub has are lost for good",
+                    "nothing was dropped",
                 )
             # Up to a number, never "all": records that a running node received since the question stay.
             dropped = log.drop_backlog(stream, backlog.numbers.end) if count else backlog.numbers
@@ -120,19 +120,6 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
         click.echo(f"nothing was dropped: hubs have these records of {stream}, or they were dropped before")
     else:
         click.echo(f"{stream} has no such records: nothing was changed")
-
-
-def _confirm(question: str) -> None:
-    """Ask, and end the command unless the answer is yes."""
-    try:
-        is_wanted = click.confirm(question, err=True)
-    except click.Abort:  # no answer: Ctrl-C, or the end of what is read
-        if sys.stdin.isatty():
-            raise
-        click.echo(err=True)
-        raise Refused("nothing was dropped: there is no terminal to ask on. Add --yes to answer in advance") from None
-    if not is_wanted:
-        raise click.Abort
 
 
 def _time(nanoseconds: int) -> str:

@@ -329,6 +329,13 @@ SETTINGS = [
         in_process=True,
     ),
     Mistake(
+        "a store with one slash",
+        "hub check hub.yaml",
+        'weft: hub.yaml:1: store: expected s3://bucket/prefix, with two slashes, or a folder, got "s3:/plant/weft". '
+        "Write ./s3:... for a folder of that name",
+        files=hub("store: s3:/plant/weft\n"),
+    ),
+    Mistake(
         "a store of a kind that is none",
         "hub check hub.yaml",
         'weft: hub.yaml:1: store: expected a folder or s3://bucket/prefix, got "ftp://server/weft"',

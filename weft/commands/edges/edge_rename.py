@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands.common import config_argument, json_option, load_edge
+from weft.commands.common import config_argument, confirm, json_option, load_edge
 from weft.commands.node_log import NodeLog, readable
 from weft.output import Failed, Refused, counted, print_json
 
@@ -71,7 +71,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
             if log.former == log.name:
                 return facts
             if not yes:
-                click.confirm(_question(log), abort=True, err=True)
+                confirm(_question(log), "nothing was renamed")
             waiting = [] if log.is_unsent else asyncio.run(log.deliver(patience_s, _progress))
             facts |= {"all_records": log.is_unsent, "waiting": [_facts(each) for each in waiting]}
             if not any(each.records for each in waiting):

@@ -10,7 +10,7 @@ import msgspec
 
 from weft.commands.common import json_option
 from weft.commands.node_log import NodeLog, parse_since, readable, target_argument
-from weft.output import Refused, harmless
+from weft.output import STOPPED_EXIT_CODE, Refused, harmless
 
 LAST_DEFAULT = 10
 
@@ -82,9 +82,15 @@ def command(
 
         read = follow_log if follow else newest_records
         is_empty = True
-        for item in read(found.log(), wants, start, found.durability(), wait):
-            is_empty = False
-            sys.stdout.write(text(item) + "\n")
+        try:
+            for item in read(found.log(), wants, start, found.durability(), wait):
+                is_empty = False
+                sys.stdout.write(text(item) + "\n")
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+            sys.stdout.flush()
+            raise SystemExit(STOPPED_EXIT_CODE) from None  # the only end that it has
         sys.stdout.flush()
     if is_empty and not as_json:
         click.echo("(no records)", err=True)
