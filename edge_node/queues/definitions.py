@@ -114,13 +114,17 @@ def check_name(name: str, what: str) -> None:
     """Check a name that a client gives to a queue or an exchange.
 
     Raises:
-        QueueError: it is reserved, too long, or has a null character.
+        QueueError: it is reserved or too long, or has characters that cannot be shown: names stand in log lines.
     """
     if name.startswith(OWN_NAMES):
         raise QueueError(
             Reason.ACCESS_REFUSED, f"the name {name!r} of the {what} is reserved: choose one without {OWN_NAMES!r}"
         )
     check_text(name, f"name of the {what}")
+    if not name.isprintable():
+        raise QueueError(
+            Reason.PRECONDITION_FAILED, f"the name {name!r:.100} of the {what} must have no control characters"
+        )
 
 
 def check_text(text: str, what: str) -> None:

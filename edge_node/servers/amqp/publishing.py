@@ -222,7 +222,8 @@ class Publishing:
 
     def _return(self, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
         self._shared.counters.amqp_returned += 1
-        returned = commands.Basic.Return(ReplyCode.NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key)
+        returned = commands.Basic.Return(ReplyCode.NO_ROUTE, "NO_ROUTE", "", method.routing_key)
+        returned.exchange = method.exchange  # as it is: pamqp takes few characters, and the exchange is there
         self._client.send(
             write_method(returned, self.number)
             + write_content(self.number, properties, body, self._client.frame_bytes_max)

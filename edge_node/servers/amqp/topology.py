@@ -86,7 +86,9 @@ class Topology:
                 arguments=self._names.arguments(method.arguments),
             )  # fmt: skip
         self.last_queue = self._names.own(found.name)
-        return Queue.DeclareOk(self.last_queue, found.messages, found.consumers)
+        answer = Queue.DeclareOk("", found.messages, found.consumers)
+        answer.queue = self.last_queue  # as it is: pamqp takes few characters, and the queue is there
+        return answer
 
     def _reply_queue(self, name: str) -> Method:
         """Answer as if there were a queue: a client that is to answer asks so whether its answer is awaited."""

@@ -61,6 +61,14 @@ async def test_a_declaration_that_differs_is_an_error_and_one_that_does_not_is_n
     assert refusal(queues.bind, client, "missing", "e") is Reason.NOT_FOUND
 
 
+@pytest.mark.parametrize("name", ["a\x1b]0;b", "a\nb", "\x7f", "a\u202eb", "a\0b", "x" * 256, "é" * 128])
+async def test_names_that_cannot_be_shown_are_refused(name: str) -> None:
+    room = Room()
+    assert refusal(room.queues.declare_queue, room.client, name) is Reason.PRECONDITION_FAILED
+    assert refusal(room.queues.declare_exchange, room.client, name) is Reason.PRECONDITION_FAILED
+    assert not room.queues.has_queue(name)
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
