@@ -1,4 +1,4 @@
-"""Access rules for topics, in the format of Mosquitto's ``acl_file``.
+"""Access rules for topics and queues, in the format of Mosquitto's ``acl_file``.
 
     # for clients without a user name
     topic read public/#
@@ -6,16 +6,22 @@
     user press-7
     topic readwrite plant/a/press-7/#
     topic deny plant/a/press-7/firmware
+    queue read plant.orders
     # for every client; %u is the user name, %c the client identifier
     pattern write devices/%u/#
+    pattern queue declare devices.%u.#
 
 A rule has ``read``, ``write``, ``readwrite`` (the default) or ``deny``, and a topic filter. Access that no line grants
 is refused, and ``deny`` wins over every grant, wherever it stands.
+
+Rules for queues are about names of queues and exchanges of AMQP, and have ``declare`` as well. A name ``a.b`` is the
+topic ``a/b``; the pattern may be written either way. Rights to a topic are some of the rights to the queue of its name
+(``AccessList.queue_rights``), so that users with topics of their own need no such rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from typing import NamedTuple
 
@@ -25,6 +31,7 @@ LINES_MAX = 100_000
 FILE_BYTES_MAX = 64 << 20
 _UNSAFE = frozenset("+#/\0")
 """Characters that a name in a pattern must not have: it would be more than the one level it is meant for."""
+_UNSAFE_IN_QUEUES = _UNSAFE | {"."}
 
 
 class AclUnusable(ValueError):
@@ -35,15 +42,22 @@ class Permission(IntFlag):
     """Kinds of access that a rule grants."""
 
     READ = 1
+    """To be sent messages of a topic; to consume from a queue, and to bind to an exchange whose bindings name no
+    topic."""
     WRITE = 2
+    """To publish to a topic; to purge, delete and bind queues and exchanges of others."""
+    DECLARE = 4
+    """To declare a queue or an exchange that is not there."""
 
 
+ALL = Permission.READ | Permission.WRITE | Permission.DECLARE
 _WORDS = {
     "read": Permission.READ,
     "write": Permission.WRITE,
     "readwrite": Permission.READ | Permission.WRITE,
     "deny": Permission(0),
 }
+_QUEUE_WORDS = {"declare": Permission.DECLARE, **_WORDS}
 
 
 class Rule(NamedTuple):
@@ -53,6 +67,8 @@ class Rule(NamedTuple):
     """Granted access; none for a rule that denies."""
     levels: tuple[str, ...]
     is_pattern: bool = False
+    of_queues: bool = False
+    """True for a rule about names of queues and exchanges, not topics."""
 
     def for_client(self, username: str | None, client_id: str) -> tuple[str, ...] | None:
         """Return the levels of the rule's filter for one client; None when the rule does not apply to it.
@@ -67,11 +83,16 @@ class Rule(NamedTuple):
             for variable, name in (("%u", username), ("%c", client_id)):
                 if variable not in level:
                     continue
-                if not name or not _UNSAFE.isdisjoint(name):
+                if not name or not self._is_one_level(name):
                     return None if self.permission or not name else (*filled, "#")
                 level = level.replace(variable, name.replace("%", "\0"))  # noqa: PLW2901 - a name's own % is no variable
             filled.append(level.replace("\0", "%"))
         return tuple(filled)
+
+    def _is_one_level(self, name: str) -> bool:
+        if self.of_queues:  # of which dots are slashes, and `$` at the beginning is another character
+            return _UNSAFE_IN_QUEUES.isdisjoint(name) and name[0] != "$"
+        return _UNSAFE.isdisjoint(name)
 
 
 def covers(wider: Sequence[str], narrower: Sequence[str]) -> bool:
@@ -92,13 +113,26 @@ def covers(wider: Sequence[str], narrower: Sequence[str]) -> bool:
     return len(wider) == len(narrower)
 
 
+class _Rules:
+    """Rules of one user, or of all, by what they are about."""
+
+    __slots__ = ("of_queues", "of_topics")
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.of_topics = tuple(rule for rule in rules if not rule.of_queues)
+        self.of_queues = tuple(rule for rule in rules if rule.of_queues)
+
+
+_NO_RULES = _Rules(())
+
+
 class AccessList:
     """The rules of one file. Immutable; a change of the file makes a new one."""
 
     def __init__(self, everybody: Sequence[Rule], by_user: dict[str | None, list[Rule]]) -> None:
         """Keep rules for all clients and rules by user name; None stands for clients without one."""
-        self._everybody = tuple(everybody)
-        self._by_user = by_user
+        self._everybody = _Rules(everybody)
+        self._by_user = {name: _Rules(rules) for name, rules in by_user.items()}
 
     @property
     def users(self) -> frozenset[str]:
@@ -120,9 +154,32 @@ class AccessList:
         """
         return self._grants(Permission.READ, username, client_id, topic_filter.split("/"))
 
+    def queue_rights(self, username: str | None, client_id: str, topic: str) -> Permission | None:
+        """Return what a client may do with queues and exchanges that others have declared, or that are not there; None
+        where a rule denies all of it, also with its own.
+
+        Who may read the topic of the name may read the queue: it gets no other contents by that. Who has a right to
+        the topic may declare a queue for it. To change what others have declared takes a rule for queues.
+
+        Args:
+            topic: that stands for the name.
+        """
+        wanted, rights = topic.split("/"), Permission(0)
+        for rule in (*self._by_user.get(username, _NO_RULES).of_queues, *self._everybody.of_queues):
+            levels = rule.for_client(username, client_id)
+            if levels is not None and covers(levels, wanted):
+                if not rule.permission:
+                    return None
+                rights |= rule.permission
+        if self._grants(Permission.READ, username, client_id, wanted):
+            rights |= Permission.READ | Permission.DECLARE
+        elif self._grants(Permission.WRITE, username, client_id, wanted):
+            rights |= Permission.DECLARE
+        return rights
+
     def _grants(self, permission: Permission, username: str | None, client_id: str, wanted: Sequence[str]) -> bool:
         granted = False
-        for rule in (*self._by_user.get(username, ()), *self._everybody):
+        for rule in (*self._by_user.get(username, _NO_RULES).of_topics, *self._everybody.of_topics):
             if rule.permission and (granted or not rule.permission & permission):
                 continue
             levels = rule.for_client(username, client_id)
@@ -171,28 +228,58 @@ def parse(text: str, path: str) -> AccessList:
                 user = rest
                 by_user.setdefault(user, [])
             elif word == "topic":
-                by_user[user].append(_rule(rest, is_pattern=False))
+                by_user[user].append(_topic_rule(rest, is_pattern=False))
+            elif word == "queue":
+                by_user[user].append(_queue_rule(rest, is_pattern=False))
+            elif word == "pattern" and rest.startswith("queue "):
+                everybody.append(_queue_rule(rest.removeprefix("queue ").strip(), is_pattern=True))
             elif word == "pattern":
-                everybody.append(_rule(rest, is_pattern=True))
+                everybody.append(_topic_rule(rest, is_pattern=True))
             else:
-                raise ValueError(f"expected `user NAME`, `topic ...`, `pattern ...` or a comment, got {line.strip()!r}")
+                raise ValueError(
+                    f"expected `user NAME`, `topic ...`, `queue ...`, `pattern ...` or a comment, got {line.strip()!r}"
+                )
         except ValueError as error:
             raise AclUnusable(f"{path}:{number}: {error}") from None
     return AccessList(everybody, by_user)
 
 
-def _rule(text: str, *, is_pattern: bool) -> Rule:
+def _topic_rule(text: str, *, is_pattern: bool) -> Rule:
+    permission, topic_filter = _parts(text, _WORDS, "the topic filter")
+    _check(topic_filter, "topic", is_pattern=is_pattern)
+    return Rule(permission, tuple(topic_filter.split("/")), is_pattern)
+
+
+def _queue_rule(text: str, *, is_pattern: bool) -> Rule:
+    permission, pattern = _parts(text, _QUEUE_WORDS, "the pattern of names")
+    # As `queues.topics.topic_of` makes topics of names, which has no `$` at the beginning either.
+    topic_filter = pattern.replace(".", "/")
+    if topic_filter[0] == "$":
+        topic_filter = "_" + topic_filter[1:]
+    if "*" in topic_filter.split("/"):
+        raise ValueError(f"the pattern of names {pattern!r}: write `+` for one level, `#` for all that follow")
+    _check(topic_filter, "queue", is_pattern=is_pattern)
+    return Rule(permission, tuple(topic_filter.split("/")), is_pattern, of_queues=True)
+
+
+def _parts(text: str, words: Mapping[str, Permission], what: str) -> tuple[Permission, str]:
+    *others, last = words
+    expected = f"{', '.join(others)} or {last}"
     word, space, rest = text.partition(" ")
-    if space and word not in _WORDS:
+    if space and word not in words:
         # A filter may hold spaces, but then a word stands before it: a misspelt word must not grant anything.
-        raise ValueError(f"expected read, write, readwrite or deny before the topic filter, got {word!r}")
-    topic_filter = rest.strip() if word in _WORDS else text
-    if not topic_filter:
-        raise ValueError("expected read, write, readwrite or deny, and a topic filter after it")
+        raise ValueError(f"expected {expected} before {what}, got {word!r}")
+    pattern = rest.strip() if word in words else text
+    if not pattern:
+        raise ValueError(f"expected {expected}, and {what.replace('the ', 'a ')} after it")
+    return words.get(word, Permission.READ | Permission.WRITE), pattern
+
+
+def _check(topic_filter: str, word: str, *, is_pattern: bool) -> None:
     try:
         check_filter(topic_filter)
     except InvalidTopic as error:
         raise ValueError(str(error)) from None
     if not is_pattern and ("%u" in topic_filter or "%c" in topic_filter):
-        raise ValueError("%u and %c are replaced only in `pattern` lines: write `pattern` instead of `topic`")
-    return Rule(_WORDS.get(word, Permission.READ | Permission.WRITE), tuple(topic_filter.split("/")), is_pattern)
+        instead = "pattern" if word == "topic" else f"pattern {word}"
+        raise ValueError(f"%u and %c are replaced only in `pattern` lines: write `{instead}` instead of `{word}`")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from weft.bounds import Bound, Refusals, user_or_address
 from weft.edge_node.access import users
-from weft.edge_node.access.acl import AccessList
+from weft.edge_node.access.acl import ALL, AccessList, Permission
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.known_passwords import KnownPasswords
 from weft.edge_node.access.password_checks import PasswordChecks, TooMany
@@ -72,6 +72,12 @@ class AccountIdentity:
         """Return whether a message of this topic may be delivered to the client. Holds as ``may_publish`` does."""
         acl = self._accounts.acl
         return acl is None or acl.may_read(self.username, self._client_id, topic.decode())
+
+    def queue_rights(self, topic: str) -> Permission | None:
+        """Return what the client may do with queues and exchanges of others, by the topic that stands for their name.
+        Holds as ``may_publish`` does."""
+        acl = self._accounts.acl
+        return ALL if acl is None else acl.queue_rights(self.username, self._client_id, topic)
 
 
 class Accounts:

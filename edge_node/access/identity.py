@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 from urllib.parse import quote
 
+from weft.edge_node.access.acl import Permission
+
 
 class Identity(Protocol):
     """Identity of a client that was let in. Answers hold until ``Accounts.watch`` calls back."""
@@ -29,6 +31,11 @@ class Identity(Protocol):
 
     def may_read(self, topic: bytes) -> bool:
         """Return whether a message of this topic may be delivered to it."""
+        ...
+
+    def queue_rights(self, topic: str) -> Permission | None:
+        """Return what it may do with queues and exchanges of the name that a topic stands for, where they are not its
+        own; None where that is denied, also with its own."""
         ...
 
 

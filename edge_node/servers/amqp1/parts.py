@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from weft.bounds import Bound, Owner
+from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.servers.amqp1.kept_links import KeptLink, KeptLinks, LinkName
 from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
 from weft.edge_node.servers.broker.broker import Broker
@@ -44,6 +45,9 @@ class _Nobody:
 
     def may_read(self, topic: bytes) -> bool:  # noqa: ARG002
         return True
+
+    def queue_rights(self, topic: str) -> Permission | None:  # noqa: ARG002
+        return ALL
 
 
 NOBODY = _Nobody()

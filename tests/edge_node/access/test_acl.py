@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.edge_node.access.acl import AclUnusable, covers, parse
+from weft.edge_node.access.acl import ALL, AclUnusable, Permission, covers, parse
+from weft.edge_node.queues.topics import topic_of
 from weft.protocols.topics import compile_pattern, valid_filter
 
 RULES = """\
@@ -23,6 +24,28 @@ pattern write devices/%u/#
 pattern read clients/dev-%c/in
 """
 ACL = parse(RULES, "acl")
+
+QUEUES = """\
+queue read status.#
+user alice
+topic readwrite secret/#
+topic deny secret/vault
+user bob
+topic write secret/jobs
+queue read plant/orders
+queue write plant.orders.#
+queue declare plant.+.tasks
+queue deny plant.orders.7
+user carol
+queue plant.#
+user operator
+topic read #
+pattern queue readwrite users.%u.#
+pattern queue declare users/%u/#
+pattern queue deny users/%u/keys
+"""
+QUEUE_ACL = parse(QUEUES, "acl")
+NOTHING, READ, WRITE, DECLARE = Permission(0), Permission.READ, Permission.WRITE, Permission.DECLARE
 
 WORDS = st.sampled_from(["a", "b", "%u", "x%cy", "$SYS", "", "é"])
 LEVELS = st.lists(st.sampled_from(["a", "b", "+", "$SYS", ""]), min_size=1, max_size=4)
@@ -83,6 +106,59 @@ def test_writing(who: str | None, may_write: bool, topic: str) -> None:
 )
 def test_subscribing(who: str | None, may_subscribe: bool, topic_filter: str) -> None:
     assert ACL.may_subscribe(who, "C1", topic_filter) is may_subscribe
+
+
+@pytest.mark.parametrize(
+    ("who", "rights", "name"),
+    [
+        (None, READ, "status/press"),
+        (None, NOTHING, "secret/jobs"),
+        ("alice", NOTHING, "status/press"),
+        # A right to the topic of its name is one to declare a queue, and to read it where the topic may be read.
+        ("alice", READ | DECLARE, "secret/jobs"),
+        ("alice", READ | DECLARE, "secret"),
+        ("alice", NOTHING, "secret/vault"),
+        ("alice", NOTHING, "public/jobs"),
+        ("bob", DECLARE, "secret/jobs"),
+        ("bob", NOTHING, "secret/other"),
+        # Rules for queues, with dots or slashes; a rule of denial wins.
+        ("bob", READ | WRITE, "plant/orders"),
+        ("bob", WRITE, "plant/orders/6"),
+        ("bob", None, "plant/orders/7"),
+        ("bob", DECLARE, "plant/7/tasks"),
+        ("carol", READ | WRITE, "plant/orders/7"),
+        ("operator", READ | DECLARE, "secret/jobs"),
+        ("operator", READ | DECLARE, "amq/gen-x"),
+        ("dan", ALL, "users/dan/orders"),
+        ("dan", NOTHING, "users/eve/orders"),
+        ("dan", None, "users/dan/keys"),
+        ("operator", READ | DECLARE, "users/dan/keys"),
+    ],
+)
+def test_rights_to_queues(who: str | None, rights: Permission | None, name: str) -> None:
+    assert QUEUE_ACL.queue_rights(who, "C1", name) == rights
+
+
+def test_rules_for_queues_say_nothing_about_topics() -> None:
+    for who, topic in (("carol", "plant/orders"), ("dan", "users/dan/orders"), ("bob", "plant/7/tasks")):
+        assert not QUEUE_ACL.may_read(who, "C1", topic)
+        assert not QUEUE_ACL.may_publish(who, "C1", topic)
+        assert not QUEUE_ACL.may_subscribe(who, "C1", topic)
+    assert QUEUE_ACL.may_publish("bob", "C1", "secret/jobs"), "a rule that denies neither"
+
+
+@pytest.mark.parametrize("name", ["a.b", "$dan", "a/b", "+", ""])
+def test_a_name_that_could_be_more_than_a_level_of_a_queue_is_granted_nothing(name: str) -> None:
+    wide = parse("pattern queue readwrite users.%u.#\npattern queue readwrite %u.#\n", "acl")
+    for topic in ("users/a/b/x", "users/a.b/x", "users/_dan/x", "_dan/x", f"users/{name}/x"):
+        assert not wide.queue_rights(name, "C1", topic)
+    denying = parse("pattern queue deny users.%u.keys\nuser a.b\nqueue #\n", "acl")
+    assert denying.queue_rights("a.b", "C1", "users/a/b/keys") is None
+
+
+def test_a_pattern_of_queues_is_made_a_topic_as_names_are() -> None:
+    acl = parse("queue read $intern.jobs\n", "acl")
+    assert acl.queue_rights(None, "", topic_of("", "$intern.jobs")) == READ
 
 
 @pytest.mark.parametrize("name", ["+", "#", "a/b", "", "a+", "#/x"])
@@ -149,6 +225,13 @@ def test_a_pattern_never_grants_what_is_outside_its_prefix(
         ("topic read a/#/b\n", "acl:1: topic filter 'a/#/b'"),
         ("topic write devices/%u/x\n", "write `pattern` instead of `topic`"),
         ("topic\n", "acl:1: expected read, write, readwrite or deny, and a topic filter"),
+        ("topic declare x\n", "acl:1: expected read, write, readwrite or deny before the topic filter, got 'declare'"),
+        ("queue\n", "acl:1: expected declare, read, write, readwrite or deny, and a pattern of names after it"),
+        ("queue reed x\n", "acl:1: expected declare, read, write, readwrite or deny before the pattern of names, got"),
+        ("queue read a.*\n", "acl:1: the pattern of names 'a.*': write `+` for one level, `#` for all that follow"),
+        ("queue read a.#.b\n", "acl:1: topic filter 'a/#/b'"),
+        ("queue read users.%u\n", "write `pattern queue` instead of `queue`"),
+        ("pattern queue reed x\n", "acl:1: expected declare"),
     ],
 )
 def test_a_bad_line_is_named(text: str, error: str) -> None:

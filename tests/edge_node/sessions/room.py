@@ -9,6 +9,7 @@ from typing import Any
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
 from weft.bounds import Rounds
+from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
@@ -71,6 +72,9 @@ class User:
 
     def may_read(self, topic: bytes) -> bool:
         return True
+
+    def queue_rights(self, topic: str) -> Permission:
+        return ALL
 
 
 class RoomClient(Socket):

@@ -66,8 +66,8 @@ CREDENTIALS = [
     Mistake(
         "access rules with a line that is not known",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: expected `user NAME`, `topic ...`, `pattern ...` or "
-        "a comment, got 'usr anna'",
+        "weft: edge.yaml:7: auth.acl_file: <dir>/acl:1: expected `user NAME`, `topic ...`, `queue ...`, "
+        "`pattern ...` or a comment, got 'usr anna'",
         files=edge(QUIET + "auth: {acl_file: acl}\n", acl="usr anna\ntopic read plant/#\n"),
         in_process=True,
     ),

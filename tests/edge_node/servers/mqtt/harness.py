@@ -15,6 +15,8 @@ from typing import Any
 
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
+from weft.edge_node.access.acl import Permission
+from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.access.credentials import Credentials
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
@@ -94,10 +96,14 @@ class Anyone:
         """Who clients are, whatever they say: as by a certificate."""
         self.removed: set[str | None] = set()
         """Users who would not be let in any more."""
+        self.accounts: Accounts | None = None
+        """The rules of users, instead of ``may``."""
 
     async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
         if self.refuse is not None:
             raise self.refuse
+        if self.accounts is not None:
+            return AccountIdentity(self.accounts, credentials.username, credentials.client_id)
         return Somebody(self, self.username or credentials.username)
 
     def watch(self, callback: Callable[[], None]) -> None: ...
@@ -121,6 +127,12 @@ class Somebody:
 
     def may_read(self, topic: bytes) -> bool:
         return self._door.may is None or self._door.may("read", topic.decode())
+
+    def queue_rights(self, topic: str) -> Permission:
+        """The rights to a queue that those to a topic bring."""
+        if self.may_read(topic.encode()):
+            return Permission.READ | Permission.DECLARE
+        return Permission.DECLARE if self.may_publish(topic.encode()) else Permission(0)
 
 
 class Guest:
