@@ -176,8 +176,9 @@ class Auth(Section, frozen=True, kw_only=True):
         Path | None,
         Meta(
             description="File that grants access to topics, in Mosquitto's format: `user`, `topic` and `pattern` "
-            "lines with `read`, `write`, `readwrite` or `deny`. Access that it does not grant is "
-            "refused. Without it, every client has access to every topic."
+            "lines with `read`, `write`, `readwrite` or `deny`. `queue` lines grant access to queues and exchanges of "
+            "AMQP (docs/reference/access-rules.md). Access that it does not grant is "
+            "refused. Without it, every client has access to every topic and queue."
         ),
     ] = None
     refused_publish: Annotated[

@@ -13,6 +13,7 @@ from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.registry import SERVER_NAME, Registry
+from weft.edge_node.queues.rights import CHANGE, LOOK
 
 
 class Declarations:
@@ -43,8 +44,8 @@ class Declarations:
         """Declare an exchange: ``alternate-exchange`` is known of ``arguments``.
 
         Raises:
-            QueueError: UNKNOWN_KIND, ACCESS_REFUSED (reserved name), PRECONDITION_FAILED (it exists and is another, or
-                an argument cannot be), TOO_MANY, NO_ROOM.
+            QueueError: UNKNOWN_KIND, ACCESS_REFUSED (reserved name, or access rules), PRECONDITION_FAILED (it exists
+                and is another, or an argument cannot be), TOO_MANY, NO_ROOM.
         """
         self._registry.declare_exchange(
             client, name, kind, arguments or {}, durable=durable, auto_delete=auto_delete, internal=internal
@@ -86,8 +87,8 @@ class Declarations:
             own_name: beginning of that name.
 
         Raises:
-            QueueError: ACCESS_REFUSED (reserved name), RESOURCE_LOCKED, PRECONDITION_FAILED (it exists and is another,
-                or an argument cannot be), NOT_IMPLEMENTED (a stream), TOO_MANY, NO_ROOM.
+            QueueError: ACCESS_REFUSED (reserved name, or access rules), RESOURCE_LOCKED, PRECONDITION_FAILED (it exists
+                and is another, or an argument cannot be), NOT_IMPLEMENTED (a stream), TOO_MANY, NO_ROOM.
         """
         self._turn.store()
         queue = self._registry.declare_queue(
@@ -101,10 +102,10 @@ class Declarations:
         """Return what there is: a passive declaration.
 
         Raises:
-            QueueError: NOT_FOUND, RESOURCE_LOCKED.
+            QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED.
         """
         self._turn.store()
-        return self._declared(self._registry.queue(client, name))
+        return self._declared(self._registry.queue(client, name, LOOK))
 
     def has_queue(self, name: str) -> bool:
         """Return whether there is a queue, exclusive ones of other connections included."""
@@ -114,13 +115,13 @@ class Declarations:
         """Delete a queue; nothing happens where there is none. Return the number of messages that went with it.
 
         Raises:
-            QueueError: RESOURCE_LOCKED, ACCESS_REFUSED (another user's), IN_USE.
+            QueueError: RESOURCE_LOCKED, ACCESS_REFUSED (another user's, unless rules permit it), IN_USE.
         """
         if name not in self._registry.queues:
+            client.check_missing(name, CHANGE)
             return 0
         self._turn.store()
-        queue = self._registry.queue(client, name)
-        client.check_owns(queue.definition.owner, f"queue {name!r}")
+        queue = self._registry.queue(client, name, CHANGE)
         if if_unused and queue.consumptions:
             raise QueueError(Reason.IN_USE, f"queue {name!r} has consumers: cancel them, or delete it all the same")
         if if_empty and queue.count:
@@ -136,8 +137,7 @@ class Declarations:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (another user's).
         """
         self._turn.store()
-        queue = self._registry.queue(client, name)
-        client.check_owns(queue.definition.owner, f"queue {name!r}")
+        queue = self._registry.queue(client, name, CHANGE)
         return self._contents.purge(queue)
 
     # --- bindings
@@ -151,7 +151,7 @@ class Declarations:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (the default exchange, or access rules),
                 PRECONDITION_FAILED (an argument cannot be), TOO_MANY, NO_ROOM.
         """
-        found = self._registry.queue(client, queue)
+        found = self._registry.queue(client, queue, LOOK)
         binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
         self._registry.bind(client, binding)
 
@@ -163,7 +163,7 @@ class Declarations:
         Raises:
             QueueError: as ``bind``.
         """
-        found = self._registry.queue(client, queue)
+        found = self._registry.queue(client, queue, LOOK)
         binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
         self._registry.unbind(client, binding)
 

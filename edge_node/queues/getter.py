@@ -26,5 +26,5 @@ class Getter:
         self._then((*batch[0], self._queue.count) if batch else None)
 
     def cancelled(self, _error: QueueError) -> None:
-        """Say that there is none: the queue is gone."""
+        """Say that there is none: the queue is gone, or not for the client any more."""
         self._then(None)

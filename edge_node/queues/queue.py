@@ -11,9 +11,17 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.queues.consumers import Consumers
 from weft.edge_node.queues.contents.ready import Ready
 from weft.edge_node.queues.credit import UNLIMITED, Credit
-from weft.edge_node.queues.definitions import QueueDefinition
+from weft.edge_node.queues.definitions import (
+    OWN_NAMES,
+    PREDECLARED,
+    ExchangeDefinition,
+    ExchangeKind,
+    QueueDefinition,
+)
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.rights import READ, Use, refusal
+from weft.edge_node.queues.topics import topic_of
 
 LOADED_ENTRY_BYTES = 512
 """Memory that a message takes beside its payload, about."""
@@ -167,7 +175,8 @@ class Consumer(Protocol):
         """Send messages. Raise nothing, and call nothing of ``Queues`` before this returns."""
 
     def cancelled(self, error: QueueError) -> None:
-        """Take note that nothing more comes: the queue was deleted. Deliveries that are not settled are forgotten."""
+        """Take note that nothing more comes: the queue was deleted (NOT_FOUND), or access rules do not let the client
+        read it any more (ACCESS_REFUSED). Deliveries that are not settled are forgotten."""
 
 
 class Consumption:
@@ -284,12 +293,41 @@ class QueueClient:
                 Reason.ACCESS_REFUSED, f"access rules do not let the user subscribe to {topic_filter!r:.200}"
             )
 
-    def check_owns(self, owner: Owner, what: str) -> None:
-        """Check that the client may change or delete something that an owner declared. Where there are no access rules,
-        everybody may.
+    def check(self, use: Use, name: str, owner: Owner | None, what: str) -> None:
+        """Check that the client may use a queue or an exchange so.
+
+        Args:
+            owner: that declared it, and may do all; None where there is none of that name.
+            what: ``queue`` or ``exchange``.
 
         Raises:
-            QueueError: it is another user's.
+            QueueError: access rules forbid it.
         """
-        if self.identity is not None and owner != self.owner:
-            raise QueueError(Reason.ACCESS_REFUSED, f"{what} belongs to another user: only that one may change it")
+        if self.identity is None:
+            return
+        rights = self.identity.queue_rights(topic_of("", name))
+        if rights is None or not (rights & use.wanted or owner == self.owner):
+            raise refusal(use, name, what, is_denied=rights is None)
+
+    def check_missing(self, name: str, use: Use) -> None:
+        """Check that the client may learn that there is no queue of a name. Those that the node gives cannot be
+        guessed.
+
+        Raises:
+            QueueError: access rules forbid it.
+        """
+        if name and not name.startswith(OWN_NAMES):
+            self.check(use.by_any, name, None, "queue")
+
+    def check_source(self, exchange: ExchangeDefinition) -> None:
+        """Check that the client may bind to an exchange. Where bindings name topics, those are asked for instead, as
+        they are of the exchanges that are always there.
+
+        Who may bind to an exchange that ends with its last binding may end it, whatever the binding says.
+
+        Raises:
+            QueueError: access rules forbid it.
+        """
+        names_topics = exchange.kind in (ExchangeKind.DIRECT, ExchangeKind.TOPIC) and not exchange.auto_delete
+        if exchange.name not in PREDECLARED and not names_topics:
+            self.check(READ, exchange.name, exchange.owner, "exchange")

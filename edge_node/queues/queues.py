@@ -26,6 +26,7 @@ from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.declarations import Declarations
 from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.expelling import Expelling, refused
 from weft.edge_node.queues.facts import QueueFacts
 from weft.edge_node.queues.getter import Getter, Got
 from weft.edge_node.queues.leaving import Leaving
@@ -103,6 +104,7 @@ class Queues(Declarations):
         )  # fmt: skip
         self._settling = Settling(contents.settle, rounds.wait, self._deliveries.soon)
         self._leaving = Leaving(rounds, registry.remove_queue, self._leave)
+        self._expelling = Expelling(rounds, registry.queues, self._leave, self._deliveries.reconsider)
         self._facts = QueueFacts(self.bounds, contents, self._deliveries, self._dead_letters, self._admission)
         self._rounds = rounds
         self._publishing = ExchangePublishing(registry, self._admission, ingest)
@@ -174,8 +176,8 @@ class Queues(Declarations):
             arguments: ``x-priority`` is known; it wins over ``priority``.
 
         Raises:
-            QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED where one of the consumers wants to be the only one;
-                PRECONDITION_FAILED where an argument cannot be; TOO_MANY.
+            QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED by access rules, and where one of the consumers wants
+                to be the only one; PRECONDITION_FAILED where an argument cannot be; TOO_MANY.
         """
         queue = self._registry.queue(client, name)
         if queue.consumptions and (exclusive or queue.consumptions.is_exclusive):
@@ -217,7 +219,7 @@ class Queues(Declarations):
         queue.consumptions.remove(consumption)
         if queue.consumptions:
             self._deliveries.soon(queue)
-        elif queue.definition.auto_delete:
+        elif queue.definition.auto_delete and refused(consumption) is None:
             self._turn.store()
             self._registry.remove_queue(queue)
         else:
@@ -230,7 +232,7 @@ class Queues(Declarations):
             What the client waits by: active until it has its answer. ``cancel`` ends it.
 
         Raises:
-            QueueError: NOT_FOUND, RESOURCE_LOCKED, TOO_MANY. ``then`` is not called.
+            QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED, TOO_MANY. ``then`` is not called.
         """
         self._turn.store()
         queue = self._registry.queue(client, name)
@@ -271,10 +273,8 @@ class Queues(Declarations):
         self.settle(unsettled, Outcome.REQUEUE)
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may read."""
-        for queue in self._registry.queues.values():
-            if queue.withheld:
-                self._deliveries.reconsider(queue)
+        """Ask again what clients may read: queues, and their messages."""
+        self._expelling.begin()
 
     def close(self) -> None:
         """Write what is left to write. Clients of queues have gone before."""

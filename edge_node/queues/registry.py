@@ -24,6 +24,7 @@ from weft.edge_node.queues.definitions import (
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueShares
 from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.rights import CHANGE, DECLARE, READ, Use
 from weft.edge_node.queues.routing.exchange import Destination
 from weft.edge_node.queues.routing.headers import MATCHES
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues
@@ -128,6 +129,7 @@ class Registry:
             *(client.owner if had is None else had.definition.owner),
         )  # fmt: skip
         if had is not None:
+            # Also of another user, without a right to it: that tells nothing which a publish does not.
             if had.definition != definition:
                 raise QueueError(
                     Reason.PRECONDITION_FAILED,
@@ -136,6 +138,7 @@ class Registry:
                 )
             return
         check_name(name, "exchange")
+        client.check(DECLARE, name, None, "exchange")
         _charge(self._bounds.exchanges, client.owner)
         try:
             if durable:
@@ -152,7 +155,7 @@ class Registry:
         exchange = self.topology.exchanges.get(name)
         if exchange is None:
             return
-        client.check_owns(exchange.definition.owner, f"exchange {name!r}")
+        client.check(CHANGE, name, exchange.definition.owner, "exchange")
         if if_unused and exchange.bindings:
             raise QueueError(Reason.IN_USE, f"exchange {name!r} has bindings: unbind them, or delete it all the same")
         self._remove_exchange(name)
@@ -171,15 +174,20 @@ class Registry:
 
     # --- queues
 
-    def queue(self, client: QueueClient, name: str) -> Queue:
+    def queue(self, client: QueueClient, name: str, use: Use = READ) -> Queue:
         """Return a queue that a client may use.
 
+        Args:
+            use: what for.
+
         Raises:
-            QueueError: there is none of that name, or it is exclusive to another connection.
+            QueueError: access rules forbid it, there is none of that name, or it is exclusive to another connection.
         """
         found = self.queues.get(name)
         if found is None:
+            client.check_missing(name, use)
             raise QueueError(Reason.NOT_FOUND, f"no queue {name!r}: declare it first")
+        client.check(use, name, found.definition.owner, "queue")
         if found.client is not None and found.client is not client:
             raise QueueError(Reason.RESOURCE_LOCKED, f"queue {name!r} is exclusive to another connection")
         return found
@@ -198,7 +206,7 @@ class Registry:
         """Declare a queue; ``Queues.declare_queue`` says more."""
         arguments = queue_arguments(raw, durable=durable, exclusive=exclusive)
         if name in self.queues:
-            queue = self.queue(client, name)
+            queue = self.queue(client, name, DECLARE.by_any)
             had = queue.definition
             flags = [
                 word
@@ -219,8 +227,10 @@ class Registry:
             return queue
         if name:
             check_name(name, "queue")
+            client.check(DECLARE, name, None, "queue")
         else:
             name = own_name + secrets.token_urlsafe(16)
+            client.check(DECLARE, name, client.owner, "queue")
         if arguments.dead_letter_exchange is not None and arguments.dead_letter_routing_key is not None:
             client.check_publish(topic_of(arguments.dead_letter_exchange, arguments.dead_letter_routing_key))
         _charge(self._bounds.queues, client.owner)
@@ -299,8 +309,9 @@ class Registry:
             client.check_subscribe(topic_of(binding.source, binding.key))
         if self.topology.has(binding):
             return
+        client.check_source(exchange.definition)
         owner = self._owner_of(binding)
-        client.check_owns(owner, f"{'exchange' if binding.to_exchange else 'queue'} {binding.destination!r}")
+        client.check(CHANGE, binding.destination, owner, _what(binding))
         _charge(self._bounds.bindings, owner, binding.units)
         try:
             if self._is_kept(binding):
@@ -315,7 +326,7 @@ class Registry:
         if not self.topology.has(binding):
             return
         owner = self._owner_of(binding)
-        client.check_owns(owner, f"{'exchange' if binding.to_exchange else 'queue'} {binding.destination!r}")
+        client.check(CHANGE, binding.destination, owner, _what(binding))
         kept = self._is_kept(binding)
         self.topology.unbind(binding)
         if kept:
@@ -356,6 +367,10 @@ def _charge(bound: Bound, owner: Owner, units: int = 1) -> None:
         raise QueueError(
             Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
         )
+
+
+def _what(binding: BindingDefinition) -> str:
+    return "exchange" if binding.to_exchange else "queue"
 
 
 def _differing(had: ExchangeDefinition, asked: ExchangeDefinition) -> str:

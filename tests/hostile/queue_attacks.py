@@ -99,13 +99,13 @@ def exchange(name: str, kind: str) -> Method:
 async def wide_fanout(attacker: Attacker) -> None:
     """A thousand queues are bound to one exchange, and twenty connections publish to it."""
     client = await attacker.connect()
-    await attacker.all(client, [exchange("all", "fanout")])
+    await attacker.all(client, [exchange("public.all", "fanout")])
     names = [f"public.{number}" for number in range(1_000)]
     await attacker.all(client, (declare(name) for name in names))
-    await attacker.all(client, (Queue.Bind(queue=name, exchange="all") for name in names))
+    await attacker.all(client, (Queue.Bind(queue=name, exchange="public.all") for name in names))
     clients = [await attacker.connect() for _ in range(20)]
     await attacker.begin()
-    await asyncio.gather(*(attacker.flood(each, publish("public.x", "all") * 400) for each in clients))
+    await asyncio.gather(*(attacker.flood(each, publish("public.x", "public.all") * 400) for each in clients))
 
 
 async def recover(attacker: Attacker) -> None:
@@ -201,13 +201,13 @@ async def patterns(attacker: Attacker) -> None:
 async def exchanges(attacker: Attacker) -> None:
     """Forty exchanges, each bound to every other, and a key that is new with each message."""
     client = await attacker.connect()
-    names = [f"e{number}" for number in range(40)]
+    names = [f"public.e{number}" for number in range(40)]
     await attacker.all(client, (exchange(name, "fanout") for name in names))
     await attacker.all(client, (
         Exchange.Bind(destination=to, source=source) for source, to in itertools.permutations(names, 2)
     ))  # fmt: skip
     await attacker.begin()
-    await attacker.flood(client, *(publish(f"public.{number}", "e0") for number in range(2_000)))
+    await attacker.flood(client, *(publish(f"public.{number}", "public.e0") for number in range(2_000)))
 
 
 async def consumers(attacker: Attacker) -> None:

@@ -123,7 +123,7 @@ class Consuming:
         return self._last_tag
 
     def ended(self, tag: str) -> None:
-        """Tell the client that a consumer's queue is gone."""
+        """Tell the client that a consumer's queue is gone, or not for it any more."""
         reader = self._consumers.pop(tag, None)
         if self.reply_queue and not self._shared.queues.has_queue(self.reply_queue):
             self.reply_queue = ""

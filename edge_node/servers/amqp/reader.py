@@ -33,7 +33,7 @@ class Consuming(Protocol):
         ...
 
     def ended(self, tag: str) -> None:
-        """Take note that a consumer's queue is gone."""
+        """Take note that nothing more comes for a consumer."""
 
 
 class Reader:
@@ -78,7 +78,7 @@ class Reader:
             self._client.send(b"".join(parts))
 
     def cancelled(self, error: QueueError) -> None:  # noqa: ARG002
-        """Tell the client that the queue is gone."""
+        """Tell the client that the queue is gone, or not for it any more."""
         self.consumption = None
         self._channel.ended(self.tag)
 

@@ -132,11 +132,11 @@ class OutgoingLink:
         endpoints.fail(self._link, "amqp:link:stolen", "another connection of its container has attached it")
         self._client.flush()
 
-    def lost(self, reason: str) -> None:
-        """Close the link: what it received from is gone."""
+    def lost(self, reason: str, condition: str) -> None:
+        """Close the link: what it received from is gone, or not for it any more."""
         if self.is_open:
             self.end(closed=False)
-            endpoints.fail(self._link, "amqp:resource-deleted", reason)
+            endpoints.fail(self._link, condition, reason)
             self._client.flush()
 
     def permissions_changed(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from weft.edge_node.queues import message as queues_message
 from weft.edge_node.queues.credit import Credit
-from weft.edge_node.queues.errors import QueueError
+from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue import Consumption, QueueClient
 from weft.edge_node.queues.queues import Queues
@@ -27,7 +27,7 @@ class QueueSupply:
         queues: Queues,
         client: QueueClient,
         name: str,
-        gone: Callable[[str], None],
+        gone: Callable[[str, str], None],
         call_soon: Callable[[Callable[[], None]], object],
         *,
         settled: bool,
@@ -35,7 +35,8 @@ class QueueSupply:
         """Consume from ``start`` on.
 
         Args:
-            gone: closes the link, because its queue was deleted.
+            gone: closes the link, because its queue was deleted, or may not be read any more: why, and how AMQP
+                names it.
             call_soon: the loop's.
             settled: True if the client wants messages settled.
         """
@@ -53,7 +54,7 @@ class QueueSupply:
         """Join the queue's consumers.
 
         Raises:
-            QueueError: there is no such queue, or another consumer has it for itself.
+            QueueError: there is no such queue, the client may not read it, or another consumer has it for itself.
         """
         self._consumption = self._queues.consume(
             self._client, self._name, self, [self._credit], needs_acks=not self._is_settled
@@ -91,7 +92,7 @@ class QueueSupply:
         self._queues.settle([item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE)
 
     def may_go_on(self) -> bool:
-        """Return True: the queue asks for each message."""
+        """Return True: the queue asks for each message, and says when the client may not read it any more."""
         return True
 
     # --- Consumer
@@ -113,6 +114,7 @@ class QueueSupply:
         self._link.flush()
 
     def cancelled(self, error: QueueError) -> None:
-        """Close the link: its queue was deleted."""
+        """Close the link: its queue was deleted, or the client may not read it any more."""
         self._consumption = None
-        self._gone(str(error))
+        is_forbidden = error.reason is Reason.ACCESS_REFUSED
+        self._gone(str(error), "amqp:unauthorized-access" if is_forbidden else "amqp:resource-deleted")

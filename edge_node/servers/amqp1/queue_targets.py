@@ -25,7 +25,7 @@ def check_queue(queues: Queues | None, client: QueueClient, name: str) -> None:
     """Check that there is a queue that the client may send to.
 
     Raises:
-        Refused: there is none.
+        Refused: there is none, or access rules give the client no right to it.
     """
     if queues is None:
         raise Refused("amqp:not-found", f"there is no queue {name[:80]!r}")

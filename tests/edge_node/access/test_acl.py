@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,6 +147,15 @@ def test_rules_for_queues_say_nothing_about_topics() -> None:
         assert not QUEUE_ACL.may_publish(who, "C1", topic)
         assert not QUEUE_ACL.may_subscribe(who, "C1", topic)
     assert QUEUE_ACL.may_publish("bob", "C1", "secret/jobs"), "a rule that denies neither"
+
+
+def test_the_example_of_the_reference_page_is_a_good_file() -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "access-rules.md"
+    example = page.read_text().partition("```text\n")[2].partition("```")[0]
+    acl = parse(example, "acl")
+    assert acl.users == {"press-7", "orders-worker"}
+    assert acl.queue_rights("orders-worker", "", "plant/4/tasks") == READ | DECLARE
+    assert acl.queue_rights("press-7", "", "devices/press-7/x") == DECLARE
 
 
 @pytest.mark.parametrize("name", ["a.b", "$dan", "a/b", "+", ""])

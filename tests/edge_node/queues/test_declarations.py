@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import Room
+from weft.edge_node.access.acl import Permission
 from weft.edge_node.queues.errors import QueueError, Reason
 
 
@@ -26,6 +27,9 @@ class Restricted:
 
     def may_read(self, topic: bytes) -> bool:
         return topic.startswith(b"own/")
+
+    def queue_rights(self, topic: str) -> Permission:
+        return Permission.READ | Permission.DECLARE if topic.startswith("own/") else Permission(0)
 
 
 def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> Reason:
@@ -191,19 +195,19 @@ async def test_access_rules_hold_for_publishing_binding_delivery_and_deletion() 
     room = Room()
     queues = room.queues
     eve = room.new_client("eve", Restricted())
-    queues.declare_queue(room.client, "q", durable=True)
-    queues.bind(room.client, "q", "amq.topic", "#")
-    queues.declare_queue(eve, "eves", durable=True)
-    assert refusal(queues.bind, eve, "eves", "amq.topic", "#") is Reason.ACCESS_REFUSED
-    assert refusal(queues.bind, eve, "eves", "amq.topic", "#.own") is Reason.ACCESS_REFUSED
-    queues.bind(eve, "eves", "amq.topic", "own.#")
+    queues.declare_queue(room.client, "own.q", durable=True)
+    queues.bind(room.client, "own.q", "amq.topic", "#")
+    queues.declare_queue(eve, "own.eves", durable=True)
+    assert refusal(queues.bind, eve, "own.eves", "amq.topic", "#") is Reason.ACCESS_REFUSED
+    assert refusal(queues.bind, eve, "own.eves", "amq.topic", "#.own") is Reason.ACCESS_REFUSED
+    queues.bind(eve, "own.eves", "amq.topic", "own.#")
     assert refusal(room.publish, b"x", exchange="amq.topic", key="other", client=eve) is Reason.ACCESS_REFUSED
-    assert refusal(queues.delete_queue, eve, "q") is Reason.ACCESS_REFUSED
-    assert refusal(queues.purge, eve, "q") is Reason.ACCESS_REFUSED
+    assert refusal(queues.delete_queue, eve, "own.q") is Reason.ACCESS_REFUSED
+    assert refusal(queues.purge, eve, "own.q") is Reason.ACCESS_REFUSED
     for key in ("own.1", "secret", "own.2"):
         room.publish(key.encode(), exchange="amq.topic", key=key)
-    taker = room.consume(client=eve)
+    taker = room.consume("own.q", client=eve)
     await room.settle_down()
     assert taker.payloads == [b"own.1", b"own.2"]
-    assert queues.find_queue(room.client, "q").messages == 1, "what she may not read waits for another"
-    assert await room.drain() == [b"secret"]
+    assert queues.find_queue(room.client, "own.q").messages == 1, "what she may not read waits for another"
+    assert await room.drain("own.q") == [b"secret"]
