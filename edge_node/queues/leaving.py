@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,8 @@ from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
 
 SLICE = 32
 """Queues and consumers of one client that go before it is others' turn: it may have thousands."""
+TURN_S = 0.001
+"""Time after which it is others' turn before that."""
 
 
 class Leaving:
@@ -43,13 +46,17 @@ class Leaving:
 
     def _step(self, client: QueueClient) -> bool:
         """Let go of a few things. Return whether that was all."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + TURN_S
         for _ in range(SLICE):
             if client.exclusive:
-                self._remove(next(iter(client.exclusive)))
+                self._remove(next(reversed(client.exclusive)))
             elif client.consumptions:
                 consumption, _ = client.consumptions.popitem()
                 self._leave(consumption)
             else:
                 del self._clients[client]
                 return True
+            if clock() >= until:
+                break
         return False

@@ -85,7 +85,8 @@ class Queues(Declarations):
         self._holders = Holders()
         self._admission = Admission(self.bounds.waiting)
         turn = ingest.turn
-        registry = Registry(self.bounds, self._admission, lambda: log.next_seq(self.stream), self._has_deleted)
+        next_message = partial(log.next_seq, self.stream)
+        registry = Registry(self.bounds, self._admission, next_message, self._has_deleted, rounds.wait)
         self._writer = registry.writer = QueueStateWriter(
             log, state_stream, self.stream, wall_clock, turn.at_end, registry
         )  # fmt: skip

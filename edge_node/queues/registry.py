@@ -25,10 +25,11 @@ from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueShares
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.rights import CHANGE, DECLARE, READ, Use
-from weft.edge_node.queues.routing.exchange import Destination
+from weft.edge_node.queues.routing.exchange import Destination, Exchange
 from weft.edge_node.queues.routing.headers import MATCHES
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues
 from weft.edge_node.queues.routing.topology import Topology
+from weft.edge_node.queues.routing.unbinding import Unbinding
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.queues.topics import topic_of
 from weft.storage.segment_log import LogError
@@ -45,6 +46,7 @@ class Registry:
     Args:
         next_message: returns the number that the next message will get.
         deleted: called with a queue that is no more, before its messages are let go.
+        next_round: calls back when it is an owner's turn.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Registry:
         admission: Admission,
         next_message: Callable[[], int],
         deleted: Callable[[Queue], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
     ) -> None:
         self.queues: dict[str, Queue] = {}
         self.topology = Topology(lambda names: self.targets(names, reserved=True))
@@ -60,6 +63,7 @@ class Registry:
         self._admission = admission
         self._next_message = next_message
         self._deleted = deleted
+        self._unbinding = Unbinding(self._unbound, next_round)
         self.writer: QueueStateWriter
 
     # --- for the state
@@ -95,8 +99,9 @@ class Registry:
         for binding in bindings:
             to = self.topology.exchanges if binding.to_exchange else self.queues
             if binding.source in self.topology.exchanges and binding.destination in to:
-                self._bounds.bindings.hold(self._owner_of(binding), binding.units)
-                self.topology.bind(binding)
+                owner = self._owner_of(binding)
+                self._bounds.bindings.hold(owner, binding.units)
+                self.topology.restore(binding, owner)
 
     # --- what routes ask
 
@@ -158,19 +163,42 @@ class Registry:
         client.check(CHANGE, name, exchange.definition.owner, "exchange")
         if if_unused and exchange.bindings:
             raise QueueError(Reason.IN_USE, f"exchange {name!r} has bindings: unbind them, or delete it all the same")
-        self._remove_exchange(name)
+        self._unbind_all(*self._drop_exchange(exchange))
 
-    def _remove_exchange(self, name: str) -> None:
-        exchange = self.topology.exchanges[name]
+    def _drop_exchange(self, exchange: Exchange) -> tuple[Destination | None, Exchange]:
+        """Delete an exchange, whose bindings are still there: what leads to it, and itself."""
         definition = exchange.definition
-        kept = [each for each in self.topology.of_exchange(name) if self._is_kept(each)]
-        owners = [(self._owner_of(each), each.units) for each in self.topology.of_exchange(name)]
-        gone = self.topology.remove_exchange(name)
-        self.writer.gone(bindings=kept, exchanges=[name] if definition.durable else ())
+        self.topology.remove_exchange(exchange)
+        self.writer.gone(exchanges=[definition.name] if definition.durable else ())
         self._bounds.exchanges.free(definition.owner)
-        for owner, units in owners:
-            self._bounds.bindings.free(owner, units)
-        self._delete_unused(each.source for each in gone)
+        return self.topology.take_destination(definition.name, is_exchange=True), exchange
+
+    def _unbind_all(self, to: Destination | None, exchange: Exchange | None = None) -> None:
+        """Have no message go by bindings of what was deleted, and delete exchanges that only had those. The bindings
+        are taken apart in turns: there may be 65,536. The log knows that they are gone since that is."""
+        changed, waiting = set[str](), [(to, exchange)]
+        while waiting:
+            to, exchange = waiting.pop()
+            sources = [] if to is None else [*to.sources]
+            changed.update(each.name for each in sources)
+            if exchange is not None:
+                changed.add(exchange.name)
+                self._unbinding.begin(exchange.definition.owner, to, exchange)
+            elif to is not None:
+                self._unbinding.begin(to.owner, to)
+            waiting += [self._drop_exchange(each) for each in sources if self._is_over(each)]
+        self.topology.changed(changed)
+
+    def _is_over(self, exchange: Exchange) -> bool:
+        """Return whether an exchange of which a binding was removed is to be deleted."""
+        return (
+            exchange.definition.auto_delete
+            and not exchange.bindings
+            and self.topology.exchanges.get(exchange.name) is exchange
+        )
+
+    def _unbound(self, _exchange: Exchange, to: Destination, binding: BindingDefinition) -> None:
+        self._bounds.bindings.free(to.owner, binding.units)
 
     # --- queues
 
@@ -258,20 +286,14 @@ class Registry:
     def remove_queue(self, queue: Queue) -> None:
         """Delete a queue, with its messages and bindings."""
         queue.deleted = True
-        gone = [*self.topology.incoming(Destination(queue.name, False))]
-        kept = [each for each in gone if self._is_kept(each)]
-        for binding in gone:
-            self.topology.unbind(binding)
         del self.queues[queue.name]
         self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
         if queue.client is not None:
             queue.client.exclusive.pop(queue, None)
-        self.writer.gone(bindings=kept, queues=[queue.number] if queue.kept else ())
+        self.writer.gone(queues=[queue.number] if queue.kept else ())
         self._bounds.queues.free(queue.definition.owner)
-        if gone:
-            self._bounds.bindings.free(queue.definition.owner, sum(each.units for each in gone))
+        self._unbind_all(self.topology.take_destination(queue.name, is_exchange=False))
         self._deleted(queue)
-        self._delete_unused(each.source for each in gone)
 
     # --- bindings
 
@@ -319,7 +341,7 @@ class Registry:
         except QueueError:
             self._bounds.bindings.free(owner, binding.units)
             raise
-        self.topology.bind(binding)
+        self.topology.bind(binding, owner)
 
     def unbind(self, client: QueueClient, binding: BindingDefinition) -> None:
         """Remove a binding; nothing happens where it is not there."""
@@ -332,13 +354,9 @@ class Registry:
         if kept:
             self.writer.gone(bindings=[binding])
         self._bounds.bindings.free(owner, binding.units)
-        self._delete_unused([binding.source])
-
-    def _delete_unused(self, sources: Iterable[str]) -> None:
-        for name in dict.fromkeys(sources):
-            exchange = self.topology.exchanges.get(name)
-            if exchange is not None and exchange.definition.auto_delete and not exchange.bindings:
-                self._remove_exchange(name)
+        source = self.topology.exchanges[binding.source]
+        if self._is_over(source):
+            self._unbind_all(*self._drop_exchange(source))
 
     # --- inside
 

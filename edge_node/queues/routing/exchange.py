@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from weft.bounds import Owner
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
 from weft.edge_node.queues.routing.headers import HeadersBindings
 from weft.edge_node.queues.routing.patterns import PatternTree
 
 
-class Destination(NamedTuple):
-    """A queue or an exchange, by name."""
+class Destination:
+    """A queue or an exchange that something is bound to, as long as it is there. Compared by identity: another may have
+    its name while its bindings are taken apart."""
 
-    name: str
-    is_exchange: bool
+    __slots__ = ("gone", "is_exchange", "name", "owner", "sources")
+
+    def __init__(self, name: str, owner: Owner, *, is_exchange: bool) -> None:
+        self.name = name
+        self.owner = owner
+        """Owner to whom the bindings that lead here are charged."""
+        self.is_exchange = is_exchange
+        self.sources: dict[Exchange, None] = {}
+        """Exchanges from which bindings lead here."""
+        self.gone = False
+        """True once it was deleted: messages do not go there, whatever is bound."""
 
 
 class Exchange:
-    """An exchange. ``Topology`` changes it."""
+    """An exchange. ``Topology`` changes it. Compared by identity."""
 
     __slots__ = ("_by_headers", "_by_key", "_everything", "_patterns", "bindings", "definition", "known")
 
     def __init__(self, definition: ExchangeDefinition) -> None:
         self.definition = definition
-        self.bindings: set[BindingDefinition] = set()
+        self.bindings: dict[Destination, dict[BindingDefinition, None]] = {}
         self.known: dict[str, Any] = {}
         """Routing key -> where its messages go, as far as was asked; ``Topology`` keeps it."""
         self._by_key: dict[str, dict[Destination, int]] = {}
@@ -42,10 +53,10 @@ class Exchange:
         """Return the exchange's type."""
         return self.definition.kind
 
-    def add(self, binding: BindingDefinition) -> None:
+    def add(self, binding: BindingDefinition, to: Destination) -> None:
         """Add a binding that is not there."""
-        self.bindings.add(binding)
-        to = Destination(binding.destination, binding.to_exchange)
+        self.bindings.setdefault(to, {})[binding] = None
+        to.sources[self] = None
         if self.kind is ExchangeKind.DIRECT:
             _count(self._by_key.setdefault(binding.key, {}), to, 1)
         elif self.kind is ExchangeKind.FANOUT:
@@ -55,10 +66,21 @@ class Exchange:
         else:
             self._by_headers.add(binding.values, to)
 
-    def remove(self, binding: BindingDefinition) -> None:
+    def remove(self, binding: BindingDefinition, to: Destination) -> None:
         """Remove a binding that is there."""
-        self.bindings.remove(binding)
-        to = Destination(binding.destination, binding.to_exchange)
+        found = self.bindings[to]
+        del found[binding]
+        if not found:
+            del self.bindings[to], to.sources[self]
+        self.forget(binding, to)
+
+    def take(self, to: Destination) -> dict[BindingDefinition, None]:
+        """Take the bindings that lead somewhere out of ``bindings``, however many they are. ``forget`` each."""
+        del to.sources[self]
+        return self.bindings.pop(to)
+
+    def forget(self, binding: BindingDefinition, to: Destination) -> None:
+        """Have no message find a binding."""
         if self.kind is ExchangeKind.DIRECT:
             found = self._by_key[binding.key]
             _count(found, to, -1)
@@ -72,7 +94,7 @@ class Exchange:
             self._by_headers.remove(binding.values, to)
 
     def match(self, key: str, headers: Mapping[str, Any]) -> set[Destination]:
-        """Return where a message goes from here."""
+        """Return where a message goes from here; what is ``gone`` may be among it."""
         if self.kind is ExchangeKind.DIRECT:
             return set(self._by_key.get(key, ()))
         if self.kind is ExchangeKind.FANOUT:

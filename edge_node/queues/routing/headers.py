@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping
+from math import isnan
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 MATCHES = frozenset({"all", "any", "all-with-x", "any-with-x"})
 """Values of ``x-match``. Without ``-with-x``, headers that begin with ``x-`` are not looked at."""
+Pair = tuple[str, Hashable]
+"""Name of a header, and its value (``_key``); None for a header that only has to be there."""
 
 
 class HeadersMatch(NamedTuple):
     """Arguments of a binding to a headers exchange."""
 
-    wanted: dict[str, Any]
-    """Header -> value; None for a header that only has to be there."""
+    pairs: frozenset[Pair]
     matches_any: bool
-
-    def matches(self, headers: Mapping[str, Any]) -> bool:
-        """Return whether a message with these headers goes where the binding leads."""
-        found = (
-            name in headers and (value is None or _equal(headers[name], value)) for name, value in self.wanted.items()
-        )
-        return any(found) if self.matches_any else all(found)
 
 
 def headers_match(arguments: Mapping[str, Any]) -> HeadersMatch:
     """Return what a binding's arguments say to a headers exchange; ``x-match`` is in ``MATCHES`` or not there."""
     how = str(arguments.get("x-match", "all"))
     looks = how.endswith("-with-x")
-    wanted = {
-        name: value for name, value in arguments.items() if name != "x-match" and (looks or not name.startswith("x-"))
-    }
-    return HeadersMatch(wanted, how.startswith("any"))
+    pairs = (
+        (sys.intern(name), None if value is None else _key(value))
+        for name, value in arguments.items()
+        if name != "x-match" and (looks or not name.startswith("x-"))
+    )
+    return HeadersMatch(frozenset(pairs), how.startswith("any"))
 
 
 class _Place(Generic[T]):
@@ -43,87 +41,93 @@ class _Place(Generic[T]):
     def __init__(self) -> None:
         self.any: dict[T, int] = {}
         """Bound things that need no other header -> number of times."""
-        self.all: list[tuple[HeadersMatch, T]] = []
+        self.all: dict[frozenset[Pair], dict[T, int]] = {}
+        """All that is needed -> bound things, and number of times."""
 
 
 class HeadersBindings(Generic[T]):
     """Arguments of bindings, and what is bound by them.
 
     A binding that wants all of its headers stands at the one of them that fewest others stand at, so a message is held
-    against those that share it, and not against all.
+    against those that share it, and not against all. Bindings that want the same stand together.
     """
 
     def __init__(self) -> None:
-        self._places: dict[tuple[str, Hashable], _Place[T]] = {}
+        self._places: dict[Pair, _Place[T]] = {}
         self._everything: dict[T, int] = {}
-        self._where: dict[tuple[tuple[tuple[str, Hashable], ...], T], list[tuple[str, Hashable]]] = {}
-        """Pairs of a binding that wants all, and the bound thing -> the pairs at which it stands."""
+        self._where: dict[frozenset[Pair], Pair] = {}
+        """Pairs of a binding that wants all of them -> the pair at which it stands."""
 
     def add(self, arguments: Mapping[str, Any], bound: T) -> None:
         """Bind something; the same again counts."""
         match = headers_match(arguments)
-        pairs = _pairs(match.wanted)
         if match.matches_any:
-            for pair in pairs:
+            for pair in match.pairs:
                 _count(self._place(pair).any, bound, 1)
-        elif not pairs:
+        elif not match.pairs:
             _count(self._everything, bound, 1)
         else:
-            rarest = min(pairs, key=lambda pair: len(self._place(pair).all))
-            self._place(rarest).all.append((match, bound))
-            self._where.setdefault((pairs, bound), []).append(rarest)
+            where = self._where.get(match.pairs)
+            if where is None:
+                where = self._where[match.pairs] = min(match.pairs, key=self._crowd)
+            _count(self._place(where).all.setdefault(match.pairs, {}), bound, 1)
 
     def remove(self, arguments: Mapping[str, Any], bound: T) -> None:
         """Take back what ``add`` did, once."""
         match = headers_match(arguments)
-        pairs = _pairs(match.wanted)
         if match.matches_any:
-            for pair in pairs:
+            for pair in match.pairs:
                 _count(self._places[pair].any, bound, -1)
-        elif not pairs:
+                self._leave(pair)
+        elif not match.pairs:
             _count(self._everything, bound, -1)
         else:
-            where = self._where[pairs, bound]
-            self._places[where.pop()].all.remove((match, bound))
-            if not where:
-                del self._where[pairs, bound]
-        for pair in pairs:
-            place = self._places.get(pair)
-            if place is not None and not place.any and not place.all:
-                del self._places[pair]
+            where = self._where[match.pairs]
+            here = self._places[where].all
+            _count(here[match.pairs], bound, -1)
+            if not here[match.pairs]:
+                del here[match.pairs], self._where[match.pairs]
+                self._leave(where)
 
     def match(self, headers: Mapping[str, Any]) -> set[T]:
         """Return what is bound by arguments that match a message's headers."""
         found = set(self._everything)
-        for name, value in headers.items():
-            for pair in ((name, _key(value)), (name, None)):
-                place = self._places.get(pair)
-                if place is not None:
-                    found.update(place.any)
-                    found.update(bound for match, bound in place.all if bound not in found and match.matches(headers))
+        had: set[Pair] = {(name, None) for name in headers}
+        had.update((name, _key(value)) for name, value in headers.items())
+        for pair in had:
+            place = self._places.get(pair)
+            if place is not None:
+                found.update(place.any)
+                for pairs, bound in place.all.items():
+                    if pairs <= had:
+                        found.update(bound)
         return found
 
-    def _place(self, pair: tuple[str, Hashable]) -> _Place[T]:
+    def _crowd(self, pair: Pair) -> int:
+        """Return how many others stand at a pair."""
+        place = self._places.get(pair)
+        return 0 if place is None else len(place.all)
+
+    def _place(self, pair: Pair) -> _Place[T]:
         found = self._places.get(pair)
         if found is None:
             found = self._places[pair] = _Place()
         return found
 
-
-def _equal(had: Any, wanted: Any) -> bool:
-    # True is 1 in Python, and not in a table of AMQP.
-    return had == wanted and isinstance(had, bool) == isinstance(wanted, bool)
-
-
-def _pairs(wanted: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
-    return tuple((name, None if value is None else _key(value)) for name, value in sorted(wanted.items()))
+    def _leave(self, pair: Pair) -> None:
+        place = self._places[pair]
+        if not place.any and not place.all:
+            del self._places[pair]
 
 
 def _key(value: Any) -> Hashable:
     """Return the same for values that are equal in a table of AMQP, and never None."""
-    if isinstance(value, bool | int | float | str | bytes):
-        return isinstance(value, bool), value
-    return repr(value)  # arrays and tables: no header of a stored message is one
+    if isinstance(value, bool):
+        return (value,)  # True is 1 in Python, and not in a table of AMQP
+    if isinstance(value, int | float | str | bytes) and not (isinstance(value, float) and isnan(value)):
+        return value
+    # Arrays and tables: no header of a stored message is one. And what is no number, which does not equal itself.
+    return (repr(value),)
 
 
 def _count(counts: dict[T, int], bound: T, change: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from weft.bounds import OwnerKind
+from weft.bounds import Owner, OwnerKind
 from weft.edge_node.ingest.routes import Remembering, Route
 from weft.edge_node.queues.definitions import (
     DEFAULT_EXCHANGE,
@@ -61,7 +61,8 @@ class Topology:
             name: Exchange(ExchangeDefinition(name, kind, True, False, False, None, *_NODE))
             for name, kind in PREDECLARED.items()
         }
-        self._incoming: dict[Destination, set[BindingDefinition]] = {}
+        self._destinations: dict[tuple[str, bool], Destination] = {}
+        """Name, and whether it is an exchange -> what something was bound to."""
         self._alternates: dict[str, dict[str, None]] = {}
         """Exchange -> those that have it as their alternate."""
         self._known = 0
@@ -86,18 +87,11 @@ class Topology:
             raise QueueError(Reason.NOT_FOUND, f"no exchange {name!r}: declare it first")
         return found
 
-    def incoming(self, to: Destination) -> set[BindingDefinition]:
-        """Return the bindings that lead somewhere."""
-        return self._incoming.get(to, set())
-
-    def of_exchange(self, name: str) -> list[BindingDefinition]:
-        """Return the bindings that lead from or to an exchange."""
-        return [*dict.fromkeys([*self.exchanges[name].bindings, *self.incoming(Destination(name, True))])]
-
     def bindings(self) -> Iterator[BindingDefinition]:
         """Yield all bindings."""
-        for bindings in self._incoming.values():
-            yield from bindings
+        for exchange in self.exchanges.values():
+            for bindings in exchange.bindings.values():
+                yield from bindings
 
     # --- changes
 
@@ -106,47 +100,70 @@ class Topology:
         self.exchanges[definition.name] = Exchange(definition)
         if definition.alternate is not None:
             self._alternates.setdefault(definition.alternate, {})[definition.name] = None
-        self.changed(definition.name)
+        self.changed([definition.name])
 
-    def remove_exchange(self, name: str) -> list[BindingDefinition]:
-        """Remove an exchange. Return the bindings that went with it."""
-        exchange = self.exchanges[name]
-        gone = self.of_exchange(name)
-        for binding in gone:
-            self.unbind(binding)
-        self.changed(name)
+    def remove_exchange(self, exchange: Exchange) -> None:
+        """Remove an exchange, whose bindings are left to be taken apart, from it and to it. ``changed`` follows."""
+        name = exchange.name
+        self._forget_known(exchange)
         if exchange.definition.alternate is not None:
-            self._alternates[exchange.definition.alternate].pop(name, None)
+            of_alternate = self._alternates[exchange.definition.alternate]
+            del of_alternate[name]
+            if not of_alternate:
+                del self._alternates[exchange.definition.alternate]
         del self.exchanges[name]
-        return gone
 
     def has(self, binding: BindingDefinition) -> bool:
         """Return whether a binding is there."""
-        return binding in self.exchanges[binding.source].bindings
+        to = self._destinations.get((binding.destination, binding.to_exchange))
+        return to is not None and binding in self.exchanges[binding.source].bindings.get(to, ())
 
-    def bind(self, binding: BindingDefinition) -> None:
-        """Add a binding that is not there."""
-        self.exchanges[binding.source].add(binding)
-        self._incoming.setdefault(Destination(binding.destination, binding.to_exchange), set()).add(binding)
-        self.changed(binding.source)
+    def bind(self, binding: BindingDefinition, owner: Owner) -> None:
+        """Add a binding that is not there.
+
+        Args:
+            owner: whom its destination belongs to.
+        """
+        self.restore(binding, owner)
+        self.changed([binding.source])
+
+    def restore(self, binding: BindingDefinition, owner: Owner) -> None:
+        """Add a binding at a start, when it is not known where any message goes."""
+        name = binding.destination, binding.to_exchange
+        to = self._destinations.get(name)
+        if to is None:
+            to = self._destinations[name] = Destination(binding.destination, owner, is_exchange=binding.to_exchange)
+        self.exchanges[binding.source].add(binding, to)
 
     def unbind(self, binding: BindingDefinition) -> None:
         """Remove a binding that is there."""
-        self.exchanges[binding.source].remove(binding)
-        to = Destination(binding.destination, binding.to_exchange)
-        found = self._incoming[to]
-        found.remove(binding)
-        if not found:
-            del self._incoming[to]
-        self.changed(binding.source)
+        name = binding.destination, binding.to_exchange
+        to = self._destinations[name]
+        self.exchanges[binding.source].remove(binding, to)
+        if not to.sources:
+            del self._destinations[name]
+        self.changed([binding.source])
 
-    def changed(self, name: str) -> None:
-        """Forget where messages of an exchange go, and those of all that lead to it."""
+    def take_destination(self, name: str, *, is_exchange: bool) -> Destination | None:
+        """Have no message go to a queue or an exchange that was deleted. ``changed`` of its sources follows.
+
+        Returns:
+            What is bound to nothing more once its bindings were taken apart; None where nothing was bound to it.
+        """
+        to = self._destinations.pop((name, is_exchange), None)
+        if to is not None:
+            to.gone = True
+        return to
+
+    def changed(self, names: Iterable[str]) -> None:
+        """Forget where messages of exchanges go, and those of all that lead to them."""
         self._forget_elsewhere()
-        reached, waiting = {name}, [name]
+        waiting = [*names]
+        reached = {*waiting}
         while waiting:
             at = waiting.pop()
-            before = [each.source for each in self.incoming(Destination(at, True))]
+            to = self._destinations.get((at, True))
+            before = () if to is None else [each.name for each in to.sources]
             for other in (*before, *self._alternates.get(at, ())):
                 if other not in reached:
                     reached.add(other)
@@ -154,11 +171,14 @@ class Topology:
         for each in reached:
             exchange = self.exchanges.get(each)
             if exchange is not None:
-                self._known -= len(exchange.known)
-                exchange.known.clear()
+                self._forget_known(exchange)
             callback = self._watchers.get(each)
             if callback is not None:
                 callback()
+
+    def _forget_known(self, exchange: Exchange) -> None:
+        self._known -= len(exchange.known)
+        exchange.known.clear()
 
     def _forget_elsewhere(self) -> None:
         remembering, self.remembering = self.remembering, set()
@@ -200,13 +220,18 @@ class Topology:
         while waiting:
             at = waiting.pop()
             by_headers = by_headers or at.kind is ExchangeKind.HEADERS
-            found = {Destination(key, False)} if at.name == DEFAULT_EXCHANGE else at.match(key, headers)
-            if not found and at.definition.alternate is not None:
-                found = {Destination(at.definition.alternate, True)}
+            if at.name == DEFAULT_EXCHANGE:
+                names.add(key)
+                continue
+            found = [to for to in at.match(key, headers) if not to.gone]
             for to in found:
                 if not to.is_exchange:
                     names.add(to.name)
-                elif to.name not in reached and to.name in self.exchanges:
+                elif to.name not in reached:
                     reached.add(to.name)
                     waiting.append(self.exchanges[to.name])
+            alternate = None if found else at.definition.alternate
+            if alternate is not None and alternate in self.exchanges and alternate not in reached:
+                reached.add(alternate)
+                waiting.append(self.exchanges[alternate])
         return frozenset(names), by_headers

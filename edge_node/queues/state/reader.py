@@ -116,7 +116,7 @@ class QueueState:
         """
         self.exchanges: dict[str, ExchangeDefinition] = {}
         self.queues: dict[int, Remembered] = {}
-        self.bindings: dict[BindingDefinition, None] = {}
+        self.bindings: list[BindingDefinition] = []
         self.next_number = 1
         self.first = 0
         """Number of the first record of the state that is needed."""
@@ -171,7 +171,7 @@ class QueueState:
             if not self.clean:
                 queue.suspect = max(queue.suspect, queue.marked)
             queue.marked = 0
-        self.exchanges, self.queues, self.bindings = fold.exchanges, fold.queues, fold.bindings
+        self.exchanges, self.queues, self.bindings = fold.exchanges, fold.queues, fold.left_bindings()
         self.next_number, self.first = fold.next_number, fold.first
 
 
@@ -181,9 +181,14 @@ class _Fold:
     def __init__(self) -> None:
         self.exchanges: dict[str, ExchangeDefinition] = {}
         self.queues: dict[int, Remembered] = {}
-        self.bindings: dict[BindingDefinition, None] = {}
         self.next_number = 1
         self.through = self.first = 0
+        self._bindings: dict[BindingDefinition, int] = {}
+        """Binding -> number of the change by which it came."""
+        self._gone: dict[tuple[str, bool], int] = {}
+        """Name, and whether it is an exchange -> number of the change by which it went, and all of its bindings: there
+        may be 65,536, which no record names."""
+        self._changes = 0
 
     def take(self, changes: Changes) -> None:
         """Take in a record."""
@@ -202,23 +207,35 @@ class _Fold:
             if (queue := self.queues.get(number)) is not None:
                 queue.attempts.update(attempts)
         for binding in changes.bindings_gone:
-            self.bindings.pop(binding, None)
+            self._bindings.pop(binding, None)
         for number in changes.queues_gone:
-            self.queues.pop(number, None)
+            if (queue := self.queues.pop(number, None)) is not None:
+                self._gone[queue.definition.name, False] = self._changes
         for name in changes.exchanges_gone:
             self.exchanges.pop(name, None)
+            self._gone[name, True] = self._changes
+        self._changes += 1
         for exchange in changes.exchanges:
             self.exchanges[exchange.name] = exchange
         for definition in changes.queues:
             self.queues[definition.number] = Remembered(definition)
             self.next_number = max(self.next_number, definition.number + 1)
-        self.bindings.update(dict.fromkeys(changes.bindings))
+        self._bindings.update(dict.fromkeys(changes.bindings, self._changes))
         if changes.copy_begins:
             self.through = changes.through
         self.next_number = max(self.next_number, changes.next_number)
         for copy in changes.contents:
             if (queue := self.queues.get(copy.number)) is not None:
                 queue.copied(copy)
+
+    def left_bindings(self) -> list[BindingDefinition]:
+        """Return the bindings of which neither end went since they came."""
+        gone = self._gone
+        return [
+            each
+            for each, came in self._bindings.items()
+            if came > gone.get((each.source, True), -1) and came > gone.get((each.destination, each.to_exchange), -1)
+        ]
 
     def crashed(self, end: int) -> None:
         """Forget all that was said of messages from ``end`` on: a crash took them."""

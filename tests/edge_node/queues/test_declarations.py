@@ -10,6 +10,7 @@ import pytest
 from tests.edge_node.queues.room import Room
 from weft.edge_node.access.acl import Permission
 from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.routing.unbinding import NOW_UNITS
 
 
 class Restricted:
@@ -211,3 +212,82 @@ async def test_access_rules_hold_for_publishing_binding_delivery_and_deletion() 
     assert taker.payloads == [b"own.1", b"own.2"]
     assert queues.find_queue(room.client, "own.q").messages == 1, "what she may not read waits for another"
     assert await room.drain("own.q") == [b"secret"]
+
+
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_queue_with_many_bindings_goes_whole_or_not_at_all(written: bool) -> None:
+    room = Room()
+    queues, client, count = room.queues, room.client, 10 * NOW_UNITS
+    queues.declare_exchange(client, "kept", "topic", durable=True)
+    queues.declare_exchange(client, "unused", "fanout", durable=True, auto_delete=True)
+    queues.declare_queue(client, "q", durable=True)
+    for number in range(count):
+        queues.bind(client, "q", "kept", f"a.{number}")
+    queues.bind(client, "q", "unused")
+    room.publish(b"before", exchange="kept", key="a.1")
+    await room.settle_down()
+    assert queues.delete_queue(client, "q") == 1
+    assert queues.bounds.bindings.used > count / 2
+    room.publish(b"nobody's", exchange="kept", key="a.1")
+    queues.declare_queue(client, "q", durable=True)
+    queues.bind(client, "q", "kept", "a.2")
+    room.publish(b"by an old binding", exchange="kept", key="a.1")
+    room.publish(b"by a new one", exchange="kept", key="a.2")
+    room.turn.store()
+    if written:
+        room.commit()
+    room.power_cut()
+    left = {binding.key for binding in room.queues._registry.topology.bindings()}
+    if written:
+        assert left == {"a.2"}
+        assert refusal(room.queues.find_exchange, "unused") is Reason.NOT_FOUND
+        assert await room.drain() == [b"by a new one"]
+    else:
+        assert left == {"", *(f"a.{number}" for number in range(count))}
+        assert await room.drain() == [b"before"]
+    room.queues.delete_queue(room.client, "q")
+    while room.queues.bounds.bindings.used:
+        await room.settle_down()
+    assert not room.queues._registry.topology._destinations
+
+
+async def test_an_exchange_with_many_bindings_goes_at_once() -> None:
+    room = Room()
+    queues, client, count = room.queues, room.client, 10 * NOW_UNITS
+    queues.declare_exchange(client, "e", "direct", durable=True)
+    queues.declare_exchange(client, "before", "fanout", durable=True)
+    queues.bind_exchange(client, "e", "before")
+    for name in ("q", "r"):
+        queues.declare_queue(client, name, durable=True)
+        for number in range(count):
+            queues.bind(client, name, "e", f"{number}")
+    queues.delete_exchange(client, "e")
+    queues.declare_exchange(client, "e", "direct", durable=True)
+    queues.bind(client, "q", "e", "1")
+    queues.delete_queue(client, "r")
+    room.publish(b"1", exchange="before", key="1")
+    room.publish(b"2", exchange="e", key="1")
+    room.publish(b"3", exchange="e", key="2")
+    await room.settle_down()
+    assert await room.drain() == [b"2"]
+    while queues.bounds.bindings.used > 1:
+        await room.settle_down()
+    await room.restart()
+    assert [each.key for each in room.queues._registry.topology.bindings()] == ["1"]
+
+
+async def test_exchanges_that_are_not_used_any_more_go_in_any_number() -> None:
+    room = Room()
+    queues, client, count = room.queues, room.client, 1000
+    for number in range(count):
+        queues.declare_exchange(client, f"e{number}", "fanout", auto_delete=True)
+        if number:
+            queues.bind_exchange(client, f"e{number}", f"e{number - 1}")
+    queues.declare_queue(client, "q")
+    queues.bind(client, "q", f"e{count - 1}")
+    assert room.publish(b"x", exchange="e0") == [False]
+    await room.settle_down()
+    assert room.queue().count == 1
+    queues.delete_queue(client, "q")
+    assert not queues.bounds.exchanges.used
+    assert not queues.bounds.bindings.used

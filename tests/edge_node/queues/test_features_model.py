@@ -710,7 +710,7 @@ class FeaturesMachine(RuleBasedStateMachine):
             queue = self.room.queue(name)
             model = self.models[name] = Model(queue.number, bound=bound.get(name, False), used_s=self.now_s)
             source = topology.exchanges.get("dlx" if name == "dead" else "all")
-            model.bound = source is not None and any(each.destination == name for each in source.bindings)
+            model.bound = source is not None and any(to.name == name for to in source.bindings)
             for key in keys:
                 deadline = None if key[2] == "expired" else self.own_deadlines.get(key[0])
                 entry = known.get(name, {}).get(key) or Entry(
