@@ -23,7 +23,15 @@ class QueueBounds(Section, frozen=True, kw_only=True):
     exchanges_per_user: Annotated[
         _Share, Meta(description=f"Maximum number of exchanges {_OF_ONE_USER}Unset: a quarter of `exchanges`.")
     ] = None
-    bindings: Annotated[Count, Meta(le=10_000_000, description="Maximum number of bindings.")] = 262_144
+    bindings: Annotated[
+        Count,
+        Meta(
+            le=10_000_000,
+            description="Maximum number of bindings. One counts one more for each 256 bytes of its names, key and "
+            "arguments, each 8 words of its key and each 4 headers. With `#` before the end of its key it counts 16 "
+            "more.",
+        ),
+    ] = 262_144
     bindings_per_user: Annotated[
         _Share, Meta(description=f"Maximum number of bindings {_OF_ONE_USER}Unset: a quarter of `bindings`.")
     ] = None

@@ -19,6 +19,9 @@ ATTEMPTS_MAX_OF_QUORUM: Final = 20
 ARGUMENTS_BYTES_MAX: Final = 4096
 """Longest arguments of one binding, encoded: every restart reads them."""
 
+TEXT_BYTES_MAX: Final = 255
+"""Longest name of an exchange, and routing key, in arguments: a short string of AMQP 0-9-1."""
+
 
 class QueueType(enum.StrEnum):
     """Types of queues that clients may ask for. On one node they are the same but for ``x-delivery-limit``."""
@@ -84,6 +87,8 @@ def _text(arguments: Mapping[str, Any], name: str) -> str | None:
     value = arguments.get(name)
     if value is not None and not isinstance(value, str):
         raise _invalid(name, value, "text")
+    if value is not None and len(value.encode()) > TEXT_BYTES_MAX:
+        raise _invalid(name, value, f"at most {TEXT_BYTES_MAX} bytes")
     return value
 
 

@@ -20,6 +20,12 @@ DEFAULT_EXCHANGE: Final = ""
 
 LOOP_UNITS = 16
 """Bindings that one counts as whose key has ``#`` before its end."""
+UNIT_BYTES = 256
+"""Bytes of names, key and arguments that a binding has for each that it counts as: each start reads them."""
+UNIT_WORDS = 8
+"""Words of a key for the same: each may take some 200 bytes of memory."""
+UNIT_HEADERS = 4
+"""Headers in its arguments for the same: each may take some 400 bytes."""
 
 
 class ExchangeKind(enum.StrEnum):
@@ -98,16 +104,33 @@ class BindingDefinition(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def units(self) -> int:
-        """Return what the binding counts against the bound: a key of many words takes memory for each, and the node
-        goes on looking for what stands behind ``#`` through the rest of every routing key."""
+        """Return what the binding counts against the bound, so that a share has an end in memory and in the log: a key
+        of many words and arguments with many headers take memory for each, and the node goes on looking for what stands
+        behind ``#`` through the rest of every routing key."""
         words = self.key.split(".")
-        return 1 + len(words) // 16 + (LOOP_UNITS if "#" in words[:-1] else 0)
+        texts = sum(len(text.encode()) for text in (self.source, self.destination, self.key))
+        return (
+            1
+            + (texts + len(self.arguments)) // UNIT_BYTES
+            + len(words) // UNIT_WORDS
+            + _length_of_map(self.arguments) // UNIT_HEADERS
+            + (LOOP_UNITS if "#" in words[:-1] else 0)
+        )
 
     @property
     def values(self) -> dict[str, Any]:
         """Return the arguments."""
         found: dict[str, Any] = msgspec.msgpack.decode(self.arguments) if self.arguments else {}
         return found
+
+
+def _length_of_map(data: bytes) -> int:
+    """Return the number of entries of a map in MessagePack, 0 of nothing."""
+    if not data:
+        return 0
+    if data[0] & 0xF0 == 0x80:
+        return data[0] & 0x0F
+    return int.from_bytes(data[1 : 3 if data[0] == 0xDE else 5])
 
 
 def check_name(name: str, what: str) -> None:

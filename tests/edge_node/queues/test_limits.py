@@ -243,6 +243,66 @@ async def test_numbers_of_things_have_shares() -> None:
     assert room.queues.bounds.queues.taken(OWNER) == 2
 
 
+@pytest.mark.parametrize(
+    ("key", "arguments", "units"),
+    [
+        ("a.b.c", {}, 1),
+        ("", {"kind": "press", "number": 17, "x-match": "all"}, 1),
+        ("a" * 250, {}, 2),
+        (".".join("a" * 128), {}, 18),
+        ("a.#", {}, 1),
+        ("#.a", {}, 17),
+        ("", {"h": "x" * 4000}, 16),
+        ("", {str(number): 1 for number in range(15)}, 4),
+        ("", {str(number): 1 for number in range(800)}, 216),
+    ],
+    ids=["plain", "headers", "long key", "words", "end", "loop", "long value", "15 headers", "800 headers"],
+)
+async def test_a_binding_counts_with_what_it_takes(key: str, arguments: dict[str, Any], units: int) -> None:
+    room = Room()
+    declare(room)
+    room.queues.bind(room.client, "q", "amq.headers", key, arguments)
+    assert room.queues.bounds.bindings.used == units
+    room.queues.unbind(room.client, "q", "amq.headers", key, arguments)
+    assert room.queues.bounds.bindings.used == 0
+
+
+async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> None:
+    room = Room(limits=QueueLimits(bindings_max=1024, bindings_per_user_max=512))
+    declare(room)
+    count = 512 * 256 // 4096
+    for number in range(count):
+        room.queues.bind(room.client, "q", "amq.headers", "", {"k": f"{number:06}{'v' * 3900}"})
+    with pytest.raises(QueueError) as refused:
+        room.queues.bind(room.client, "q", "amq.headers", "", {"k": "v" * 3900})
+    assert refused.value.reason is Reason.TOO_MANY
+    await room.settle_down()
+    room.limits = QueueLimits(bindings_max=1024, bindings_per_user_max=64)
+    await room.restart()
+    assert len(list(room.queues._registry.topology.bindings())) == count
+    with pytest.raises(QueueError):
+        room.queues.bind(room.client, "q", "amq.direct")
+    room.queues.delete_queue(room.client, "q")
+    declare(room)
+    await room.settle_down()
+    room.queues.bind(room.client, "q", "amq.direct")
+
+
+async def test_names_in_arguments_are_not_long() -> None:
+    room = Room()
+    long = "x" * 256
+    for arguments in (
+        {"x_dead_letter_exchange": long},
+        {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": long},
+    ):
+        with pytest.raises(QueueError) as refused:
+            declare(room, **arguments)
+        assert refused.value.reason is Reason.PRECONDITION_FAILED
+    with pytest.raises(QueueError) as refused:
+        room.queues.declare_exchange(room.client, "e", arguments={"alternate-exchange": long})
+    assert refused.value.reason is Reason.PRECONDITION_FAILED
+
+
 async def test_unacknowledged_deliveries_have_a_share() -> None:
     room = Room(limits=QueueLimits(unacknowledged_max=100, unacknowledged_per_user_max=2))
     declare(room)
