@@ -35,6 +35,19 @@ class QueueBounds(Section, frozen=True, kw_only=True):
     bindings_per_user: Annotated[
         _Share, Meta(description=f"Maximum number of bindings {_OF_ONE_USER}Unset: a quarter of `bindings`.")
     ] = None
+    match_cost: Annotated[
+        Count,
+        Meta(
+            le=1_000_000,
+            description="Maximum number of steps for finding a message's queues that uncommon bindings may cost, of "
+            "all users together. Keys with more than 6 words, several `*`, or `#` before the end are uncommon. Each "
+            "way in which they mix words, `*` and `#` costs steps. So do bindings by several headers, at the one of "
+            "them that fewest others share. Further ones are refused.",
+        ),
+    ] = 32_768
+    match_cost_per_user: Annotated[
+        _Share, Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `match_cost`.")
+    ] = None
     size_bytes: Annotated[
         Annotated[Size, Meta(ge=1 * MiB)] | None,
         Meta(

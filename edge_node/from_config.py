@@ -183,6 +183,8 @@ def queue_limits(config: EdgeConfig) -> QueueLimits:
         exchanges_per_user_max=one_share(bounds.exchanges_per_user, bounds.exchanges),
         bindings_max=bounds.bindings,
         bindings_per_user_max=one_share(bounds.bindings_per_user, bounds.bindings),
+        match_cost_max=bounds.match_cost,
+        match_cost_per_user_max=one_share(bounds.match_cost_per_user, bounds.match_cost),
         waiting_bytes_max=waiting,
         waiting_bytes_per_user_max=one_share(bounds.size_per_user_bytes, waiting),
         consumers_max=bounds.consumers,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.bounds import Bound, Refusals
+from weft.bounds import Bound, Owner, Refusals
+from weft.edge_node.queues.definitions import BindingDefinition
+from weft.edge_node.queues.errors import QueueError, Reason
+from weft.edge_node.queues.routing.exchange import Exchange
+from weft.edge_node.queues.routing.look_up_cost import LookUpCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,9 @@ class QueueLimits:
     exchanges_per_user_max: int = 1_024
     bindings_max: int = 262_144
     bindings_per_user_max: int = 65_536
+    match_cost_max: int = 32_768
+    """Steps that one look-up may take because of uncommon bindings (``routing.look_up_cost``)."""
+    match_cost_per_user_max: int = 8_192
     waiting_bytes_max: int = 4 << 30
     """Bytes of messages in queues, delivered ones included, each with ``message.ENTRY_BYTES`` beside its payload."""
     waiting_bytes_per_user_max: int = 1 << 30
@@ -37,6 +44,7 @@ class QueueShares:
         self.queues = bound(limits.queues_max, limits.queues_per_user_max, "queues", "queues")
         self.exchanges = bound(limits.exchanges_max, limits.exchanges_per_user_max, "exchanges", "exchanges")
         self.bindings = bound(limits.bindings_max, limits.bindings_per_user_max, "bindings", "bindings of queues")
+        self.match_cost = LookUpCost(limits.match_cost_max, limits.match_cost_per_user_max, refusals)
         self.waiting = bound(
             limits.waiting_bytes_max, limits.waiting_bytes_per_user_max, "size", "bytes of messages in queues"
         )
@@ -45,3 +53,41 @@ class QueueShares:
             limits.unacknowledged_max, limits.unacknowledged_per_user_max, "unacknowledged",
             "deliveries that are not acknowledged",
         )  # fmt: skip
+
+    def take_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
+        """Charge an owner with a binding that an exchange is about to have.
+
+        Raises:
+            QueueError: TOO_MANY.
+        """
+        charge(self.bindings, owner, binding.units)
+        if not self.match_cost.take(owner, exchange, binding):
+            self.bindings.free(owner, binding.units)
+            raise QueueError(
+                Reason.TOO_MANY,
+                f"{owner} has used up its share of what finding a message's queues may cost. Bind with fewer * and #, "
+                "or by a header that few bindings have, or raise queues.match_cost_per_user",
+            )
+
+    def hold_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
+        """Charge an owner with a binding that a start found."""
+        self.bindings.hold(owner, binding.units)
+        self.match_cost.hold(owner, exchange, binding)
+
+    def free_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
+        """Give back what an owner was charged with for a binding that its exchange is about to lose."""
+        self.match_cost.free(owner, exchange, binding)
+        self.bindings.free(owner, binding.units)
+
+
+def charge(bound: Bound, owner: Owner, units: int = 1) -> None:
+    """Take units for an owner.
+
+    Raises:
+        QueueError: TOO_MANY.
+    """
+    if not bound.take(owner, units):
+        bound.refuse(owner, units)
+        raise QueueError(
+            Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
+        )

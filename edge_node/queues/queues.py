@@ -87,9 +87,8 @@ class Queues(Declarations):
         turn = ingest.turn
         next_message = partial(log.next_seq, self.stream)
         registry = Registry(self.bounds, self._admission, next_message, self._has_deleted, rounds.wait)
-        self._writer = registry.writer = QueueStateWriter(
-            log, state_stream, self.stream, wall_clock, turn.at_end, registry
-        )  # fmt: skip
+        self._writer = QueueStateWriter(log, state_stream, self.stream, wall_clock, turn.at_end, registry)
+        registry.writer = self._writer
         contents = Contents(
             self._writer, self._holders, self.bounds.unacknowledged, self.bounds.waiting,
             lambda queue: self._deliveries.soon(queue),  # noqa: PLW0108 - it is made below

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from weft.bounds import Bound, Owner
+from weft.bounds import Owner
 from weft.edge_node.queues.arguments import alternate_exchange, differences, plain_arguments, queue_arguments
 from weft.edge_node.queues.definitions import (
     DEFAULT_EXCHANGE,
@@ -22,7 +22,7 @@ from weft.edge_node.queues.definitions import (
     check_text,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.limits import QueueShares
+from weft.edge_node.queues.limits import QueueShares, charge
 from weft.edge_node.queues.queue import Queue, QueueClient
 from weft.edge_node.queues.rights import CHANGE, DECLARE, READ, Use
 from weft.edge_node.queues.routing.exchange import Destination, Exchange
@@ -63,7 +63,7 @@ class Registry:
         self._admission = admission
         self._next_message = next_message
         self._deleted = deleted
-        self._unbinding = Unbinding(self._unbound, next_round)
+        self._unbinding = Unbinding(bounds.free_binding, next_round)
         self.writer: QueueStateWriter
 
     # --- for the state
@@ -100,7 +100,7 @@ class Registry:
             to = self.topology.exchanges if binding.to_exchange else self.queues
             if binding.source in self.topology.exchanges and binding.destination in to:
                 owner = self._owner_of(binding)
-                self._bounds.bindings.hold(owner, binding.units)
+                self._bounds.hold_binding(owner, self.topology.exchange(binding.source), binding)
                 self.topology.restore(binding, owner)
 
     # --- what routes ask
@@ -144,7 +144,7 @@ class Registry:
             return
         check_name(name, "exchange")
         client.check(DECLARE, name, None, "exchange")
-        _charge(self._bounds.exchanges, client.owner)
+        charge(self._bounds.exchanges, client.owner)
         try:
             if durable:
                 self._write(exchanges=[definition])
@@ -196,9 +196,6 @@ class Registry:
             and not exchange.bindings
             and self.topology.exchanges.get(exchange.name) is exchange
         )
-
-    def _unbound(self, _exchange: Exchange, to: Destination, binding: BindingDefinition) -> None:
-        self._bounds.bindings.free(to.owner, binding.units)
 
     # --- queues
 
@@ -261,7 +258,7 @@ class Registry:
             client.check(DECLARE, name, client.owner, "queue")
         if arguments.dead_letter_exchange is not None and arguments.dead_letter_routing_key is not None:
             client.check_publish(topic_of(arguments.dead_letter_exchange, arguments.dead_letter_routing_key))
-        _charge(self._bounds.queues, client.owner)
+        charge(self._bounds.queues, client.owner)
         definition = QueueDefinition(
             self.writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,
             since=self._next_message(),
@@ -334,12 +331,12 @@ class Registry:
         client.check_source(exchange.definition)
         owner = self._owner_of(binding)
         client.check(CHANGE, binding.destination, owner, _what(binding))
-        _charge(self._bounds.bindings, owner, binding.units)
+        self._bounds.take_binding(owner, exchange, binding)
         try:
             if self._is_kept(binding):
                 self._write(bindings=[binding])
         except QueueError:
-            self._bounds.bindings.free(owner, binding.units)
+            self._bounds.free_binding(owner, exchange, binding)
             raise
         self.topology.bind(binding, owner)
 
@@ -349,12 +346,12 @@ class Registry:
             return
         owner = self._owner_of(binding)
         client.check(CHANGE, binding.destination, owner, _what(binding))
+        source = self.topology.exchanges[binding.source]
         kept = self._is_kept(binding)
+        self._bounds.free_binding(owner, source, binding)
         self.topology.unbind(binding)
         if kept:
             self.writer.gone(bindings=[binding])
-        self._bounds.bindings.free(owner, binding.units)
-        source = self.topology.exchanges[binding.source]
         if self._is_over(source):
             self._unbind_all(*self._drop_exchange(source))
 
@@ -377,14 +374,6 @@ class Registry:
             self.writer.came(**came)
         except LogError as error:
             raise QueueError(Reason.NO_ROOM, f"the log takes nothing more: {error}") from error
-
-
-def _charge(bound: Bound, owner: Owner, units: int = 1) -> None:
-    if not bound.take(owner, units):
-        bound.refuse(owner, units)
-        raise QueueError(
-            Reason.TOO_MANY, f"{owner} has used up its share: delete what is not needed, or raise the limit"
-        )
 
 
 def _what(binding: BindingDefinition) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.bounds import Owner
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
-from weft.edge_node.queues.routing.headers import HeadersBindings
+from weft.edge_node.queues.routing.headers import HeadersBindings, Pair
 from weft.edge_node.queues.routing.patterns import PatternTree
 
 
@@ -31,13 +31,15 @@ class Destination:
 class Exchange:
     """An exchange. ``Topology`` changes it. Compared by identity."""
 
-    __slots__ = ("_by_headers", "_by_key", "_everything", "_patterns", "bindings", "definition", "known")
+    __slots__ = ("_by_headers", "_by_key", "_everything", "_patterns", "bindings", "definition", "known", "steps")
 
     def __init__(self, definition: ExchangeDefinition) -> None:
         self.definition = definition
         self.bindings: dict[Destination, dict[BindingDefinition, None]] = {}
         self.known: dict[str, Any] = {}
         """Routing key -> where its messages go, as far as was asked; ``Topology`` keeps it."""
+        self.steps = 0
+        """Cost of the last look-up."""
         self._by_key: dict[str, dict[Destination, int]] = {}
         self._everything: dict[Destination, int] = {}
         self._patterns: PatternTree[Destination] = PatternTree()
@@ -96,12 +98,23 @@ class Exchange:
     def match(self, key: str, headers: Mapping[str, Any]) -> set[Destination]:
         """Return where a message goes from here; what is ``gone`` may be among it."""
         if self.kind is ExchangeKind.DIRECT:
-            return set(self._by_key.get(key, ()))
-        if self.kind is ExchangeKind.FANOUT:
-            return set(self._everything)
-        if self.kind is ExchangeKind.TOPIC:
-            return self._patterns.match(key)
-        return self._by_headers.match(headers)
+            found = set(self._by_key.get(key, ()))
+        elif self.kind is ExchangeKind.FANOUT:
+            found = set(self._everything)
+        elif self.kind is ExchangeKind.TOPIC:
+            found = self._patterns.match(key)
+            self.steps = self._patterns.steps
+            return found
+        else:
+            found = self._by_headers.match(headers)
+            self.steps = self._by_headers.steps
+            return found
+        self.steps = len(found)
+        return found
+
+    def stands_at(self, binding: BindingDefinition) -> list[tuple[Pair, int]]:
+        """Return where a binding of a headers exchange stands or would stand, and what it costs there."""
+        return self._by_headers.stands_at(binding.values)
 
 
 def _count(counts: dict[Destination, int], to: Destination, change: int) -> None:

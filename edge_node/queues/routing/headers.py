@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 T = TypeVar("T", bound=Hashable)
 MATCHES = frozenset({"all", "any", "all-with-x", "any-with-x"})
 """Values of ``x-match``. Without ``-with-x``, headers that begin with ``x-`` are not looked at."""
+PAIRS_PER_STEP = 8
+"""Headers that are compared in the time of a step."""
 Pair = tuple[str, Hashable]
 """Name of a header, and its value (``_key``); None for a header that only has to be there."""
 
@@ -57,6 +59,8 @@ class HeadersBindings(Generic[T]):
         self._everything: dict[T, int] = {}
         self._where: dict[frozenset[Pair], Pair] = {}
         """Pairs of a binding that wants all of them -> the pair at which it stands."""
+        self.steps = 0
+        """Headers and bindings that the last look-up looked at; a comparison counts twice."""
 
     def add(self, arguments: Mapping[str, Any], bound: T) -> None:
         """Bind something; the same again counts."""
@@ -67,9 +71,7 @@ class HeadersBindings(Generic[T]):
         elif not match.pairs:
             _count(self._everything, bound, 1)
         else:
-            where = self._where.get(match.pairs)
-            if where is None:
-                where = self._where[match.pairs] = min(match.pairs, key=self._crowd)
+            where = self._where[match.pairs] = self._stands_at(match.pairs)
             _count(self._place(where).all.setdefault(match.pairs, {}), bound, 1)
 
     def remove(self, arguments: Mapping[str, Any], bound: T) -> None:
@@ -92,21 +94,37 @@ class HeadersBindings(Generic[T]):
     def match(self, headers: Mapping[str, Any]) -> set[T]:
         """Return what is bound by arguments that match a message's headers."""
         found = set(self._everything)
+        steps = len(found) + len(headers)
         had: set[Pair] = {(name, None) for name in headers}
         had.update((name, _key(value)) for name, value in headers.items())
         for pair in had:
             place = self._places.get(pair)
             if place is not None:
                 found.update(place.any)
+                steps += len(place.any) + 2 * len(place.all)
                 for pairs, bound in place.all.items():
                     if pairs <= had:
                         found.update(bound)
+        self.steps = steps
         return found
 
-    def _crowd(self, pair: Pair) -> int:
-        """Return how many others stand at a pair."""
+    def stands_at(self, arguments: Mapping[str, Any]) -> list[tuple[Pair, int]]:
+        """Return the pairs at which a binding stands or would stand, each with what looking at it there costs; none
+        where it is the only thing that is looked at."""
+        pairs, matches_any = headers_match(arguments)
+        if len(pairs) <= 1:
+            return []
+        if matches_any:
+            return [(pair, 1) for pair in pairs]
+        return [(self._stands_at(pairs), 1 + len(pairs) // PAIRS_PER_STEP)]
+
+    def _stands_at(self, pairs: frozenset[Pair]) -> Pair:
+        return self._where.get(pairs) or min(pairs, key=self._crowd)
+
+    def _crowd(self, pair: Pair) -> tuple[int, str]:
+        """Return how many others stand at a pair, and its name, so that the answer is always the same."""
         place = self._places.get(pair)
-        return 0 if place is None else len(place.all)
+        return 0 if place is None else len(place.all), pair[0]
 
     def _place(self, pair: Pair) -> _Place[T]:
         found = self._places.get(pair)

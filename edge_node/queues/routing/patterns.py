@@ -9,97 +9,130 @@ T = TypeVar("T", bound=Hashable)
 
 
 class _Node(Generic[T]):
-    __slots__ = ("bound", "branches", "loops")
+    __slots__ = ("bound", "loop", "star", "words")
 
-    def __init__(self, *, loops: bool) -> None:
-        self.branches: dict[str, _Node[T]] = {}
-        self.bound: dict[T, int] = {}
+    def __init__(self) -> None:
+        self.words: dict[str, _Node[T]] | None = None
+        """Word -> what follows it; None for no word, which is what most nodes have."""
+        self.star: _Node[T] | None = None
+        self.loop: _Node[T] | None = None
+        """Node of ``#``, which takes further words."""
+        self.bound: dict[T, int] | None = None
         """Bound things with the key that ends here -> number of times."""
-        self.loops = loops
-        """True for ``#``, which takes further words."""
+
+    def get(self, word: str) -> _Node[T] | None:
+        """Return what follows a word of a pattern."""
+        if word == "*":
+            return self.star
+        if word == "#":
+            return self.loop
+        return None if self.words is None else self.words.get(word)
+
+    def set(self, word: str, node: _Node[T] | None) -> None:
+        """Have something, or nothing any more, follow a word of a pattern."""
+        if word == "*":
+            self.star = node
+        elif word == "#":
+            self.loop = node
+        elif node is None:
+            assert self.words is not None
+            del self.words[word]
+            if not self.words:
+                self.words = None
+        elif self.words is None:
+            self.words = {word: node}
+        else:
+            self.words[word] = node
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether a word follows."""
+        return self.words is not None or self.star is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no pattern needs the node."""
+        return self.bound is None and self.loop is None and not self.goes_on
 
 
 class PatternTree(Generic[T]):
     """Patterns and what is bound by them.
 
     A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way, and
-    for a ``#`` once, however many words it takes.
+    for each ``#`` that something stands behind, with every word that follows it. ``look_up_cost`` bounds both.
     """
 
     def __init__(self) -> None:
-        self._root: _Node[T] = _Node(loops=False)
+        self._root: _Node[T] = _Node()
+        self.steps = 0
+        """Nodes that the last look-up passed."""
 
     def add(self, pattern: str, bound: T) -> None:
         """Bind something by a pattern; the same again counts."""
         node = self._root
-        for word in _words(pattern):
-            found = node.branches.get(word)
+        for word in words_of(pattern):
+            found = node.get(word)
             if found is None:
-                found = node.branches[word] = _Node(loops=word == "#")
+                found = _Node()
+                node.set(word, found)
             node = found
+        if node.bound is None:
+            node.bound = {}
         node.bound[bound] = node.bound.get(bound, 0) + 1
 
     def remove(self, pattern: str, bound: T) -> None:
         """Take back what ``add`` did, once."""
         node, way = self._root, list[tuple[_Node[T], str]]()
-        for word in _words(pattern):
+        for word in words_of(pattern):
             way.append((node, word))
-            node = node.branches[word]
+            found = node.get(word)
+            assert found is not None, f"{pattern!r} is not bound"
+            node = found
+        assert node.bound is not None, f"{pattern!r} is not bound"
         node.bound[bound] -= 1
         if not node.bound[bound]:
             del node.bound[bound]
+        if not node.bound:
+            node.bound = None
         for parent, word in reversed(way):
-            child = parent.branches[word]
-            if child.bound or child.branches:
+            if not node.is_empty:
                 break
-            del parent.branches[word]
+            parent.set(word, None)
+            node = parent
 
     def match(self, key: str) -> set[T]:
         """Return what is bound by patterns that match a key."""
-        active: set[_Node[T]] = {self._root}
-        loops = _Loops[T]()
+        active = [self._root]
+        loops: dict[_Node[T], None] = {}
+        waiting: list[_Node[T]] = []
+        steps = 0
         for word in key.split(".") if key else ():
-            following = loops.after(active, word)
+            following: list[_Node[T]] = []
             for node in active:
-                if not node.loops:
-                    for branch in (word, "*"):
-                        if branch != "#" and (found := node.branches.get(branch)) is not None:
-                            following.add(found)
+                loop = node.loop
+                if loop is not None and loop not in loops:
+                    loops[loop] = None
+                    if loop.goes_on:
+                        waiting.append(loop)
+            steps += len(active) + len(waiting)
+            # A node has one parent, and so comes up once with each word.
+            for nodes in (active, waiting):
+                for node in nodes:
+                    if node.words is not None and (found := node.words.get(word)) is not None:
+                        following.append(found)
+                    if node.star is not None:
+                        following.append(node.star)
             active = following
-            if not active and not loops.reached:
+            if not active and not waiting:
                 break
-        loops.reach(active)
-        return {bound for node in active | loops.reached for bound in node.bound}
+        ends = [*loops, *active]
+        self.steps = steps + len(ends)
+        ends += (node.loop for node in active if node.loop is not None and node.loop not in loops)
+        return {bound for node in ends if node.bound is not None for bound in node.bound}
 
 
-class _Loops(Generic[T]):
-    """The ``#`` that a look-up has reached. Each takes all words that follow, so it is looked at once, and then what
-    stands behind it waits for its word."""
-
-    __slots__ = ("_waiting", "reached")
-
-    def __init__(self) -> None:
-        self.reached: set[_Node[T]] = set()
-        self._waiting: dict[str, set[_Node[T]]] = {}
-
-    def reach(self, nodes: set[_Node[T]]) -> None:
-        """Take in those among some nodes, and behind them by ``#`` for no word."""
-        for node in nodes:
-            found = node if node.loops else node.branches.get("#")
-            if found is not None and found not in self.reached:
-                self.reached.add(found)
-                for word, child in found.branches.items():
-                    self._waiting.setdefault(word, set()).add(child)
-
-    def after(self, active: set[_Node[T]], word: str) -> set[_Node[T]]:
-        """Return the nodes behind ``#`` that a word leads to."""
-        self.reach(active)
-        if not self.reached:
-            return set()
-        return self._waiting.get(word, set()) | self._waiting.get("*", set())
-
-
-def _words(pattern: str) -> list[str]:
+def words_of(pattern: str) -> list[str]:
+    """Return the words of a pattern. ``#.#`` matches what ``#`` does: one of them, so that the tree has no chains to
+    follow for nothing."""
     words = pattern.split(".") if pattern else []
-    # `#.#` matches what `#` does: one of them, so that the tree has no chains to follow for nothing.
     return [word for at, word in enumerate(words) if word != "#" or not at or words[at - 1] != "#"]

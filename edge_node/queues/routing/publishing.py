@@ -22,6 +22,9 @@ from weft.protocols.batch import HeaderPairs
 NEAR_BYTES = 1 << 20
 """Room in a share below which each message is asked for: what a turn of the loop brings is not more."""
 
+FURTHER_STEPS_MAX = 8_192
+"""Steps after which no further keys of a message are looked up (``Topology.steps``): ten milliseconds at most."""
+
 
 class Published(NamedTuple):
     """Way of a message, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
@@ -112,9 +115,16 @@ class ExchangePublishing:
         """Return the queues of a message and of its further keys, each once."""
         topology, own = self._registry.topology, own_headers(headers)
         found = set() if bound is None else {queue.name for queue in bound.queues}
+        end = topology.steps + FURTHER_STEPS_MAX
         for key in also:
             client.check_publish(topic_of(exchange.name, key))
             found |= topology.walk(exchange, key, own)[0]
+            if topology.steps > end:
+                raise QueueError(
+                    Reason.PRECONDITION_FAILED,
+                    f"too many bindings of exchange {exchange.name!r} are like the further keys (CC, BCC) of the "
+                    "message: publish to some of them by themselves",
+                )
         return self._registry.targets(frozenset(found), reserved=True)
 
     def _is_roomy(self, bound: BoundQueues) -> bool:

@@ -66,6 +66,8 @@ class Topology:
         self._alternates: dict[str, dict[str, None]] = {}
         """Exchange -> those that have it as their alternate."""
         self._known = 0
+        self.steps = 0
+        """Cost of all look-ups so far."""
         self._watchers: dict[str, Callable[[], None]] = {}
         self.remembering: set[Remembering] = set()
         """Those who remember where messages of some exchanges go."""
@@ -224,6 +226,7 @@ class Topology:
                 names.add(key)
                 continue
             found = [to for to in at.match(key, headers) if not to.gone]
+            self.steps += 1 + at.steps
             for to in found:
                 if not to.is_exchange:
                     names.add(to.name)

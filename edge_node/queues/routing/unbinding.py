@@ -21,13 +21,13 @@ class Unbinding:
     Their owners are charged with them until then: they take memory, and look-ups pass them.
 
     Args:
-        free: called with each binding that is no more, its exchange, and what it led to.
+        free: called with owner and exchange of each binding that is about to be taken apart.
         next_round: calls back when it is an owner's turn.
     """
 
     def __init__(
         self,
-        free: Callable[[Exchange, Destination, BindingDefinition], None],
+        free: Callable[[Owner, Exchange, BindingDefinition], None],
         next_round: Callable[[Owner | None, Callable[[], None]], None],
     ) -> None:
         self._free = free
@@ -64,6 +64,6 @@ class Unbinding:
     def _part(self, source: Exchange, to: Destination, bindings: dict[BindingDefinition, None]) -> Iterator[int]:
         while bindings:
             binding, _ = bindings.popitem()
+            self._free(to.owner, source, binding)
             source.forget(binding, to)
-            self._free(source, to, binding)
             yield binding.units

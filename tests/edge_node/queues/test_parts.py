@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import re
+from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.bounds import Owner, OwnerKind, Refusals
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.contents.ready import Ready
 from weft.edge_node.queues.contents.runs import SeqRuns
+from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
+from weft.edge_node.queues.routing import look_up_cost
+from weft.edge_node.queues.routing.exchange import Destination, Exchange
+from weft.edge_node.queues.routing.headers import HeadersBindings
 from weft.edge_node.queues.routing.patterns import PatternTree
 from weft.edge_node.queues.topics import headers_of_route, origin_of, topic_of
 from weft.protocols.topics import check_topic
@@ -38,7 +47,7 @@ def test_patterns_match_word_by_word(patterns: list[str], keys: list[str]) -> No
         assert tree.match(key) == wanted
     for number, pattern in enumerate(patterns):
         tree.remove(pattern, number)
-    assert not tree._root.branches
+    assert tree._root.is_empty
 
 
 def test_many_wildcards_in_one_pattern_do_not_multiply() -> None:
@@ -46,6 +55,94 @@ def test_many_wildcards_in_one_pattern_do_not_multiply() -> None:
     tree.add(".".join(["#", "a"] * 30), 1)
     assert tree.match(".".join(["a"] * 120)) == {1}
     assert tree.match(".".join(["a"] * 120) + ".b") == set()
+
+
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "x-d"]), st.sampled_from([None, 0, 1, True, "1", 1.5, float("nan")]), max_size=3
+)
+HOW = st.sampled_from(["all", "any", "all-with-x", "any-with-x"])
+
+
+def matches(wanted: dict[str, Any], how: str, headers: dict[str, Any]) -> bool:
+    found = [
+        name in headers and (value is None or (type(value), repr(value)) == (type(headers[name]), repr(headers[name])))
+        for name, value in wanted.items()
+        if how.endswith("-with-x") or not name.startswith("x-")
+    ]
+    return any(found) if how.startswith("any") else all(found)
+
+
+@given(st.lists(st.tuples(ARGUMENTS, HOW), max_size=8), st.lists(ARGUMENTS, min_size=1, max_size=6))
+def test_headers_match_as_their_arguments_say(
+    bindings: list[tuple[dict[str, Any], str]], messages: list[dict[str, Any]]
+) -> None:
+    tables: HeadersBindings[int] = HeadersBindings()
+    for number, (wanted, how) in enumerate(bindings):
+        tables.add({**wanted, "x-match": how}, number)
+        tables.add({**wanted, "x-match": how}, number)
+    for number, (wanted, how) in enumerate(bindings):
+        tables.remove({**wanted, "x-match": how}, number)
+        if not number % 2:
+            tables.remove({**wanted, "x-match": how}, number)
+    for headers in messages:
+        had = {name: value for name, value in headers.items() if value is not None}
+        wanted_now = {
+            number for number, (wanted, how) in enumerate(bindings) if number % 2 and matches(wanted, how, had)
+        }
+        assert tables.match(had) == wanted_now
+    for number, (wanted, how) in enumerate(bindings):
+        if number % 2:
+            tables.remove({**wanted, "x-match": how}, number)
+    assert not tables._places
+    assert not tables._where
+
+
+@given(st.lists(st.lists(WORDS, max_size=5).map(".".join), max_size=20, unique=True), st.lists(KEYS, min_size=1))
+def test_a_look_up_takes_no_more_steps_than_its_patterns_cost(patterns: list[str], keys: list[str]) -> None:
+    ann, bob = Owner(OwnerKind.USER, "ann"), Owner(OwnerKind.USER, "bob")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look_up_cost, "COMMON_WORDS", 0)
+        patch.setattr(look_up_cost, "COMMON_STARS", 0)
+        cost = look_up_cost.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+        exchange = Exchange(ExchangeDefinition("e", ExchangeKind.TOPIC, False, False, False, None, *ann))
+        tree: PatternTree[int] = PatternTree()
+        bound = [
+            (BindingDefinition("e", "q", False, each, b""), (ann, bob)[at % 2]) for at, each in enumerate(patterns)
+        ]
+        for binding, owner in bound:
+            assert cost.take(owner, exchange, binding)
+            tree.add(binding.key, 1)
+        assert max(cost.of(ann), cost.of(bob)) <= cost.used <= cost.of(ann) + cost.of(bob)
+        for key in keys:
+            tree.match(key)
+            assert tree.steps <= 1 + 2 * cost.used, "the root, and each node, a loop when it is reached as well"
+        for binding, owner in bound:
+            cost.free(owner, exchange, binding)
+        assert not cost.used
+        assert not cost._owners
+        assert not cost._taken
+
+
+@given(st.lists(st.tuples(ARGUMENTS, HOW, st.sampled_from("ab")), max_size=20), st.randoms(use_true_random=False))
+def test_bindings_by_headers_give_back_what_they_cost(
+    wanted: list[tuple[dict[str, Any], str, str]], order: random.Random
+) -> None:
+    ann, bob = Owner(OwnerKind.USER, "ann"), Owner(OwnerKind.USER, "bob")
+    cost = look_up_cost.LookUpCost(1 << 30, 1 << 30, Refusals(lambda: 0.0))
+    exchange = Exchange(ExchangeDefinition("e", ExchangeKind.HEADERS, False, False, False, None, *ann))
+    to = {name: Destination(name, owner, is_exchange=False) for name, owner in (("a", ann), ("b", bob))}
+    bound = dict.fromkeys(
+        BindingDefinition("e", name, False, "", msgspec.msgpack.encode({**arguments, "x-match": how}))
+        for arguments, how, name in wanted
+    )
+    for binding in bound:
+        assert cost.take(to[binding.destination].owner, exchange, binding)
+        exchange.add(binding, to[binding.destination])
+    assert cost.used == cost.of(ann) + cost.of(bob)
+    for binding in order.sample([*bound], len(bound)):
+        cost.free(to[binding.destination].owner, exchange, binding)
+        exchange.remove(binding, to[binding.destination])
+    assert (cost.used, cost._owners, cost._taken, cost._standing, exchange.bindings) == (0, {}, {}, {}, {})
 
 
 @given(NUMBERS, NUMBERS, st.integers(0, 5000))

@@ -7,6 +7,8 @@ import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +17,9 @@ import pytest
 from tests.edge_node.queues.room import OWNER, Room
 from weft.edge_node.queues.arguments import QueueArguments
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind, QueueDefinition
+from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
+from weft.protocols.batch import HeaderPairs
 
 STEP_S_MAX = 0.02
 """Processor time of one step; of several tries the quickest counts, because others use the machine's caches."""
@@ -153,6 +157,121 @@ async def test_a_queue_is_deleted_in_short_steps(shape: Callable[[], Iterator[Bi
         assert len(topology.exchanges) == 6
         for exchange in topology.exchanges.values():
             assert not exchange._by_headers._places
-            assert not exchange._patterns._root.branches, "every pattern was taken apart"
+            assert exchange._patterns._root.is_empty, "every pattern was taken apart"
 
     await quick(story)
+
+
+# --- look-ups
+
+
+def exchanges_in_a_row(room: Room) -> Iterator[BindingDefinition]:
+    """Topic exchanges to which one exchange leads, each with all patterns that cost nothing."""
+    names = [f"t{number}" for number in range(1000)]
+    for name in names:
+        room.queues.declare_exchange(room.client, name, "topic")
+    for name in names:
+        yield BindingDefinition("amq.topic", name, True, "a.#", b"")
+    patterns = ["a." * 7 + "a", *("a." * at + "*." + "a." * (6 - at) + "a" for at in range(7)), "a." * 7 + "*"]
+    for name in names:
+        for pattern in patterns:
+            yield binding(name, pattern)
+
+
+def by_words_and_loops(before: int) -> Iterator[BindingDefinition]:
+    for words in itertools.product("a*", repeat=12):
+        yield binding("amq.topic", ".".join([*words[:before], "#", *words[before:]]))
+
+
+def by_many_loops() -> Iterator[BindingDefinition]:
+    for words in itertools.product("ab", repeat=14):
+        yield binding("amq.topic", "#." + ".#.".join(words))
+
+
+def by_many_values() -> Iterator[BindingDefinition]:
+    """What is found by one header of many is looked at alone."""
+    return (binding("amq.headers", arguments={"kind": "press", "number": number}) for number in itertools.count())
+
+
+A_LONG_KEY = ".".join("a" * 127)
+LOOK_UPS: dict[str, tuple[Callable[[Room], Iterator[BindingDefinition]], str, str, HeaderPairs]] = {
+    "words and stars": (lambda _: by_words(), "amq.topic", ".".join("a" * 17), ()),
+    "long patterns": (lambda _: by_long_keys(), "amq.topic", "1." + ".".join("a" * 120), ()),
+    "loops at the beginning": (lambda _: by_words_and_loops(0), "amq.topic", A_LONG_KEY, ()),
+    "loops in the middle": (lambda _: by_words_and_loops(6), "amq.topic", A_LONG_KEY, ()),
+    "loops at the end": (lambda _: by_words_and_loops(12), "amq.topic", A_LONG_KEY, ()),
+    "many loops": (lambda _: by_many_loops(), "amq.topic", ".".join("ab" * 63), ()),
+    "exchanges": (exchanges_in_a_row, "amq.topic", "a." * 7 + "a", ()),
+    "keys": (lambda _: by_key(), "amq.direct", "key 1", ()),
+    "headers": (lambda _: by_headers(), "amq.headers", "", tuple((name, 1) for name in (*HEADERS, "n"))),
+    "values": (lambda _: by_many_values(), "amq.headers", "", (("kind", "press"), ("number", -1))),
+    "any header": (lambda _: by_any_header(), "amq.headers", "", tuple((f"0{at:x}", 1) for at in range(500))),
+}
+
+
+def bind_all(room: Room, bindings: Iterator[BindingDefinition], steps: Steps) -> list[BindingDefinition]:
+    """Bind until it is too many. Return what was bound."""
+    found: list[BindingDefinition] = []
+    for each in bindings:
+        try:
+            steps.timed("bind", partial(room.queues._registry.bind, room.client, each))
+        except QueueError as error:
+            if error.reason is not Reason.TOO_MANY:
+                raise
+            break
+        found.append(each)
+    return found
+
+
+@pytest.mark.parametrize("case", LOOK_UPS)
+async def test_a_look_up_is_short(case: str) -> None:
+    shape, exchange, key, headers = LOOK_UPS[case]
+
+    async def story(room: Room, steps: Steps) -> None:
+        room.queues.declare_queue(room.client, "q")
+        bound = bind_all(room, shape(room), steps)
+        assert len(bound) > 100
+        for number in range(3):
+            room.queues._registry.topology.forget()
+            steps.timed("route", partial(room.queues.route, room.client, exchange, key, headers))
+            further = tuple(f"{key}.{number}.{at}" for at in range(255))
+            with suppress(QueueError):
+                steps.timed("further keys", partial(room.queues.route, room.client, exchange, key, headers, 0, further))
+        last = bound[-1]
+        steps.timed("unbind", partial(room.queues._registry.unbind, room.client, last))
+        steps.timed("bind again", partial(room.queues._registry.bind, room.client, last))
+
+    await quick(story)
+
+
+async def test_others_may_bind_where_one_has_used_up_the_share() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q")
+    assert len(bind_all(room, by_words(), Steps())) < 16_384
+    assert [each.bound for each in room.refusals] == ["queues.match_cost_per_user"]
+    room.queues.bind(room.client, "q", "amq.topic", "common.*.key")
+    bob = room.new_client("bob")
+    room.queues.declare_queue(bob, "bobs")
+    room.queues.bind(bob, "bobs", "amq.topic", "a.*.*.#.b")
+    assert room.queues.route(bob, "amq.topic", "a.x.y.b").is_routed
+    room.queues.delete_queue(room.client, "q")
+    room.queues.delete_queue(bob, "bobs")
+    while room.queues.bounds.bindings.used:
+        await room.settle_down()
+    cost = room.queues.bounds.match_cost
+    assert (cost.used, cost.of(OWNER)) == (0, 0)
+
+
+async def test_bindings_beyond_the_share_that_a_start_finds_stay() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q", durable=True)
+    for words in itertools.product("a*", repeat=6):
+        room.queues.bind(room.client, "q", "amq.topic", ".".join(words))
+    used = room.queues.bounds.match_cost.used
+    room.limits = QueueLimits(match_cost_max=10, match_cost_per_user_max=10)
+    await room.restart()
+    assert room.queues.bounds.match_cost.used == used
+    assert room.queues.route(room.client, "amq.topic", "a.b.c.a.b.c").is_routed
+    room.queues.bind(room.client, "q", "amq.topic", "*.*.a", {"another": "one"})
+    with pytest.raises(QueueError):
+        room.queues.bind(room.client, "q", "amq.topic", "#.a")
