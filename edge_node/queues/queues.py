@@ -99,8 +99,8 @@ class Queues(Declarations):
             log, self.stream, messages, self._writer, contents, turn.at_end, rounds.wait, wall_clock
         )  # fmt: skip
         self._dead_letters = contents.dead_letters = DeadLetters(
-            log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True),
-            self._admission, contents, self._deliveries, self._writer, turn.store, self.stored, wall_clock,
+            log, self.stream, messages, registry.topology, partial(registry.targets, reserved=True), self._admission,
+            contents, self._deliveries, self._writer, turn.store, self.stored, rounds.wait, wall_clock,
         )  # fmt: skip
         self._settling = Settling(contents.settle, rounds.wait, self._deliveries.soon)
         self._leaving = Leaving(rounds, registry.remove_queue, self._leave)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from weft.bounds import Owner, TurnBudget
 from weft.edge_node.ingest.queue_targets import Admitted
 from weft.edge_node.ingest.record import Origin, Records
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.edge_node.queues.contents.contents import Contents
-from weft.edge_node.queues.contents.deaths import Death, goes_in_circles, with_death
+from weft.edge_node.queues.contents.deaths import Death, left_before, with_death
 from weft.edge_node.queues.contents.delivering import Deliveries, Messages
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues, QueueSet, own_headers
 from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
@@ -29,11 +31,16 @@ from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import LogError
 
 STEP_RECORDS = 64
-"""Messages that go on in one step."""
+"""Messages of one owner that go on in one step, at most."""
 STEP_BYTES = 1 << 20
+STEP_COST = 4096
+"""Cost of the look-ups of one step (``Topology.steps``), and of the queues that its messages go to, at most."""
+STEP_S = 0.002
+"""Time after which a step ends with the message that it is at."""
 HELD_MAX = 1024
-"""Messages on their way of which the payload is in memory; those of others are read again. Queues of which messages
-expire wait when it is more."""
+"""Messages on their way of which the payload is in memory; those of others are read again."""
+WAITING_MAX = 256
+"""Messages of one owner on their way. Queues of which messages expire wait when it is more."""
 RETRY_S = 1.0
 RECORD_BYTES = 2048
 """Room that a message takes in the log beside key, payload and headers."""
@@ -91,6 +98,7 @@ class DeadLetters:
         targets: names of queues -> what takes messages for them.
         store_turn: stores what clients published before.
         stored: called with what was appended, as ``Queueing.stored``.
+        next_round: calls back when it is an owner's turn.
         clock: ns since 1970.
     """
 
@@ -107,6 +115,7 @@ class DeadLetters:
         writer: QueueStateWriter,
         store_turn: Callable[[], None],
         stored: Callable[[Records, Sequence[Admitted], int], None],
+        next_round: Callable[[Owner | None, Callable[[], None]], None],
         clock: Callable[[], int],
     ) -> None:
         self._log = log
@@ -120,27 +129,51 @@ class DeadLetters:
         self._writer = writer
         self._store_turn = store_turn
         self._stored = stored
+        self._next_round = next_round
         self._clock = clock
-        self._waiting: deque[_Dead] = deque()
-        self._wanting: dict[Queue, None] = {}
-        """Queues that have more."""
+        self._waiting: OrderedDict[Owner, deque[_Dead]] = OrderedDict()
+        """Owner -> what its queues have let go; whose turn it is stands first."""
+        self._held = 0
+        """Messages among it that are in memory."""
+        self._wanting: dict[Owner, dict[Queue, None]] = {}
+        """Owner -> queues that have more."""
         self._task: asyncio.Task[None] | None = None
         self.count = 0
         """Messages that went on."""
 
     def add(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
         """Take over a message, which is settled when it stands where it goes."""
-        held = message if len(self._waiting) < HELD_MAX else None
-        self._waiting.append(_Dead(queue, delivery, held, death))
+        kept = message if self._held < HELD_MAX else None
+        self._put([_Dead(queue, delivery, kept, death)])
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def has_room(self, queue: Queue) -> bool:
         """Return whether there is room for one more; if not, the queue is served when there is."""
-        if len(self._waiting) < HELD_MAX:
+        owner = queue.definition.owner
+        if len(self._waiting.get(owner, ())) < WAITING_MAX:
             return True
-        self._wanting[queue] = None
+        self._wanting.setdefault(owner, {})[queue] = None
         return False
+
+    def _put(self, dead: list[_Dead], *, first: bool = False) -> None:
+        """Have messages of one owner wait, before or behind its others."""
+        for each in reversed(dead) if first else dead:
+            waiting = self._waiting.setdefault(each.queue.definition.owner, deque())
+            if first:
+                waiting.appendleft(each)
+            else:
+                waiting.append(each)
+            self._held += each.message is not None
+
+    def _take(self) -> tuple[Owner, list[_Dead]]:
+        """Return an owner and what it sends on next. It is the others' turn then."""
+        owner, waiting = self._waiting.popitem(last=False)
+        step = [waiting.popleft() for _ in range(min(STEP_RECORDS, len(waiting)))]
+        self._held -= sum(each.message is not None for each in step)
+        if waiting:
+            self._waiting[owner] = waiting
+        return owner, step
 
     def close(self) -> None:
         """Stop. What was not sent on is in its queue again after the next start."""
@@ -150,24 +183,30 @@ class DeadLetters:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                step = [self._waiting.popleft() for _ in range(min(STEP_RECORDS, len(self._waiting)))]
+                owner, step = self._take()
                 try:
-                    await self._send(step)
+                    await self._send(owner, step)
                 except (OSError, LogError) as error:
                     logger.warning("dead letters wait: %s", error)
-                    self._waiting.extendleft(reversed(step))
+                    self._put([each for each in step if self._is_there(each)], first=True)
                     await asyncio.sleep(RETRY_S)
                 except Exception:  # a mistake of ours: it must not hold up the other dead letters
                     logger.exception("%d dead letters could not be sent on, and wait for the next start", len(step))
-                if self._wanting and len(self._waiting) * 2 <= HELD_MAX:
-                    wanting, self._wanting = self._wanting, {}
-                    for queue in wanting:
+                if owner in self._wanting and len(self._waiting.get(owner, ())) * 2 <= WAITING_MAX:
+                    for queue in self._wanting.pop(owner):
                         self._deliveries.soon(queue)
-                await asyncio.sleep(0)
+                if self._waiting:
+                    await self._turn(next(iter(self._waiting)))
         finally:
             self._task = None
 
-    async def _send(self, step: list[_Dead]) -> None:
+    async def _turn(self, owner: Owner) -> None:
+        """Wait until it is an owner's turn."""
+        turn = asyncio.get_running_loop().create_future()
+        self._next_round(owner, lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
+    async def _send(self, owner: Owner, step: list[_Dead]) -> None:
         unread = [each.delivery.seq for each in step if each.message is None]
         found = await self._messages.fetch(self._stream, unread) if unread else {}
         durable = self._log.durable_end(self._stream)
@@ -181,31 +220,43 @@ class DeadLetters:
             elif each.delivery.seq < durable:
                 whole.append(each)  # the log has lost it
             else:
-                self._waiting.append(each)  # it can be read when it is durable
+                self._put([each])  # it can be read when it is durable
         if not whole:
             await asyncio.sleep(RETRY_S / 100)
-        part, size = list[_Dead](), 0
-        for at, each in enumerate(whole):
-            part.append(each)
-            size += len(each.message.payload) if each.message is not None else 0
-            if size >= STEP_BYTES or at == len(whole) - 1:
-                self._store(part)
-                part, size = [], 0
+        while whole := self._store(whole):
+            await self._turn(owner)
 
-    def _store(self, part: list[_Dead]) -> None:
-        """Append messages where they go, and take them out of where they were.
+    def _store(self, step: list[_Dead]) -> list[_Dead]:
+        """Append messages where they go, and take them out of where they were: as many as a turn has time for. Return
+        the others.
 
         Raises:
             LogFull, LogFailed: nothing was changed.
         """
-        part = [each for each in part if self._is_there(each)]
         self._store_turn()
         now = self._clock()
+        part, rest, size = list[_Dead](), iter(step), 0
         records, admitted = Records(), list[QueueSet]()
-        for each in part:
+        clock = asyncio.get_running_loop().time
+        budget = TurnBudget(STEP_COST, STEP_S, clock)
+        budget.begin(clock())
+        for each in rest:
+            if not self._is_there(each):
+                continue
+            part.append(each)
+            before = self._topology.steps
             for_queues = self._letter(each, records, now)
             if for_queues is not None:
                 admitted.append(for_queues)
+            size += len(each.message.payload) if each.message is not None else 0
+            width = 0 if for_queues is None else len(for_queues.queues)
+            if not budget.spend(1 + width + self._topology.steps - before) or size >= STEP_BYTES:
+                break
+        if part:
+            self._append(part, records, admitted, now)
+        return list(rest)
+
+    def _append(self, part: list[_Dead], records: Records, admitted: list[QueueSet], now: int) -> None:
         size = (
             sum(map(len, records.keys)) + sum(map(len, records.payloads)) + sum(map(_bytes, records.headers.values()))
         )
@@ -279,9 +330,19 @@ class DeadLetters:
         key = came_by[1] if arguments.dead_letter_routing_key is None else arguments.dead_letter_routing_key
         goes_by = topic_of(exchange.name, key) if key != came_by[1] else topic.decode(errors="replace")
         headers = with_death(headers, death, queue.name, came_by, (exchange.name, key), goes_by, now)
-        names, _ = self._topology.walk(exchange, key, own_headers(headers))
-        found = self._targets(frozenset(each for each in names if not goes_in_circles(headers, each)))
+        found = self._bound(exchange, key, headers)
+        left = left_before(headers)
+        if found is not None and any(each.name in left for each in found.queues):
+            found = self._targets(frozenset(each.name for each in found.queues if each.name not in left))
         return None if found is None else Letter(goes_by.encode(), headers, found)
+
+    def _bound(self, exchange: Exchange, key: str, headers: HeaderPairs) -> BoundQueues | None:
+        """Return the queues of a dead letter; where headers do not matter, one look-up is for all of one key."""
+        known = self._topology.known(exchange, key)
+        if not known.by_headers:
+            return known.targets
+        names, _ = self._topology.walk(exchange, key, own_headers(headers))
+        return self._targets(names)
 
 
 def _bytes(headers: HeaderPairs) -> int:

@@ -71,13 +71,13 @@ def _is_number(value: object) -> bool:
     return type(value) is int and 0 <= value < _NUMBER_MAX
 
 
-def goes_in_circles(headers: HeaderPairs, queue: str) -> bool:
-    """Return whether a dead letter comes back to a queue that it left before, and no client rejected it meanwhile: it
-    would go round without end."""
+def left_before(headers: HeaderPairs) -> frozenset[str]:
+    """Return the queues to which a dead letter must not go, because it left them before and no client rejected it
+    meanwhile: it would go round without end."""
     entries = deaths_of(headers)
-    return any(each["queue"] == queue for each in entries) and not any(
-        each["reason"] == Death.REJECTED for each in entries
-    )
+    if any(each["reason"] == Death.REJECTED for each in entries):
+        return frozenset()
+    return frozenset(each["queue"] for each in entries)
 
 
 def with_death(  # noqa: PLR0917

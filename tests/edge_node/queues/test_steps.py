@@ -16,13 +16,16 @@ import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
 from weft.edge_node.queues.arguments import QueueArguments
+from weft.edge_node.queues.contents.dead_letters import STEP_RECORDS
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind, QueueDefinition
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.message import Outcome
 from weft.protocols.batch import HeaderPairs
 
 STEP_S_MAX = 0.02
 """Processor time of one step; of several tries the quickest counts, because others use the machine's caches."""
+ROUNDS_MAX = 50_000
 SHARE = QueueLimits().bindings_per_user_max
 HEADERS = [f"h{number:02}" for number in range(16)]
 T = TypeVar("T")
@@ -51,8 +54,11 @@ class Steps:
             patch.setattr(asyncio.Handle, "_run", timed_run)
             await asyncio.sleep(0)  # the step that prepared everything is over
             self.longest.pop("loop", None)
-            while not is_over():  # noqa: ASYNC110 - each round is a step
+            for _ in range(ROUNDS_MAX):
+                if is_over():
+                    return
                 await asyncio.sleep(0)
+        pytest.fail("it is never over")
 
 
 def subsets(most: int = len(HEADERS)) -> Iterator[dict[str, Any]]:
@@ -275,3 +281,56 @@ async def test_bindings_beyond_the_share_that_a_start_finds_stay() -> None:
     room.queues.bind(room.client, "q", "amq.topic", "*.*.a", {"another": "one"})
     with pytest.raises(QueueError):
         room.queues.bind(room.client, "q", "amq.topic", "#.a")
+
+
+# --- dead letters
+
+
+@pytest.mark.parametrize("exchange", ["amq.headers", "amq.topic"])
+async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
+    shape = by_headers if exchange == "amq.headers" else by_words
+    headers = (*((name, 1) for name in (*HEADERS, "zz")), ("n", 0)) if exchange == "amq.headers" else ()
+
+    async def story(room: Room, steps: Steps) -> None:
+        room.queues.declare_queue(room.client, "q")
+        assert len(bind_all(room, shape(), Steps())) > 100
+        room.queues.declare_queue(
+            room.client, "dying",
+            arguments={"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": ".".join("a" * 17)},
+        )  # fmt: skip
+        for number in range(256):
+            room.publish(b"%d" % number, key="dying", headers=headers)
+        taker = room.consume("dying")
+        await room.settle_down()
+        assert len(taker.unsettled) == 256
+
+        def are_there() -> bool:
+            room.turn.store()
+            room.commit()
+            return room.queue().count == 256
+
+        steps.timed("reject", lambda: taker.settle(Outcome.REJECT))
+        await steps.until(are_there)
+        assert [int(each) for each in await room.drain()] == list(range(256))
+
+    await quick(story)
+
+
+async def test_dead_letters_of_others_wait_for_one_step_and_not_for_all() -> None:
+    room = Room()
+    room.queues.declare_queue(room.client, "q")
+    mallory = room.new_client("mallory")
+    for client, name in ((mallory, "many"), (room.client, "one")):
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
+        room.queues.declare_queue(client, name, arguments=arguments)
+    room.publish(*(b"mallory's" for _ in range(8 * STEP_RECORDS)), key="many")
+    room.publish(b"ann's", key="one")
+    takers = [room.consume("many", client=mallory), room.consume("one")]
+    await room.settle_down()
+    for taker in takers:
+        taker.settle(Outcome.REJECT)
+    while room.queues._dead_letters._task is not None:
+        await room.settle_down()
+    found = await room.drain()
+    assert len(found) == 8 * STEP_RECORDS + 1
+    assert found.index(b"ann's") <= STEP_RECORDS
