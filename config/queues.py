@@ -40,7 +40,7 @@ class QueueBounds(Section, frozen=True, kw_only=True):
         Meta(
             le=1_000_000,
             description="Maximum number of steps for finding a message's queues that uncommon bindings may cost, of "
-            "all users together. Keys with more than 6 words, several `*`, or `#` before the end are uncommon. Each "
+            "all users together. Keys with more than 4 words, several `*`, or `#` before the end are uncommon. Each "
             "way in which they mix words, `*` and `#` costs steps. So do bindings by several headers, at the one of "
             "them that fewest others share. Further ones are refused.",
         ),

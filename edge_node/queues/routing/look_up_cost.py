@@ -4,7 +4,7 @@
 one shape, a key passes at most one node of the tree: so it passes as many nodes as there are shapes, whatever the
 number of bindings. Behind ``#`` the same holds for each word of the key. Behind a second ``#``, several nodes of one
 shape may be passed with one word, but only one of the words that follow a node: those count by what stands before them.
-Shapes of up to ``COMMON_WORDS`` words with up to ``COMMON_STARS`` of them ``*`` are free: 27 nodes, and no more.
+Shapes of up to ``COMMON_WORDS`` words with up to ``COMMON_STARS`` of them ``*`` are free: 14 nodes, and no more.
 
 *Headers exchanges.* A binding that wants several headers stands at one of them, and is held against each message that
 has it. A message has one value of each header. So of all values of a header those count at which most bindings stand;
@@ -24,7 +24,7 @@ from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.headers import Pair
 from weft.edge_node.queues.routing.patterns import words_of
 
-COMMON_WORDS = 6
+COMMON_WORDS = 4
 COMMON_STARS = 1
 LOOP_STEPS = 32
 """Steps that are counted for what is looked at with every word of a key: few keys have more words."""
