@@ -16,3 +16,8 @@ def sample_s() -> float:
     for number in range(ROUNDS):
         total += number & 7
     return time.thread_time() - started
+
+
+def slowness() -> float:
+    """Return how many times as long this machine takes just now as the one of the budgets, at least 1."""
+    return max(1.0, sample_s() / REFERENCE_S)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tests.cloud_hub.fabric import make_batch
+from tests.costs.speed import slowness
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
@@ -22,7 +23,7 @@ from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
 
 STEP_S_MAX = 0.02
-"""Processor time of one step; of several tries the quickest counts, because others use the machine's caches."""
+"""Processor time of one step on the machine of the budgets; the quickest of several tries counts."""
 BOUNDS = SequencerSettings()
 GAPS = BOUNDS.gaps_per_lane_max
 T = TypeVar("T")
@@ -150,6 +151,8 @@ async def test_no_step_is_long(brings: Callable[[Hub], None]) -> None:
         gc.collect()
         brings(hub)
         quickest = {kind: min(seconds, quickest.get(kind, seconds)) for kind, seconds in hub.longest.items()}
-        if max(quickest.values()) < STEP_S_MAX:
+        if max(quickest.values()) < STEP_S_MAX * slowness():
             return
-    assert max(quickest.values()) < STEP_S_MAX, {kind: f"{seconds * 1e3:.1f} ms" for kind, seconds in quickest.items()}
+    assert max(quickest.values()) < STEP_S_MAX * slowness(), {
+        kind: f"{seconds * 1e3:.1f} ms" for kind, seconds in quickest.items()
+    }

@@ -334,6 +334,7 @@ def test_a_table_that_is_gone_beside_the_state_is_not_made_with_a_hole(
     assert {hour for hour, _ in hours_table(table)} == set(range(5))
 
 
+@pytest.mark.slow
 def test_windows_of_another_definition_are_refused_kept_or_computed_again(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:

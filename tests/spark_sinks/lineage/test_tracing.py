@@ -25,6 +25,7 @@ def windows(frame: DataFrame) -> DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_each_window_gets_back_the_records_it_was_made_of(spark: SparkSession, hub: Hub) -> None:
     hub.write(6)
     hub.tier()
