@@ -22,7 +22,7 @@ GAPS_PENDING_MAX = 1024
 """Gap notices of a session that wait for a commit. The link reads no further with more: against the bounds on gaps
 count those of the state, so this is how far they can be passed."""
 SETTLED_MAX = 8192
-"""Items that one look at the state settles: what a person may repeat as often as they like takes several."""
+"""Items that one look at the state settles: a sender may repeat what is there at will, which takes several looks."""
 RECOUNTED_MAX = 256
 """Items among which a run of records is looked for again, after others were settled."""
 
@@ -275,7 +275,9 @@ class LaneSession:
             items.popleft()
             freed += weight(item)
         self.bytes -= freed
-        if not self.gaps_pending and len(items) <= RECOUNTED_MAX:
+        if items and self.run_end >= 0:
+            self.run_first = bounds(items[0])[0]
+        elif not self.gaps_pending and len(items) <= RECOUNTED_MAX:
             self._find_run()
         return freed
 
