@@ -3,8 +3,10 @@
 Needs cosmic-ray (``pip install cosmic-ray``), whose operators make the changes. All that could be made in ROOMS are
 counted, a sample is drawn, and each drawn one is made in a copy of the checkout, where the tests that a change of its
 file can touch run, the nearest first, until one fails. A mutant that none of them kills meets the slow tests of STAGES,
-searches last. What survives is a change that no test sees: some change nothing, the others ask for a test.
+searches last; a survivor of the quick ones takes long, so a run may end with them, and a later one goes on with what
+survived. What survives all is a change that no test sees: some change nothing, the others ask for a test.
 
+    python -m tests.mutations run RESULTS.jsonl --sample 120 --seed 1 --workers 2 --until quick
     python -m tests.mutations run RESULTS.jsonl --sample 120 --seed 1 --workers 2
     python -m tests.mutations table RESULTS.jsonl
 """
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,35 +114,44 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+        self.python = folder / ".venv/bin/python"
+        venv.create(folder / ".venv", symlinks=True)
+        paths = [str(folder), *(path for path in sys.path if path.endswith("site-packages"))]
+        for packages in (folder / ".venv/lib").glob("python*/site-packages"):
+            (packages / "copy.pth").write_text("\n".join(paths) + "\n")
+        command = self.python.with_name("weft")
+        command.write_text(f"#!{self.python}\nimport sys\nfrom weft.__main__ import main\n\nsys.exit(main())\n")
+        command.chmod(0o755)
 
-    def test(self, mutant: Mutant, made: str, graph: Any, files: list[str]) -> dict[str, Any]:
-        """Return which stage killed it, by which test, after how many seconds."""
+    def test(self, mutant: Mutant, made: str, stages: list[str], graph: Any, files: list[str]) -> dict[str, Any]:
+        """Return which stage killed it, by which test, after how many seconds, and the stage that it met last."""
         target = self.folder / mutant.file
         before = target.read_text()
         target.write_text(made)
         began = time.monotonic()
         try:
-            for stage, expression in STAGES.items():
+            for stage in stages:
                 if stage == "quick":
                     far = changed.distances([mutant.file], graph, files)
                     tests = changed.choose(far, QUICK_S).files
                 else:
                     room = next(room for room in ROOMS if mutant.file.startswith(room))
                     tests = SLOW[room]
-                killer = self._killer(tests, expression)
+                killer = self._killer(tests, STAGES[stage])
                 if killer is not None:
-                    return {"killed": stage, "by": killer, "seconds": round(time.monotonic() - began, 1)}
-            return {"killed": None, "by": None, "seconds": round(time.monotonic() - began, 1)}
+                    break
+            took = round(time.monotonic() - began, 1)
+            return {"killed": stage if killer else None, "by": killer, "met": stage, "seconds": took}
         finally:
             target.write_text(before)
 
     def _killer(self, tests: list[str], expression: str) -> str | None:
         command = [
-            sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header",
+            str(self.python), "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header",
             "--timeout=300", "-m", expression, *tests,
         ]  # fmt: skip
         environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST")}
-        environment |= {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -156,12 +168,26 @@ class Copy:
         return failed[0].partition(" - ")[0] if failed else output[-300:]
 
 
-def run(to: Path, sample: int, seed: int, workers: int) -> None:
-    """Draw a sample, test it, and append a line of JSON for each mutant to ``to``; those that are there are kept."""
+def read(results: Path) -> dict[Mutant, dict[str, Any]]:
+    """Return what is known of each mutant: of several lines the last."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return {Mutant(*row["mutant"]): row for row in map(json.loads, lines)}
+
+
+def stages_left(row: dict[str, Any] | None, until: str) -> list[str]:
+    """Return the stages that a mutant has yet to meet."""
+    names = list(STAGES)
+    if row is not None and row["killed"]:
+        return []
+    return names[names.index(row["met"]) + 1 if row is not None else 0 : names.index(until) + 1]
+
+
+def run(to: Path, sample: int, seed: int, workers: int, until: str) -> None:
+    """Draw a sample, test it, and append a line of JSON for each mutant to ``to``; what is known there is kept."""
     drawn = mutants()
     print(f"{len(drawn)} mutants", file=sys.stderr)
     random.Random(seed).shuffle(drawn)
-    done = {tuple(json.loads(line)["mutant"]) for line in to.read_text().splitlines()} if to.exists() else set()
+    known = read(to)
     files = changed.python_files()
     graph = changed.importers(files)
     folder = Path(tempfile.mkdtemp(prefix="mutants-"))
@@ -169,29 +195,30 @@ def run(to: Path, sample: int, seed: int, workers: int) -> None:
     for number in range(workers):
         copies.put(Copy(folder / str(number)))
 
-    def one(mutant: Mutant, made: str) -> None:
+    def one(mutant: Mutant, made: str, stages: list[str]) -> None:
         copy = copies.get()
         try:
-            line = {"mutant": mutant, "difference": difference(mutant, made)} | copy.test(mutant, made, graph, files)
+            answer = copy.test(mutant, made, stages, graph, files)
         finally:
             copies.put(copy)
         with to.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"mutant": mutant, "difference": difference(mutant, made)} | answer) + "\n")
 
     wanted: list[tuple[Mutant, str]] = []
     for mutant in drawn:
         if len(wanted) < sample and (made := mutated(mutant)) is not None:
             wanted.append((mutant, made))
+    left = [(*each, stages) for each in wanted if (stages := stages_left(known.get(each[0]), until))]
     try:
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            list(pool.map(lambda each: one(*each), [each for each in wanted if tuple(each[0]) not in done]))
+            list(pool.map(lambda each: one(*each), left))
     finally:
         shutil.rmtree(folder)
 
 
 def table(to: Path) -> str:
     """Return what became of the mutants, by room, and the survivors."""
-    rows = [json.loads(line) for line in to.read_text().splitlines()]
+    rows = read(to).values()
     lines = ["| room | mutants | " + " | ".join(STAGES) + " | survived |", "| --- " * (3 + len(STAGES)) + "|"]
     for room in ROOMS:
         here = Counter(row["killed"] for row in rows if row["mutant"][0].startswith(room))
@@ -211,11 +238,12 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--until", choices=tuple(STAGES), default="search", help="the last stage that mutants meet")
     given = parser.parse_args()
     if given.what == "table":
         print(table(given.results))
     else:
-        run(given.results, given.sample, given.seed, given.workers)
+        run(given.results, given.sample, given.seed, given.workers, given.until)
 
 
 if __name__ == "__main__":
