@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
+from tests.support.silence import silent_logs
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.link import Hello
@@ -92,9 +92,8 @@ def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+    with silent_logs():
+        yield
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.durability.nodes import LoadedNode
 from tests.durability.recording import Event, Kind, Replay, build_recorder, read_events, recorded, write_out
 from tests.storage.fakes import FakeFileSystem
 from tests.support.mqtt_client import BlockingPaho
+from tests.support.silence import silent_logs
 from tests.support.slices import SLICE
 from tests.support.waiting import USUAL_S, Patience
 from weft.storage.filesystem import FileSystem, OSFileSystem
@@ -139,9 +140,8 @@ def finds_lost_syncs(events: list[Event], tree: Path, devices: list[Device], ack
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Path]:
     library = build_recorder(tmp_path)  # first: where this skips, nothing after the yield would run
-    logging.disable(logging.WARNING)  # of torn tails, by the hundred
-    yield library
-    logging.disable(logging.NOTSET)
+    with silent_logs(logging.WARNING):  # of torn tails, by the hundred
+        yield library
 
 
 @pytest.mark.search

@@ -7,11 +7,10 @@ what each row reached, and how fast.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from tests.nightly.jobs import Job, Made, pytest_job, run_pytest
+from tests.support.silence import silent_logs
 
 AGAIN = ".venv/bin/python -m"
 PROPERTIES = (
@@ -39,21 +38,11 @@ def searched(
     """
 
     def made(seed: int) -> Made:
-        with _quiet():
+        with silent_logs():
             return Made(run(seed))
 
     again = repeat or f"{AGAIN} tests.nightly repeat {name} {{seed}}"
     return Job(unit, minutes, made, again, tests, slice_seeds, slice_units, slice_s)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without thousands of expected complaints of faulty disks and stores."""
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _power_cuts(seed: int) -> int:

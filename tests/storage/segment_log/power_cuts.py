@@ -10,8 +10,6 @@ it does not need.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import logging
 import sys
 import time
 from collections import deque
@@ -21,6 +19,7 @@ from typing import NamedTuple
 
 from tests.storage.segment_log.power_cuts_oracle import Violation
 from tests.storage.segment_log.power_cuts_workload import PowerCuts
+from tests.support.silence import silent_logs
 
 SEEDS_AT_A_TIME = 4
 FAILURES_MAX = 5
@@ -34,23 +33,13 @@ class Outcome(NamedTuple):
     failures: list[str]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the logs say, thousands of times."""
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def run_seeds(first: int, end: int) -> Outcome:
     """All cuts of these seeds."""
     cuts, failures = 0, []
     for seed in range(first, end):
         power_cuts = PowerCuts(seed)
         try:
-            with _quiet():
+            with silent_logs():
                 power_cuts.run()
         except Violation as violation:
             failures.append(f"seed {seed}: {violation}")
@@ -88,7 +77,7 @@ def _outcomes(seed: int, processes: int) -> Iterator[Outcome]:
 def replay(seed: int, keep: list[int] | None = None) -> str | None:
     """What goes wrong with a seed, or None."""
     try:
-        with _quiet():
+        with silent_logs():
             PowerCuts(seed, keep=keep).run()
     except Violation as violation:
         return str(violation)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from unittest import mock
 
 from tests.edge_node.functions.runtime.node import SECOND, SETTINGS, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem, eio
+from tests.support.silence import silent_logs
 from weft.edge_node.functions.contract import Function, Gap, Out, Row, State
 from weft.edge_node.functions.runtime import state_log
 from weft.protocols.ranges import Range, RangeSet
@@ -251,12 +251,8 @@ def run_seed(seed: int) -> int:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what failing disks say; states are copied often."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with mock.patch.multiple(state_log, COPY_BYTES_MIN=600, PIECE_BYTES=100):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
+    with silent_logs(), mock.patch.multiple(state_log, COPY_BYTES_MIN=600, PIECE_BYTES=100):
+        yield
 
 
 def run_lives(seeds: Iterable[int]) -> int:
