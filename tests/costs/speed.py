@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 REFERENCE_S = 0.0029
 """Processor time of the sample on the machine that the budgets were measured on, with nothing else running."""
@@ -21,3 +24,14 @@ def sample_s() -> float:
 def slowness() -> float:
     """Return how many times as long this machine takes just now as the one of the budgets, at least 1."""
     return max(1.0, sample_s() / REFERENCE_S)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector away: what it takes grows with all that the process has, not with what is timed."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

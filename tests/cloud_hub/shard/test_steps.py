@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from tests.cloud_hub.fabric import make_batch
-from tests.costs.speed import slowness
+from tests.costs.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
@@ -148,8 +147,8 @@ async def test_no_step_is_long(brings: Callable[[Hub], None]) -> None:
     quickest: dict[str, float] = {}
     for _ in range(3):
         hub = Hub()
-        gc.collect()
-        brings(hub)
+        with uncollected():
+            brings(hub)
         quickest = {kind: min(seconds, quickest.get(kind, seconds)) for kind, seconds in hub.longest.items()}
         if max(quickest.values()) < STEP_S_MAX * slowness():
             return

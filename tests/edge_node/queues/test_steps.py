@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from tests.costs.speed import slowness
+from tests.costs.speed import slowness, uncollected
 from tests.edge_node.queues.room import OWNER, Room
 from weft.edge_node.queues.arguments import QueueArguments
 from weft.edge_node.queues.contents.dead_letters import STEP_RECORDS
@@ -140,14 +139,8 @@ async def quick(story: Callable[[Room, Steps], Any]) -> None:
     quickest: dict[str, float] = {}
     for _ in range(3):
         room, steps = Room(), Steps()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        try:
+        with uncollected():
             await story(room, steps)
-        finally:
-            gc.enable()
-            gc.unfreeze()
         quickest = {kind: min(seconds, quickest.get(kind, seconds)) for kind, seconds in steps.longest.items()}
         if max(quickest.values()) < STEP_S_MAX * slowness():
             return

@@ -149,19 +149,22 @@ def test_rows_of_many_batches_keep_their_order(hub: StreamHub) -> None:
 
 def test_a_hub_that_is_killed_is_waited_for_and_gets_the_rest_once(own_hub: StreamHub) -> None:
     settings = own_hub.settings("killed")
-    killed = threading.Event()
+    starts: list[threading.Timer] = []
 
     def fed() -> Iterator[pa.RecordBatch]:
         for first in range(0, 30_000, 5000):
             if first in (10_000, 20_000):
+                for start in starts:
+                    start.join()  # a kill beside a start would look like a hub that ends at once
                 own_hub.kill()
-                threading.Timer(0.3, own_hub.start).start()
-                killed.set()
+                starts.append(threading.Timer(0.3, own_hub.start))
+                starts[-1].start()
             yield rows(0, range(first, first + 5000))
 
     answer = next(SendTask(settings).run(fed())).to_pylist()[0]
-    assert killed.is_set()
-    assert (answer["end"], answer["sent"]) == (30_000, 30_000)
+    for start in starts:
+        start.join()
+    assert (len(starts), answer["end"], answer["sent"]) == (2, 30_000, 30_000)
     assert own_hub.offsets("killed") == [(0, offset, 0) for offset in range(30_000)]
     assert own_hub.problems("killed") == []
 
