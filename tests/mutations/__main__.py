@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import difflib
+import itertools
 import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +60,8 @@ SLOW = {
 """Folders whose slow tests a mutant meets that the quick ones leave alive."""
 STAGES = {"quick": "not slow", "slow": "slow and not search and not spark", "search": "search and not spark"}
 TIMEOUT_S = 1800.0
+_BOUND = re.compile(r"_?[A-Z][A-Z0-9_]* = .*")
+"""A constant of a module. Whether it is one more or less changes no promise."""
 
 
 class Mutant(NamedTuple):
@@ -86,19 +90,24 @@ def mutants() -> list[Mutant]:
 
 
 def mutated(mutant: Mutant) -> str | None:
-    """Return the file's text with the change; None where it changes nothing or does not compile."""
+    """Return the file's text with the change; None where it does not compile or only moves a bound by one."""
     from cosmic_ray import plugins
     from cosmic_ray.mutating import mutate_code
 
     text = (ROOT / mutant.file).read_text()
     made: str | None = mutate_code(text, plugins.get_operator(mutant.operator)(), mutant.number)
-    if made is None or made == text:
+    if made is None or made == text or _BOUND.fullmatch(_changed_line(text, made)):
         return None
     try:
         compile(made, mutant.file, "exec")
     except SyntaxError:
         return None
     return made
+
+
+def _changed_line(before: str, after: str) -> str:
+    pairs = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
+    return next((old for old, new in pairs if old != new), "")
 
 
 def difference(mutant: Mutant, made: str) -> str:
