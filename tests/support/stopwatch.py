@@ -13,6 +13,10 @@ import threading
 import time
 from pathlib import Path
 
+MOMENT_S = 0.005
+"""Longest time between two readings that count as one."""
+MOMENT_TRIES = 20
+
 
 class Stopwatch:
     """Measures how long a client waits for a node, less what the machine kept from them.
@@ -31,7 +35,7 @@ class Stopwatch:
         self.start()
 
     def start(self) -> None:
-        self._starved, self._began = self._starved_s(), time.perf_counter()
+        self._began, self._starved = self._moment()
 
     def by_the_clock(self) -> float:
         """Return the seconds since the start, for what must not come too early."""
@@ -39,9 +43,18 @@ class Stopwatch:
 
     def seconds(self) -> float:
         """Return how long the client has waited since the start, for what must not come too late."""
-        waited = self.by_the_clock()
-        kept = (later - self._starved.get(thread, later) for thread, later in self._starved_s().items())
-        return max(0.0, waited - max(kept, default=0.0))
+        now, starved = self._moment()
+        kept = (later - self._starved.get(thread, later) for thread, later in starved.items())
+        return max(0.0, now - self._began - max(kept, default=0.0))
+
+    def _moment(self) -> tuple[float, dict[str, float]]:
+        """Return the clock and what threads have waited by then: read again where this thread had to wait between."""
+        for _ in range(MOMENT_TRIES):
+            now = time.perf_counter()
+            starved = self._starved_s()
+            if time.perf_counter() - now < MOMENT_S:
+                break
+        return now, starved
 
     def _starved_s(self) -> dict[str, float]:
         """Return what each thread has waited for a processor (proc(5)); nothing where the system does not count it."""

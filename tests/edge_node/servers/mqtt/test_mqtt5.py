@@ -11,9 +11,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S, until
-from weft.bounds.turn_budget import TurnBudget
 from weft.edge_node.access.credentials import AccessDenied, Denial
-from weft.edge_node.servers.broker.turns import TURN_COST_MAX
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -193,8 +191,6 @@ async def test_who_sends_past_the_receive_maximum_is_not_read(tmp_path: Path, qo
     stays connected"""
     gate, packet_ids = SyncGate(), range(1, 3001)
     async with running(tmp_path, filesystem=gate, receive_maximum=20) as node:
-        # On a busy machine one publish may take the time of a turn, and who has used up a turn waits for the disk, too.
-        node.broker.turns.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, asyncio.get_running_loop().time)
         client = await RawClient.connect5(node.port)
         with gate.held():
             client.send(*[Publish(b"plant/a", b"%500d" % n, qos, n) for n in packet_ids])

@@ -126,7 +126,8 @@ async def test_a_disconnect_behind_a_publish_leaves_it_stored(tmp_path: Path, cl
     async with running(tmp_path) as node:
         (client,) = await fleet(node, 1, clean_start=clean_start)
         client.send(Publish(b"plant/a/x", b"last", qos, 7 if qos else 0), Disconnect())
-        assert await client.receive() is None
+        while await client.receive() is not None:
+            pass  # an acknowledgement, where the turn was over before the DISCONNECT
         assert await payloads(node) == [b"last"]
 
 
