@@ -25,7 +25,7 @@ from weft.storage.damage import naming
 from weft.storage.hub_keys import table_key
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
-from weft.storage.offset_index import OffsetIndex
+from weft.storage.offset_index import Around, OffsetIndex
 
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
@@ -76,7 +76,7 @@ class ShardLog:
         """Boot time just before the manifest was last asked for."""
         self._seen = Manifest()
         """The manifest as last read."""
-        self._offsets = OffsetIndex(self.snapshot)
+        self._offsets = OffsetIndex(store, cluster.cluster_id, shard)
 
     @property
     def watermark(self) -> int:
@@ -383,6 +383,16 @@ class ShardLog:
         Raises:
             Corrupt: the manifest is damaged.
         """
+        return await self._offsets.locate(await self._index_snapshots(), (tenant, stream), offset)
+
+    async def around(self, tenant: str, stream: str, n: int) -> Around:
+        """Return what snapshots say of a stream's offset at chunk ``n``, before the chunk's own records.
+
+        Raises:
+            Corrupt: the manifest is damaged.
+        """
+        return await self._offsets.around(await self._index_snapshots(), (tenant, stream), n)
+
+    async def _index_snapshots(self) -> list[tuple[int, str]]:
         manifest, _ = await self.manifest()
-        known = [(n, key) for n, key in await self.snapshots() if n <= manifest.snapshot_n]
-        return await self._offsets.locate(known, (tenant, stream), offset)
+        return [(n, key) for n, key in await self.snapshots() if n <= manifest.snapshot_n]

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
-from weft.protocols.errors import CodecError
-from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.object_store import NotFound
+from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.object_store import NotFound, ObjectStore
 
 OFFSETS_MAX = 64
 """Maximum number of snapshots whose offsets are remembered."""
+
+
+class Around(NamedTuple):
+    """Offsets of a stream at the two snapshots around a chunk."""
+
+    start: int
+    """The stream's next offset at the newest snapshot before the chunk; 0 where there is none."""
+    n: int | None
+    """Number of the oldest snapshot at or after the chunk; None where there is none."""
+    end: int
+    """The stream's next offset there; ``start`` where there is none."""
 
 
 class OffsetIndex:
     """Next offsets of streams at each snapshot of a shard.
 
     Args:
-        read: reads the snapshot with a key.
+        store: where the snapshots are.
+        cluster_id: of the cluster that made them.
+        shard: number of the shard.
     """
 
-    def __init__(self, read: Callable[[str], Awaitable[ShardState]]) -> None:
-        self._read = read
+    def __init__(self, store: ObjectStore, cluster_id: bytes, shard: int) -> None:
+        self._store = store
+        self._owner = cluster_id, shard
         self._offsets: OrderedDict[str, dict[StreamKey, int]] = OrderedDict()
 
     async def locate(self, snapshots: list[tuple[int, str]], stream: StreamKey, offset: int) -> int:
@@ -34,21 +50,50 @@ class OffsetIndex:
         low, high = 0, len(known)  # every snapshot before `low` ends at or below the offset
         while low < high:
             middle = (low + high) // 2
-            try:
-                offsets = await self._of(known[middle][1])
-            except (NotFound, CodecError):
+            found = await self._next(known[middle][1], stream)
+            if found is None:
                 del known[middle]
                 high -= 1
-                continue
-            if offsets.get(stream, 0) <= offset:
+            elif found <= offset:
                 low = middle + 1
             else:
                 high = middle
         return known[low - 1][0] + 1 if low else 0
 
+    async def around(self, snapshots: list[tuple[int, str]], stream: StreamKey, n: int) -> Around:
+        """Return what is known of a stream's offset at chunk ``n``, before the chunk's own records.
+
+        Args:
+            snapshots: as of ``locate``.
+        """
+        known = list(snapshots)
+        middle = bisect_left(known, (n, ""))
+        start, end = 0, None
+        for before in reversed(known[:middle]):
+            found = await self._next(before[1], stream)
+            if found is not None:
+                start = found
+                break
+        for after in known[middle:]:
+            end = await self._next(after[1], stream)
+            if end is not None:
+                return Around(start, after[0], end)
+        return Around(start, None, start)
+
+    async def _next(self, key: str, stream: StreamKey) -> int | None:
+        """Return a stream's next offset at a snapshot; None if it is damaged or gone."""
+        try:
+            return (await self._of(key)).get(stream, 0)
+        except (NotFound, CodecError):
+            return None
+
     async def _of(self, key: str) -> dict[StreamKey, int]:
         if key not in self._offsets:
-            self._offsets[key] = (await self._read(key)).next_offset
+            # Without the lanes, which are ten thousand and of no use here.
+            owner, offsets = snapshots.decode_offsets((await self._store.get(key)).data)
+            if owner != self._owner:
+                raise Corrupt(f"{key} belongs to shard {owner[1]} of cluster {owner[0].hex()}")
+            self._offsets[key] = offsets
             if len(self._offsets) > OFFSETS_MAX:
                 self._offsets.popitem(last=False)
         return self._offsets[key]

@@ -21,7 +21,7 @@ from weft.cloud_hub.api.answers import Answers
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
 from weft.cloud_hub.api.parameters import integer, moment
-from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.records import Beginning, RecordReader, Search
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.shard.shards import Shards
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 RECORDS_DEFAULT = 100
 RECORDS_MAX = 10_000
 """Maximum number of records in one response."""
+NUMBER_MAX = (1 << 63) - 1
+"""Highest offset and number of a chunk."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -252,16 +254,24 @@ class Api:
         states = {state.shard: state for state in shards.states}
         payload = await self._payload(shards, tenant, stream)
         records: list[View] = []
-        next_offset = {}
+        next_offset, next_chunk, search = {}, {}, Search()
         for shard in self._wanted(request, shards):
             state, reader = states[shard], shards.readers[shard]
             end = state.next_offset.get((tenant, stream), 0)
             try:
-                offset = await _first_offset(request, reader, state, tenant, stream)
+                offset, chunk = await _beginning(request, reader, state, (tenant, stream), search)
+                if offset is None:
+                    next_chunk[str(shard)] = chunk
+                    continue
                 if len(records) < limit:
-                    helping = await reader.read((tenant, stream), offset, end, limit - len(records), payload=payload)
+                    helping = await reader.read(
+                        (tenant, stream), offset, end, limit - len(records),
+                        payload=payload, chunk=chunk, search=search,
+                    )  # fmt: skip
                     records += [{"shard": shard, **record} for record in helping.records]
                     offset = helping.next_offset
+                    if helping.next_chunk is not None:
+                        next_chunk[str(shard)] = helping.next_chunk
             except (StoreError, NotFound, CodecError) as error:
                 if "shard" in request.query:
                     raise
@@ -269,7 +279,8 @@ class Api:
                 continue
             next_offset[str(shard)] = offset
         return _json({
-            "tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset, **shards.missing_view()
+            "tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset,
+            "next_chunk": next_chunk, **shards.missing_view(),
         })  # fmt: skip
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
@@ -279,8 +290,8 @@ class Api:
             if shard in shards.missing:
                 raise _unavailable(f"shard {shard} cannot be read: {shards.missing[shard]}")
             return [shard]
-        if "offset" in request.query:
-            raise ApiError(400, "offsets count per shard", "give shard= too, or since= for all shards")
+        if "offset" in request.query or "chunk" in request.query:
+            raise ApiError(400, "offsets and chunks count per shard", "give shard= too, or since= for all shards")
         return [state.shard for state in shards.states]
 
     async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
@@ -318,8 +329,16 @@ def _unavailable(error: str) -> ApiError:
     return ApiError(503, error, "repair the store's object; other shards are not affected")
 
 
-async def _first_offset(request: web.Request, reader: RecordReader, state: ShardState, tenant: str, stream: str) -> int:
+async def _beginning(
+    request: web.Request, reader: RecordReader, state: ShardState, stream: StreamKey, search: Search
+) -> Beginning:
+    offset = integer(request, "offset", 0, 0, NUMBER_MAX)
+    if "chunk" in request.query:
+        chunk = integer(request, "chunk", 0, 0, NUMBER_MAX)
+        return (
+            Beginning(offset, chunk)
+            if "offset" in request.query
+            else await reader.first(state, stream, search, chunk=chunk)
+        )
     since = moment(request, "since")
-    if since is None:
-        return integer(request, "offset", 0, 0, (1 << 63) - 1)
-    return await reader.offset_at(state, tenant, stream, since)
+    return Beginning(offset, 0) if since is None else await reader.first(state, stream, search, since=since)

@@ -20,18 +20,43 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, known_clocks
 
 CHUNKS_MAX = 64
-"""Maximum number of chunks that one request reads after it has found a record; before that, there is no bound."""
-
+"""Maximum number of chunks that one request reads after it has found a record in a shard."""
+SEARCHED_MAX = 256
+"""Maximum number of chunks in which one request looks for the first record, in all shards together; a little more than
+there are between two snapshots of a busy shard."""
 
 HEADER_BYTES = 16
 """Bytes of a header pair in an answer, beside name and value."""
 
 
 class Helping(NamedTuple):
-    """A run of records of one shard, and the offset to continue from."""
+    """A run of records of one shard, and where to continue."""
 
     records: list[View]
     next_offset: int
+    next_chunk: int | None = None
+    """Number of the chunk to continue from; None unless the bound on chunks has ended the reading."""
+
+
+class Beginning(NamedTuple):
+    """The place in a shard from which a request reads."""
+
+    offset: int | None
+    """None if the search for it has come to its bound."""
+    chunk: int
+    """Number of a chunk that has the offset, or stands before the one that has; where the search goes on, else."""
+
+
+class Search:
+    """The chunks in which one request may still look for the first records."""
+
+    def __init__(self, left: int = SEARCHED_MAX) -> None:
+        self.left = left
+
+    def goes_on(self) -> bool:
+        """Count a chunk in which nothing was found. Return whether there may be more of them."""
+        self.left -= 1
+        return self.left > 0
 
 
 class _Wanted(NamedTuple):
@@ -49,13 +74,18 @@ class RecordReader:
         self._bytes_max = bytes_max
 
     async def read(
-        self, stream: StreamKey, offset: int, end: int, limit: int, *, payload: PayloadKind = PayloadKind.BYTES
-    ) -> Helping:
+        self, stream: StreamKey, offset: int, end: int, limit: int, *,
+        payload: PayloadKind = PayloadKind.BYTES, chunk: int = 0, search: Search | None = None,
+    ) -> Helping:  # fmt: skip
         """Return records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
+
+        There may be none if ``search`` comes to its end.
 
         Args:
             end: the stream's next offset in this shard: never read beyond what is committed.
             payload: the stream's payload kind.
+            chunk: number of a chunk before which the offset is not.
+            search: bounds the chunks in which the first record is looked for.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
@@ -63,31 +93,65 @@ class RecordReader:
         found: list[View] = []
         if offset >= end:
             return Helping(found, offset)
-        left = self._bytes_max
-        looked_at = 0
-        async for chunk in self._log.indexes(await self._log.locate(*stream, offset)):
-            looked_at += bool(found)
-            section = next((s for s in chunk.footer.streams if (s.tenant, s.stream) == stream), None)
+        search = search or Search()
+        left, looked_at, began = self._bytes_max, 0, offset
+        async for each in self._log.indexes(max(chunk, await self._log.locate(*stream, offset))):
+            section = _section(each.footer, stream)
+            if section is not None and section.base_offset > offset == began and chunk:
+                return await self.read(stream, offset, end, limit, payload=payload, search=search)  # it was before
             if section is not None and section.base_offset + section.count > offset:
-                data = await self._log.section(chunk.header.n, section)
+                data = await self._log.section(each.header.n, section)
                 wanted = _Wanted(offset, limit - len(found), left, payload)
-                helping = await asyncio.to_thread(_decode, section, data, chunk.footer, wanted)
+                helping = await asyncio.to_thread(_decode, section, data, each.footer, wanted)
                 found += helping.records
                 offset = helping.next_offset
                 left -= sum(len(record["key"]) + record.pop("_bytes") for record in helping.records)
-            if offset >= end or len(found) >= limit or left <= 0 or looked_at >= CHUNKS_MAX:
+            looked_at += bool(found)
+            if offset >= end or len(found) >= limit or left <= 0:
                 break
+            if looked_at >= CHUNKS_MAX or not (found or search.goes_on()):
+                return Helping(found, offset, each.header.n + 1)
+        if not found and chunk:
+            return await self.read(stream, offset, end, limit, payload=payload, search=search)
         return Helping(found, offset)
 
-    async def offset_at(self, state: ShardState, tenant: str, stream: str, since: int) -> int:
-        """Return the offset of the first record committed at or after ``since`` (ns, the hub's clock).
+    async def first(
+        self, state: ShardState, stream: StreamKey, search: Search, *, since: int = 0, chunk: int | None = None
+    ) -> Beginning:
+        """Return where the first record stands that was committed at or after ``since`` (ns, the hub's clock).
+
+        Chunks name only the streams that they have records of, so a search passes those of others. Snapshots know
+        every stream: where two of them give a stream one offset, no chunk between them is looked at.
+
+        Args:
+            chunk: number of the first chunk, instead of ``since``.
 
         Raises:
             StoreError, Corrupt: the log cannot be read.
         """
-        head = state.n + 1
-        end = state.next_offset.get((tenant, stream), 0)
-        low, high = (await self._log.manifest())[0].watermark, head
+        head, end = state.n + 1, state.next_offset.get(stream, 0)
+        low = await self._first_chunk(head, since) if chunk is None else max(chunk, await self._watermark())
+        if low >= head:
+            return Beginning(end, low)
+        known = await self._log.around(*stream, low)
+        until, offset = (head, end) if known.n is None else (known.n, known.end)
+        if known.start == offset:
+            return Beginning(offset, low)
+        if search.left <= 0:
+            return Beginning(None, low)
+        async for each in self._log.indexes(low):
+            section = _section(each.footer, stream)
+            if section is not None:
+                return Beginning(section.base_offset, each.header.n)
+            if each.header.n >= until:
+                break
+            if not search.goes_on():
+                return Beginning(None, each.header.n + 1)
+        return Beginning(offset, low)
+
+    async def _first_chunk(self, head: int, since: int) -> int:
+        """Return the number of the first chunk made at or after a time; ``head`` if there is none."""
+        low, high = await self._watermark(), head
         while low < high:
             middle = (low + high) // 2
             chunk = await self._log.index(middle)
@@ -95,12 +159,14 @@ class RecordReader:
                 low = middle + 1
             else:
                 high = middle
-        if low < head:
-            async for chunk in self._log.indexes(low):
-                for section in chunk.footer.streams:
-                    if (section.tenant, section.stream) == (tenant, stream):
-                        return section.base_offset
-        return end
+        return low
+
+    async def _watermark(self) -> int:
+        return (await self._log.manifest())[0].watermark
+
+
+def _section(footer: ChunkFooter, stream: StreamKey) -> StreamSection | None:
+    return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
 def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _Wanted) -> Helping:

@@ -163,7 +163,23 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     must_understand: U64
 
 
+class _Streams(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot up to its streams."""
+
+    cluster_id: bytes
+    shard: U32
+    n: int
+    footer_crc: U32
+    must_understand: U64
+    made_with: U32
+    fold_level: U32
+    created: Seq
+    drops: U64
+    streams: list[StreamSnapshot]
+
+
 _HEAD = msgspec.msgpack.Decoder(_Head)
+_STREAMS = msgspec.msgpack.Decoder(_Streams)
 
 
 def with_levels(known: dict[str, str], edge: str, names: list[str]) -> dict[str, str]:
@@ -267,6 +283,24 @@ def decode(data: Buffer) -> Snapshot:
         UnsupportedVersion: written by a later release.
         Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end.
     """
+    return _unpack(_body(data))
+
+
+def decode_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[tuple[str, str], int]]:
+    """Return cluster and shard of a snapshot, and the next offset of each (tenant, stream) that has one.
+
+    Raises:
+        Truncated, UnsupportedVersion, Corrupt: as ``decode``.
+    """
+    body = _body(data)
+    check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
+    found = unpack(_STREAMS, body, "a snapshot")
+    offsets = {(each.tenant, each.stream): each.next_offset for each in found.streams if each.next_offset}
+    return (found.cluster_id, found.shard), offsets
+
+
+def _body(data: Buffer) -> memoryview:
+    """Return the msgpack of a snapshot, checked against its header."""
     if len(data) < HEADER_BYTES:
         raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
     magic, crc, length = _HEADER.unpack_from(data)
@@ -279,7 +313,7 @@ def decode(data: Buffer) -> Snapshot:
         raise Truncated(f"a snapshot of {length} bytes has only {len(body)} of them")
     if len(body) > length or crc32c(body) != crc:
         raise Corrupt("a snapshot's length or checksum does not match")
-    return _unpack(body)
+    return body
 
 
 def _unpack(body: Buffer) -> Snapshot:

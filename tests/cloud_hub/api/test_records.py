@@ -1,0 +1,152 @@
+"""What a request for records reads of the store: bounded, and no more for what others have committed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.cloud_hub.live import get, running_hub
+from tests.storage.test_chunk_log import CLUSTER, Writer
+from weft.cloud_hub.api.records import CHUNKS_MAX, SEARCHED_MAX, Beginning, RecordReader, Search
+from weft.protocols.shard.placement import shard_of
+from weft.storage.chunk_log import READ_AHEAD_MAX, ShardLog, open_cluster
+from weft.storage.object_store.memory import MemoryStore
+
+BUSY, QUIET = ("default", "telemetry"), ("default", "quiet")
+
+
+class CountingStore(MemoryStore):
+    """A store that counts the objects that are asked for."""
+
+    asked = 0
+
+    async def get(self, key: str) -> Any:
+        self.asked += 1
+        return await super().get(key)
+
+
+class Log:
+    """A log in which a quiet stream stands beside a busy one."""
+
+    def __init__(self) -> None:
+        self.store = CountingStore()
+        self.writer = Writer(ShardLog(self.store, CLUSTER, 2))
+        log = ShardLog(self.store, CLUSTER, 2)
+        self.reader = RecordReader(log, 1 << 20)
+
+    async def busy(self, chunks: int, *, snapshots: bool = True) -> None:
+        for _ in range(chunks):
+            await self.writer.write(1)
+            if snapshots and self.writer.state.n % 100 == 99:
+                await self.writer.snapshot()
+
+    async def first(self, chunk: int, search: Search | None = None) -> tuple[Beginning, int]:
+        """Return where the quiet stream begins from a chunk on, and the number of objects that it took to find out."""
+        before = self.store.asked
+        found = await self.reader.first(self.writer.state, QUIET, search or Search(), chunk=chunk)
+        return found, self.store.asked - before
+
+
+async def test_a_quiet_stream_costs_no_more_for_what_others_have_committed() -> None:
+    log = Log()
+    await log.writer.write(3, "quiet")
+    await log.writer.snapshot()
+    costs = []
+    for _ in range(3):
+        await log.busy(500)
+        await log.writer.snapshot()
+        for chunk in (1, 130):
+            found, cost = await log.first(chunk)
+            assert found.offset == 3
+            costs.append(cost)
+        helping = await log.reader.read(QUIET, 3, 3, 10)
+        assert helping == ([], 3, None)
+    assert max(costs) <= 4, "the manifest, and the snapshots around the chunk"
+
+
+async def test_a_record_of_a_quiet_stream_is_found_by_snapshots() -> None:
+    log = Log()
+    await log.busy(950)
+    await log.writer.write(2, "quiet")
+    await log.busy(950)
+    end = log.writer.state.next_offset[QUIET]
+    for chunk in (850, 910, 950):
+        found, cost = await log.first(chunk)
+        assert found.offset == 0
+        assert cost <= 51 + READ_AHEAD_MAX
+        before = log.store.asked
+        helping = await log.reader.read(QUIET, 0, end, 10, chunk=found.chunk)
+        assert [record["offset"] for record in helping.records] == [0, 1]
+        assert log.store.asked - before <= 51 + READ_AHEAD_MAX
+    assert (await log.first(951))[0].offset == 2
+    helping = await log.reader.read(QUIET, 0, end, 10, chunk=1800)
+    assert [record["offset"] for record in helping.records] == [0, 1], "a chunk behind the records hides none of them"
+
+
+async def test_a_search_has_a_bound_and_says_where_it_goes_on() -> None:
+    log = Log()
+    await log.writer.write(2, "quiet")
+    await log.busy(700, snapshots=False)
+    await log.writer.write(2, "quiet")
+    seen, chunk = [], 1
+    while True:
+        (offset, chunk), cost = await log.first(chunk)
+        assert cost <= SEARCHED_MAX + READ_AHEAD_MAX + 2
+        seen.append(offset)
+        if offset is not None:
+            break
+    assert seen == [None, None, 2]
+    helping = await log.reader.read(QUIET, 2, 4, 10, chunk=chunk)
+    assert [record["offset"] for record in helping.records] == [2, 3]
+    search = Search()
+    helping = await log.reader.read(QUIET, 0, 4, 10, search=search)
+    assert (helping.next_offset, helping.next_chunk) == (2, CHUNKS_MAX)
+    offsets = []
+    for _ in range(4):
+        helping = await log.reader.read(QUIET, 2, 4, 10, chunk=helping.next_chunk or 0)
+        offsets += [record["offset"] for record in helping.records]
+    assert offsets == [2, 3]
+    assert (await log.first(1, Search(0)))[0] == (None, 1), "all shards of a request share one search"
+
+
+async def test_a_request_goes_on_where_the_answer_before_says() -> None:
+    store = MemoryStore()
+    cluster = await open_cluster(store, 1)
+    assert shard_of("default", "edge", 1) == 0
+    writer = Writer(ShardLog(store, cluster, 0))
+    writer.state.cluster_id = cluster.cluster_id
+    await writer.write(2, "quiet")
+    for _ in range(SEARCHED_MAX + 50):
+        await writer.write(1)
+    await writer.write(2, "quiet")
+    async with running_hub(store, shards=1) as hub:
+        path = "/v1/streams/quiet/records"
+        _, first = await get(hub, f"{path}?shard=0&chunk=1")
+        assert first["records"] == []
+        assert first["next_offset"] == {}
+        assert first["next_chunk"] == {"0": 1 + SEARCHED_MAX}
+        _, second = await get(hub, f"{path}?shard=0&chunk={first['next_chunk']['0']}")
+        assert [record["offset"] for record in second["records"]] == [2, 3]
+        assert (second["next_offset"], second["next_chunk"]) == ({"0": 4}, {})
+        status, answer = await get(hub, f"{path}?chunk=1")
+        assert (status, answer["advice"]) == (
+            web.HTTPBadRequest.status_code,
+            "give shard= too, or since= for all shards",
+        )
+
+
+@pytest.mark.parametrize("damage", [b"damaged", None], ids=["damaged", "gone"])
+async def test_snapshots_that_cannot_be_read_only_make_a_search_longer(damage: bytes | None) -> None:
+    log = Log()
+    await log.writer.write(1, "quiet")
+    await log.busy(120, snapshots=False)
+    key = await log.writer.snapshot()
+    await log.busy(20, snapshots=False)
+    await log.store.delete(key)
+    if damage is not None:
+        await log.store.create(key, damage)
+    found, cost = await log.first(100)
+    assert found.offset == 1
+    assert cost < 60
