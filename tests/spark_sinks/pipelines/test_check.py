@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from spark_sinks.pipelines.check.report import Report
 from spark_sinks.pipelines.job import start
 from spark_sinks.pipelines.windows import rule_of
 from tests.spark_sinks.conftest import Hub
+from weft.commands.pipelines.common import located_pipeline
 from weft.config.errors import ConfigError, format_path
 from weft.config.load import Loaded, parse
 from weft.config.pipelines.pipeline import Pipeline, check_pipeline
@@ -187,6 +189,17 @@ def place(shared_plant: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     (folder / "faulty_steps.py").write_text("def warm(frame)\n    return frame\n")
     sys.path.insert(0, str(folder))
     return {"<hub>": shared_plant.root, "<dir>": str(folder)}
+
+
+def test_files_beside_a_pipeline_take_no_module_s_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "warm.yaml").write_text(SOURCE + "steps: [python: own_steps:warm]\n" + CONSOLE)
+    for name in ("own_steps", "this", "deltalake"):
+        (tmp_path / f"{name}.py").write_text(STEPS)
+    located_pipeline(str(tmp_path / "warm.yaml"), [])
+    found = {name: PathFinder.find_spec(name) for name in ("own_steps", "this", "deltalake")}
+    beside = {name for name, spec in found.items() if spec and Path(str(spec.origin)).parent == tmp_path}
+    assert beside == {"own_steps"}
 
 
 def loaded(text: str, place: dict[str, str]) -> Loaded[Pipeline]:

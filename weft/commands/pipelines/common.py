@@ -54,8 +54,9 @@ def located_pipeline(name: str, settings: Sequence[str]) -> Loaded[Pipeline]:
     except UnknownPipeline as error:
         raise Refused(str(error)) from None
     if is_file(name):
-        # The modules of the user's steps stand beside the file.
-        sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
+        # The modules of the user's steps stand beside the file. Last, so that none of them takes the place of a module
+        # of Python or of a library: a file `socket.py` beside a pipeline would run in every command that reads it.
+        sys.path.append(os.path.dirname(os.path.abspath(name)))
     return loaded
 
 
