@@ -65,6 +65,11 @@ class ExchangeDefinition(msgspec.Struct, frozen=True, array_like=True):
         """Return whom the exchange is charged to."""
         return Owner(self.owner_kind, self.owner_name)
 
+    @property
+    def names_topics(self) -> bool:
+        """Return whether routing keys, which stand for topics, say who gets a message."""
+        return self.kind in (ExchangeKind.DIRECT, ExchangeKind.TOPIC)
+
 
 class QueueDefinition(msgspec.Struct, frozen=True, array_like=True):
     """A queue as declared."""

@@ -15,12 +15,11 @@ from weft.edge_node.queues.definitions import (
     OWN_NAMES,
     PREDECLARED,
     ExchangeDefinition,
-    ExchangeKind,
     QueueDefinition,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.rights import READ, Use, refusal
+from weft.edge_node.queues.rights import PUBLISH, READ, Use, refusal
 from weft.edge_node.queues.topics import topic_of
 
 LOADED_ENTRY_BYTES = 512
@@ -328,6 +327,22 @@ class QueueClient:
         Raises:
             QueueError: access rules forbid it.
         """
-        names_topics = exchange.kind in (ExchangeKind.DIRECT, ExchangeKind.TOPIC) and not exchange.auto_delete
-        if exchange.name not in PREDECLARED and not names_topics:
+        if exchange.name not in PREDECLARED and (not exchange.names_topics or exchange.auto_delete):
             self.check(READ, exchange.name, exchange.owner, "exchange")
+
+    def check_target(self, exchange: ExchangeDefinition | None) -> None:
+        """Check that the client may publish to an exchange, whatever the topic. Where routing keys say who gets a
+        message, the key's topic is asked for alone; elsewhere any topic that the publisher may use would do for all
+        queues of the exchange.
+
+        Raises:
+            QueueError: access rules forbid it.
+        """
+        if self.identity is None or exchange is None or exchange.names_topics or exchange.name in PREDECLARED:
+            return
+        topic = topic_of("", exchange.name)
+        rights = self.identity.queue_rights(topic)
+        if rights is None or not (
+            rights & PUBLISH.wanted or exchange.owner == self.owner or self.identity.may_publish(topic.encode())
+        ):
+            raise refusal(PUBLISH, exchange.name, "exchange", is_denied=rights is None)

@@ -144,6 +144,7 @@ class Registry:
             return
         check_name(name, "exchange")
         client.check(DECLARE, name, None, "exchange")
+        client.check_target(self.topology.definition(definition.alternate))
         charge(self._bounds.exchanges, client.owner)
         try:
             if durable:
@@ -258,6 +259,7 @@ class Registry:
             client.check(DECLARE, name, client.owner, "queue")
         if arguments.dead_letter_exchange is not None and arguments.dead_letter_routing_key is not None:
             client.check_publish(topic_of(arguments.dead_letter_exchange, arguments.dead_letter_routing_key))
+        client.check_target(self.topology.definition(arguments.dead_letter_exchange))
         charge(self._bounds.queues, client.owner)
         definition = QueueDefinition(
             self.writer.next_number, name, durable, exclusive, auto_delete, arguments, *client.owner,

@@ -28,6 +28,7 @@ class Use(NamedTuple):
 LOOK = Use(ALL, "look at", "read")
 READ = Use(Permission.READ, "read", "read")
 DECLARE = Use(Permission.DECLARE, "declare", "declare")
+PUBLISH = Use(Permission.WRITE, "publish to", "write")
 CHANGE = Use(Permission.WRITE, "change", "write")
 
 

@@ -75,6 +75,7 @@ class ExchangePublishing:
         known = topology.known(exchange, key)
         if client.identity is not None or not known.is_plain:
             client.check_publish(known.topic.decode())
+            client.check_target(exchange.definition)
         bound = known.targets
         if known.by_headers:
             names, _ = topology.walk(exchange, key, own_headers(headers))

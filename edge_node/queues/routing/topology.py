@@ -89,6 +89,11 @@ class Topology:
             raise QueueError(Reason.NOT_FOUND, f"no exchange {name!r}: declare it first")
         return found
 
+    def definition(self, name: str | None) -> ExchangeDefinition | None:
+        """Return how an exchange was declared; None where there is none of that name."""
+        found = None if name is None else self.exchanges.get(name)
+        return None if found is None else found.definition
+
     def bindings(self) -> Iterator[BindingDefinition]:
         """Yield all bindings."""
         for exchange in self.exchanges.values():

@@ -196,6 +196,28 @@ async def test_messages_of_another_s_exchange_are_not_counted(kind: str) -> None
     assert users.look("public.q", mallory).messages == 0
 
 
+@pytest.mark.parametrize("kind", ["fanout", "headers"])
+async def test_an_exchange_without_topics_takes_a_right_to_publish_to_it(kind: str) -> None:
+    users = Users(
+        f"{RULES}user bob\ntopic readwrite bobs/#\nqueue write secret.all\nuser carol\ntopic write secret/all\n"
+    )
+    queues, mallory = users.room.queues, users.mallory
+    queues.declare_exchange(users.alice, "secret.all", kind)
+    users.declare()
+    queues.bind(users.alice, "secret.jobs", "secret.all")
+    assert "`queue write secret.all`" in forbidden(queues.route, mallory, "secret.all", "public.x")
+    away = {"alternate-exchange": "secret.all"}
+    assert "`queue write secret.all`" in forbidden(queues.declare_exchange, mallory, "public.x", arguments=away)
+    away = {"x-dead-letter-exchange": "secret.all", "x-dead-letter-routing-key": "public.x"}
+    assert "`queue write secret.all`" in forbidden(queues.declare_queue, mallory, "public.q", arguments=away)
+    assert users.look().messages == 0
+    for user, key in (("alice", "secret.x"), ("bob", "bobs.x"), ("carol", "secret.all")):
+        assert queues.route(users.client(user), "secret.all", key).is_routed
+    users.rules(RULES + "queue deny secret.all\n")
+    assert "deny" in forbidden(queues.route, mallory, "secret.all", "public.x")
+    queues.route(mallory, f"amq.{kind}", "public.x")
+
+
 async def test_bindings_that_name_topics_ask_for_these() -> None:
     """So a reader of some topics gets them of whatever exchange they are published to."""
     users = Users(f"{RULES}user bob\ntopic read secret/b\ntopic readwrite bobs/#\n")
