@@ -14,18 +14,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import msgspec
 from aiohttp import web
 
 from weft.bounds import Refusals
 from weft.bounds.http_server import HttpServer
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.application import Api
+from weft.cloud_hub.api.edges import EdgeViews
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.api.stream_rates import StreamRates, followed
 from weft.cloud_hub.api.tokens import TokenFile
-from weft.cloud_hub.api.views import View, conflict_views, moment
+from weft.cloud_hub.api.views import View, conflict_views, table_status_view, table_view
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -49,7 +50,7 @@ from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
 
 if TYPE_CHECKING:
-    from weft.cloud_hub.tables.service import TableService, TableStatus
+    from weft.cloud_hub.tables.service import TableService
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Hub:
         idle_max, refusals = settings.idle_connections_max, self._refusals
         self._server = HttpServer(idle_max, "limits.idle_connections", time.monotonic, refusals, shutdown_s=SHUTDOWN_S)
         self._figures: StreamFigures | None = None
+        self._rates: StreamRates | None = None
         self._shards: Shards | None = None
         self.cluster: Cluster
 
@@ -205,11 +207,13 @@ class Hub:
     async def _listen(self, shards: Shards) -> None:
         # Thousands of edges come back at once after a restart.
         link_log.logger.addFilter(self._throttle)
-        peers = self._settings.peers
+        peers, links = self._settings.peers, self._links
         moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock, peers=peers)
         known = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
         self._figures = StreamFigures(shards, *known, peers=peers)
         self._figures.start()
+        self._rates = StreamRates(lambda: followed(shards, self._tables, time.monotonic()), time.monotonic)
+        self._rates.start()
         collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if shards.process == 0 else None
         metrics = Metrics(shards, figures, self._links, collected, tables=self._tables, refusals=self._refusals)
@@ -221,6 +225,10 @@ class Hub:
             metrics,
             longest,
             moments=moments,
+            rates=self._rates,
+            edges=lambda: EdgeViews(
+                links.by_edge(), links.last_release, self._wall_clock(), peers=peers, behind=moments.behind
+            ),
             refusals=self._refusals,
             monotonic=time.monotonic,
         )
@@ -244,6 +252,8 @@ class Hub:
         await self._server.stop_listening()
         if self._figures is not None:
             await self._figures.close()
+        if self._rates is not None:
+            await self._rates.close()
         if self._membership is not None:
             await self._membership.close()
         if self._keeper is not None:
@@ -303,6 +313,11 @@ class Hub:
         """Return the number of records of a stream that are table rows; None when this node does not know it."""
         return self._tables.rows(tenant, stream) if self._tables else None
 
+    def table_view(self, tenant: str, stream: str) -> View | None:
+        """Return a stream's table for readers; None when this node does not know it."""
+        found = self._tables.table(tenant, stream) if self._tables else None
+        return None if found is None else table_view(*found)
+
     def _own(self) -> list[Sequencer]:
         return self._shards.own if self._shards is not None else []
 
@@ -348,7 +363,7 @@ class Hub:
             "processes": self._settings.processes,
             "peers": self._peers(),
             "shards": [shard_status(sequencer) for sequencer in self.sequencers],
-            "tables": [_table_status(table) for table in self._tables.status(TABLES_LISTED_MAX)]
+            "tables": [table_status_view(table) for table in self._tables.status(TABLES_LISTED_MAX)]
             if self._tables
             else [],
             "tables_more": max(0, self._tables.count - TABLES_LISTED_MAX) if self._tables else 0,
@@ -378,7 +393,3 @@ def _host_of(header: str) -> str | None:
     except ValueError:
         return None
     return f"[{host}]" if host and ":" in host else host or None
-
-
-def _table_status(table: TableStatus) -> View:
-    return {**msgspec.to_builtins(table), "committed_at": moment(table.committed_at)}

@@ -67,6 +67,17 @@ class Access:
             raise ApiError(403, f"the token {identity.name!r} is for tenant {identity.tenant}", "leave out ?tenant=")
         return wanted or identity.tenant
 
+    def tenants(self, request: web.Request) -> str | None:
+        """Return the tenant whose edges a request may see; None for all: of an admin, or where there are no tokens.
+
+        Raises:
+            ApiError: 401, 403, 421.
+        """
+        identity = self._reader(request)
+        if (identity is None or identity.scope is Scope.ADMIN) and "tenant" not in request.query:
+            return None
+        return self.tenant(request)
+
     def owner(self, request: web.Request) -> Owner:
         """Return whom a reader's request is charged to: its token, or without tokens its address.
 

@@ -18,11 +18,13 @@ from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
 from weft.cloud_hub.api.answers import Answers
+from weft.cloud_hub.api.edges import EdgeViews, edges_after
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
-from weft.cloud_hub.api.parameters import integer, moment
+from weft.cloud_hub.api.parameters import choice, integer, moment
 from weft.cloud_hub.api.records import Beginning, RecordReader, Search
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
+from weft.cloud_hub.api.stream_rates import StreamRates
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -71,6 +73,10 @@ class Node(Protocol):
         """Return the payload kind of a stream's table; None when the node does not know it."""
         ...
 
+    def table_view(self, tenant: str, stream: str) -> View | None:
+        """Return a stream's table for readers; None when the node does not know it."""
+        ...
+
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
         """Run a link until it ends."""
         ...
@@ -85,6 +91,7 @@ class Api:
 
     Args:
         response_bytes_max: longest answer, in payload bytes.
+        edges: makes the views of edges for one request.
         refusals: counts the requests of readers that do not read their answers.
     """
 
@@ -97,11 +104,15 @@ class Api:
         response_bytes_max: int,
         *,
         moments: StreamCompleteness,
+        rates: StreamRates,
+        edges: Callable[[], EdgeViews],
         refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
         self._node = node
         self._moments = moments
+        self._rates = rates
+        self._edges = edges
         self._shards = shards
         self._access = access
         self._metrics = metrics
@@ -147,6 +158,7 @@ class Api:
                 web.get("/healthz", self._get_healthz),
                 web.get("/readyz", self._get_readyz),
                 web.get("/v1/status", self._get_status),
+                web.get("/v1/edges", self._bounded(self._get_edges)),
                 web.get("/v1/streams", self._bounded(self._get_streams)),
                 web.get(stream, self._bounded(self._get_stream)),
                 web.get(f"{stream}/lanes", self._bounded(self._get_lanes)),
@@ -166,10 +178,14 @@ class Api:
 
         return bounded
 
-    async def _view_of_shards(self) -> _ShardsView:
+    async def _view_of_shards(self, *, own: bool = False) -> _ShardsView:
         """Return the shards as a reader sees them now. One in trouble is left out and named; its part of a stream is
-        missing in the response, which says so."""
-        sequencers = await self._shards.all()
+        missing in the response, which says so.
+
+        Args:
+            own: only those of this process.
+        """
+        sequencers = self._shards.own if own else await self._shards.all()
         return _ShardsView(
             {each.log.shard: RecordReader(each.log, self._response_bytes_max) for each in sequencers},
             [each.state for each in sequencers if each.loaded],
@@ -192,6 +208,16 @@ class Api:
         self._access.operate(request)
         return _json(self._node.status())
 
+    async def _get_edges(self, request: web.Request) -> web.Response:
+        tenant = self._access.tenants(request)
+        shards = await self._view_of_shards(own=choice(request, "shards", ("all", "own")) == "own")
+        limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
+        edges, more = await edges_after(shards.states, tenant, request.query.get("after"), limit)
+        page = await encoded(edges, self._edges().view, self._response_bytes_max)
+        last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
+        next_after = None if last is None else str(last)
+        return _json({"edges": page.views, "next_after": next_after, **shards.missing_view()})
+
     async def _get_streams(self, request: web.Request) -> web.Response:
         tenant = self._access.tenant(request)
         shards = await self._view_of_shards()
@@ -210,7 +236,17 @@ class Api:
         summary = await self._moments.summarise(shards.states, tenant, stream)
         rows, payload = self._node.table_rows(tenant, stream), self._node.table_payload(tenant, stream)
         payload = summary.payload if payload is None else payload
-        view = views.stream_view(shards.states, tenant, stream, rows, payload=payload, summary=summary)
+        rate = None if shards.missing else self._rates.rate(shards.states, (tenant, stream))
+        view = views.stream_view(
+            shards.states,
+            tenant,
+            stream,
+            rows,
+            payload=payload,
+            summary=summary,
+            rate=rate,
+            table=self._node.table_view(tenant, stream),
+        )
         return shards.unclaimed(view)
 
     async def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from weft.cloud_hub.api import views
@@ -23,6 +25,18 @@ def integer(request: web.Request, name: str, default: int, least: int, most: int
     if not text.isdecimal() or len(text) > DIGITS_MAX or not least <= int(text) <= most:
         raise ApiError(400, f"{name}={text[: 2 * DIGITS_MAX]!r}", f"expected a number from {least} to {most}")
     return int(text)
+
+
+def choice(request: web.Request, name: str, known: Sequence[str]) -> str:
+    """Return one of several words from the query; the first where it is not there.
+
+    Raises:
+        ApiError: 400.
+    """
+    text = request.query.get(name, known[0])
+    if text not in known:
+        raise ApiError(400, f"{name}={text[: 2 * DIGITS_MAX]!r}", f"expected {' or '.join(known)}")
+    return text
 
 
 def moment(request: web.Request, name: str) -> int | None:

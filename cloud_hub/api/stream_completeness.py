@@ -48,7 +48,7 @@ class StreamCompleteness:
             states: of all shards.
         """
         expected = self._expected.get((tenant, stream), ())
-        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self._behind)
+        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind)
         for state in states:
             names = state.stream_lane_names(tenant, stream)
             for start in range(0, len(names), SLICE_LANES):
@@ -71,6 +71,7 @@ class StreamCompleteness:
     async def _moment(self, tenant: str, stream: str) -> int | None:
         return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
 
-    def _behind(self, lane: Lane) -> int | None:
+    def behind(self, lane: Lane) -> int | None:
+        """Return the nanoseconds by which the clock of a linked edge was set back; None when it was not."""
         found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from weft.cloud_hub.api.stream_summary import StreamSummary
 from weft.protocols.chunk import GapRange, Mark
@@ -13,6 +15,10 @@ from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import Completeness, HeldBack
 from weft.protocols.shard.shard_state import LaneState, ShardState
+from weft.storage.hub_keys import table_key
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.tables.service import TableStatus
 
 _NS = 1_000_000_000
 
@@ -152,6 +158,24 @@ def stream_completeness_view(
     }
 
 
+def table_status_view(table: TableStatus) -> View:
+    """Return the work on a table, for operators."""
+    return {**msgspec.to_builtins(table), "committed_at": moment(table.committed_at)}
+
+
+def table_view(table: TableStatus, columns: Sequence[tuple[str, str]]) -> View:
+    """Return a stream's table, for readers."""
+    return {
+        "path": table_key(table.tenant, table.stream),
+        "version": table.version,
+        "columns": [{"name": name, "type": kind} for name, kind in columns],
+        "lag_records": table.lag_records,
+        "committed_at": moment(table.committed_at),
+        "error": table.error,
+        "is_stopped": bool(table.stopped),
+    }
+
+
 def conflict_views(states: Iterable[ShardState]) -> list[View]:
     """Return the lanes whose logs a second node claims to own."""
     found = []
@@ -195,6 +219,8 @@ def stream_view(
     *,
     payload: PayloadKind,
     summary: StreamSummary,
+    rate: float | None = None,
+    table: View | None = None,
 ) -> View:
     """Return a stream over all shards.
 
@@ -202,6 +228,8 @@ def stream_view(
         table_rows: records that are table rows; None when that is not known.
         payload: the payload kind.
         summary: facts about its lanes.
+        rate: records per second; None while that is unknown.
+        table: the table; None when this node does not know it.
     """
     offsets = {
         str(state.shard): state.next_offset[tenant, stream]
@@ -213,6 +241,7 @@ def stream_view(
         "tenant": tenant,
         "stream": stream,
         "records": sum(offsets.values()),
+        "records_per_second": None if rate is None else round(rate, 3),
         "table_rows": table_rows,
         "next_offset": offsets,
         "lanes": summary.lanes,
@@ -221,4 +250,5 @@ def stream_view(
         "payload": payload.label,
         "complete_up_to": moment(summary.complete_up_to),
         "skipped": sum(skip.end - skip.first for state in states for skip in state.skips.get((tenant, stream), ())),
+        "table": table,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from weft.bounds import Owner, OwnerKind, Refusals
@@ -11,12 +12,15 @@ from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.tokens import TokenFile, TokenIdentity
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.links.edge_link import EdgeLink
-from weft.protocols.lane import format_log_id
+from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 
 LOOK_INTERVAL_S = 2.0
 """Interval at which open links are held against the tokens file."""
 BOUND = "limits.links_per_token"
+RELEASE_CHARACTERS_MAX = 64
+RELEASES_KEPT_MAX = 20_000
+"""Maximum number of edges whose release is known after their links have ended; the one gone longest goes first."""
 
 
 class OpenLinks:
@@ -39,6 +43,8 @@ class OpenLinks:
         self._wall_clock = wall_clock
         self._since: dict[EdgeLink, int] = {}
         self._by_token: dict[TokenIdentity, dict[EdgeLink, None]] = {}
+        self._releases: OrderedDict[NodeName, str] = OrderedDict()
+        """Releases of edges whose links have ended."""
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -47,6 +53,18 @@ class OpenLinks:
     def views(self) -> list[View]:
         """Return the links as status pages show them."""
         return [_view(link, since) for link, since in self._since.items()]
+
+    def by_edge(self) -> dict[NodeName, tuple[int, str]]:
+        """Return when each linked edge connected (nanoseconds since 1970), and its release."""
+        return {
+            NodeName(hello.tenant, hello.edge): (since, hello.software)
+            for link, since in self._since.items()
+            if (hello := link.hello) is not None
+        }
+
+    def last_release(self, edge: NodeName) -> str | None:
+        """Return the release of an edge whose link has ended since this process started; None when it is unknown."""
+        return self._releases.get(edge)
 
     def check_room(self, identity: TokenIdentity | None) -> None:
         """Make room for a link, or refuse it.
@@ -78,10 +96,20 @@ class OpenLinks:
             yield
         finally:
             del self._since[link]
+            self._keep_release(link)
             if identity is not None:
                 del self._by_token[identity][link]
                 if not self._by_token[identity]:
                     del self._by_token[identity]
+
+    def _keep_release(self, link: EdgeLink) -> None:
+        hello = link.hello
+        if hello is not None and valid_name(hello.tenant) and valid_name(hello.edge):
+            edge = NodeName(hello.tenant, hello.edge)
+            self._releases[edge] = hello.software[:RELEASE_CHARACTERS_MAX]
+            self._releases.move_to_end(edge)
+            if len(self._releases) > RELEASES_KEPT_MAX:
+                self._releases.popitem(last=False)
 
     def start(self, tokens: TokenFile | None) -> None:
         """Begin to look whether tokens are in force still; a hub may have none."""

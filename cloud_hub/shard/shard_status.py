@@ -12,7 +12,7 @@ def shard_status(sequencer: Sequencer) -> dict[str, Any]:
     counters = sequencer.counters
     return {
         "shard": sequencer.log.shard,
-        "chunk": sequencer.state.n,
+        "chunk": sequencer.state.n if sequencer.state.n >= 0 else None,
         "lanes": len(sequencer.state.lanes),
         "sessions": sequencer.sessions.count,
         "pending_bytes": sequencer.sessions.pending_bytes,

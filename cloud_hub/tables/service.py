@@ -127,6 +127,8 @@ class TableService:
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
+        self._read_at: dict[int, float] = {}
+        """Shard -> when it was last read up to the head of its log."""
         self._repeats = Repeats()
         self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
         self.error: str | None = None
@@ -176,6 +178,18 @@ class TableService:
         found = self._streams.get((tenant, stream))
         return found.tierer.positions.get(shard) if found else None
 
+    def positions(self) -> list[tuple[int, float, dict[StreamKey, int]]]:
+        """Return shard, monotonic time and next offsets by stream, as each shard's log was last read."""
+        at = self._read_at
+        return [(view.shard, at[view.shard], view.state.next_offset) for view in self._views if view.shard in at]
+
+    def table(self, tenant: str, stream: str) -> tuple[TableStatus, list[tuple[str, str]]] | None:
+        """Return the status of a stream's table, and name and type of its columns; None while it was not read yet."""
+        found = self._streams.get((tenant, stream))
+        if found is None or found.tierer.version < 0:
+            return None
+        return found.status((tenant, stream)), found.tierer.columns
+
     async def first_untabled(self, shard: int) -> int | None:
         """Return the number of the first chunk of a shard with records that a table lacks; None while it is not certain
         that the tables are sound. Raises as ``tabled.first_untabled``."""
@@ -220,6 +234,8 @@ class TableService:
             self.error = self._told(what, error)
             return False
         self._repeats.forget(what)
+        if not more:
+            self._read_at[shard] = self._monotonic()
         return more
 
     def _rows_moved(self) -> int:

@@ -79,6 +79,8 @@ class Tierer:
         """The table's version as last read or committed; -1 before."""
         self.payload = PayloadKind.BYTES
         """Payload kind of the table, once it was read."""
+        self.columns: list[tuple[str, str]] = []
+        """Name and type of the table's columns, once it was read."""
         self.stopped: dict[int, StreamStopped] = {}
         """Shards whose next records cannot become rows."""
         self.rows_moved = 0
@@ -171,7 +173,7 @@ class Tierer:
             await in_thread(lambda: handle.set_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)}))
         await self.log.sync(handle.version)
         self._opened = True
-        self.version, self.payload = handle.version, handle.payload()
+        self.version, self.payload, self.columns = handle.version, handle.payload(), handle.columns()
         self._positions_known = False
         return handle
 
@@ -287,7 +289,8 @@ class Tierer:
         if fresh:
             await in_thread(lambda: handle.add_columns(fresh))
             await self.log.sync(handle.version)
-        return [*columns, *((name, "string") for name in fresh)]
+        self.columns = [*columns, *((name, "string") for name in fresh)]
+        return self.columns
 
     async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
         """Return rows of one shard from its position on as a file in the store, or None when there are none."""

@@ -117,7 +117,7 @@ class Tally:
             self._is_known = False
         elif self._earliest is None or moment < self._earliest:
             self._earliest = moment
-        each = _held_back(lane, held, self._now, self._peers, self._behind)
+        each = held_back(lane, held, self._now, self._peers, self._behind)
         if each is not None:
             self._held_back.append(each)
             if len(self._held_back) >= 2 * HELD_BACK_MAX:
@@ -193,7 +193,8 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
     return pattern in heard or ("*" in pattern and any(matches(pattern, edge) for edge in heard))
 
 
-def _held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
+def held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
+    """Return the reason why a lane that counts stands still; None while it does not. Args as ``completeness``."""
     moment = moment_of(held, peers=peers)
 
     def told(reason: Reason, since: int | None, why: str, advice: str) -> HeldBack:

@@ -58,7 +58,6 @@ __all__ = [
     "earliest",
     "lane_of",
 ]
-
 BOOTS_MAX = 64
 """Maximum number of boots of a log whose clocks are kept; the one heard of longest ago goes first."""
 
@@ -66,10 +65,7 @@ StreamKey = tuple[str, str]
 """(tenant, stream)."""
 LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
-
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
-
-
 _CONFLICT, _RETIRE = msgspec.msgpack.Decoder(ConflictBody), msgspec.msgpack.Decoder(RetireBody)
 
 
@@ -333,6 +329,10 @@ class ShardState:
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
         """Return the lanes of an edge in this shard, of all its logs."""
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
+
+    def edge_names(self) -> list[tuple[str, str]]:
+        """Return (tenant, edge) of the shard's edges, also of some whose last lane has left: quick, however many."""
+        return list(self._edges)
 
     def lane_count(self, tenant: str, edge: str | None = None) -> int:
         """Return the number of lanes of a tenant, or of one edge of it, in this shard."""

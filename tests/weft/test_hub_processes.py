@@ -71,6 +71,7 @@ def test_each_process_has_shards_of_its_own_and_answers_for_all(config: Path, po
     assert ask(port + 1, "v1/streams")["streams"] == []
     status = json.loads(weft("hub", "status", config, "--json").output)
     assert [shard["shard"] for shard in status["shards"]] == [0, 1, 2, 3]
+    assert {shard["chunk"] for shard in status["shards"]} == {None}, "a shard without a chunk has none"
     checked = weft("hub", "check", config)
     assert f"a hub answers at 127.0.0.1:{port + 1} already" in checked.stderr
     assert hub.stop() == 0

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
 
 import click
 import msgspec
@@ -219,6 +220,18 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = getattr(reason, "strerror", None) or reason
         raise Failed(f"{url} does not answer ({reason}); is the node running?") from None
+
+
+def get_pages(bind: str, path: str, key: str, token_file: str | None = None) -> dict[str, Any]:
+    """Return a list of the API, all its pages in one. ``Failed`` when there is no answer."""
+    whole: dict[str, Any] = {key: []}
+    after = ""
+    while True:
+        page = get_status(bind, path + after, token_file)
+        whole = {**whole, **page, key: [*whole[key], *page[key]]}
+        if page["next_after"] is None:
+            return whole
+        after = f"{'&' if '?' in path else '?'}{urlencode({'after': page['next_after']})}"
 
 
 def _advice(error: urllib.error.HTTPError) -> str:

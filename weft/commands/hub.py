@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from weft.commands.common import (
     ExistingPath,
     cannot_be_done,
     config_argument,
+    get_pages,
     get_status,
     json_option,
     load_hub,
@@ -26,6 +28,7 @@ from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
 from weft.service.log_format import log_to_stderr
+from weft.text.fleet import show_edges
 
 if TYPE_CHECKING:
     from weft.cloud_hub.hub import Hub
@@ -41,6 +44,8 @@ delays the release of disk space and the moment of completeness, and nothing els
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
 """Interval of table steps where each costs money: bench/hub/costs.py counts what a month costs."""
+EDGES_SHOWN = 200
+OWN_EDGES = "/v1/edges?shards=own"
 
 
 @click.group("hub")
@@ -189,21 +194,41 @@ def _listening(config: HubConfig, count: int) -> str:
 @command.command()
 @config_argument
 @click.option("--token-file", type=ExistingPath(dir_okay=False), help="File with an admin token.")
+@click.option(
+    "--edges",
+    type=click.IntRange(0),
+    default=EDGES_SHOWN,
+    show_default=True,
+    help="Maximum number of edges shown, those with an alarm first; 0 shows all. --json has all.",
+)
 @json_option
-def status(config_file: str, token_file: str | None, as_json: bool) -> None:
-    """Show the state of the running node of CONFIG: its links and its shards, of all its processes."""
+def status(config_file: str, token_file: str | None, edges: int, as_json: bool) -> None:
+    """Show the state of the running node of CONFIG: every edge that the hub knows, and the shards of all processes.
+
+    An edge that is not connected any more is shown until all its lanes have left the hub (`dropped_after`). Its version
+    is known since the start of the process that it was linked to.
+    """
     bind = load_hub(config_file).listen
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", token_file)
+        facts |= get_pages(bind, OWN_EDGES, "edges", token_file)
         for peer in facts["peers"]:
             _join(facts, parse_bind(bind)._replace(port=peer["port"]), token_file)
+    _add_strays(facts)
     if as_json:
         print_json(facts)
         return
     level = f"{facts['level']} (this release knows {facts['release_level']})"
     print_facts({"hub": facts["cluster_id"], "software": facts["software"], "level": level})
     shards = [
-        (s["shard"], s["chunk"], s["lanes"], s["written"]["records"], s["pending_bytes"], s["trouble"] or "")
+        (
+            s["shard"],
+            "none" if s["chunk"] is None else s["chunk"],
+            s["lanes"],
+            s["written"]["records"],
+            s["pending_bytes"],
+            s["trouble"] or "",
+        )
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
@@ -216,13 +241,9 @@ def status(config_file: str, token_file: str | None, as_json: bool) -> None:
     for table in facts["tables"]:
         for stopped in table["stopped"]:
             print_stopped(config_file, table, stopped)
-    links = [
-        (f"{link['tenant']}/{link['edge']}", link["connected_since"], ", ".join(link["streams"]))
-        for link in facts["links"]
-        if link["edge"]
-    ]
-    if links:
-        print_table(("edge", "connected since", "streams"), links)
+    for missing in facts.get("missing_shards", []):
+        click.echo(f"warning: edges of shard {missing['shard']} are missing here: {missing['trouble']}", err=True)
+    show_edges(facts["edges"], time.time(), edges or None)
 
 
 def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
@@ -241,14 +262,26 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
     """Add what another process of the node says to the facts of the first: its links, and its own shards."""
     try:
         others = get_status(str(address), "/v1/status", token_file)
+        edges = get_pages(str(address), OWN_EDGES, "edges", token_file)
     except Failed as failure:
-        click.echo(f"warning: {failure}", err=True)
+        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return
     owned = [shard for shard in others["shards"] if shard["shard"] % others["processes"] == others["process"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]
     facts["links"] += others["links"]
     facts["conflicts"] += others["conflicts"]
+    facts["edges"] += edges["edges"]
+    facts["missing_shards"] = [*facts.get("missing_shards", []), *edges.get("missing_shards", [])]
+
+
+def _add_strays(facts: dict[str, Any]) -> None:
+    """Tell edges whose link is at another process than their shard as connected: they could not reach that one."""
+    links = {(link["tenant"], link["edge"]): link for link in facts["links"] if link["edge"]}
+    for edge in facts["edges"]:
+        link = links.get((edge["tenant"], edge["edge"]))
+        if link is not None and edge["connected_since"] is None:
+            edge.update(connected_since=link["connected_since"], software=link["software"])
 
 
 def stream_key(name: str) -> tuple[str, str]:

@@ -1,0 +1,174 @@
+"""Edges that the hub knows: those that are linked, and those that are not any more.
+
+An edge is known by its lanes in the folded state of its shard (one shard has all of an edge), so a list of edges reads
+no log and no store. The release of an edge is not in that state. This process knows it of edges that have been linked
+to it since it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from weft.cloud_hub.api.pages import SLICE_S
+from weft.cloud_hub.api.views import View, moment
+from weft.protocols.lane import Lane, NodeName, format_log_id
+from weft.protocols.shard.completeness import HeldBack, held_back, moment_of
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.shard_state import ShardState
+
+SLICE_EDGES = 5_000
+"""Number of names that are looked through without a pause: some milliseconds."""
+LOGS_SHOWN_MAX = 8
+"""Maximum number of an edge's logs that a view names, the last heard of first."""
+
+
+class EdgeOf(NamedTuple):
+    """An edge, and the state of the shard that has its lanes."""
+
+    name: NodeName
+    state: ShardState
+
+
+async def edges_after(
+    states: Sequence[ShardState], tenant: str | None, after: str | None, limit: int
+) -> tuple[list[EdgeOf], bool]:
+    """Return edges by tenant and name, and whether there are more of them.
+
+    Args:
+        tenant: only the edges of this one; None: of all.
+        after: where the page before ended, as TENANT/EDGE.
+    """
+    floor = ("", "") if after is None else tuple(after.split("/", 1))
+    found: list[tuple[tuple[str, str], int]] = []
+    for at, state in enumerate(states):
+        names = state.edge_names()
+        for start in range(0, len(names), SLICE_EDGES):
+            some = [
+                (name, at)
+                for name in names[start : start + SLICE_EDGES]
+                if name > floor and (tenant is None or name[0] == tenant) and state.lane_count(*name)
+            ]
+            found = sorted([*found, *some])[: limit + 1]
+            await asyncio.sleep(0)
+    return [EdgeOf(NodeName(*name), states[at]) for name, at in found[:limit]], len(found) > limit
+
+
+class EdgeViews:
+    """Views of edges, one after the other, for one request.
+
+    Args:
+        linked: when each edge with a link to this process connected (nanoseconds since 1970), and its release.
+        last_release: release of an edge whose link has ended; None when it is unknown.
+        now: nanoseconds since 1970 by the hub's clock.
+        peers: whether another cluster may have what this one lacks.
+        behind: for lanes whose edges are linked to this node (``completeness``).
+    """
+
+    def __init__(
+        self,
+        linked: Mapping[NodeName, tuple[int, str]],
+        last_release: Callable[[NodeName], str | None],
+        now: int,
+        *,
+        peers: bool,
+        behind: Callable[[Lane], int | None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._linked = linked
+        self._last_release = last_release
+        self._now = now
+        self._peers = peers
+        self._behind = behind
+        self._clock = clock
+
+    async def view(self, edge: EdgeOf) -> View:
+        """Return everything that the hub says of an edge; lanes with many ranges are counted in slices."""
+        name, began = edge.name, self._clock()
+        known = _Known()
+        lanes = list(edge.state.edge_lanes(*name).items())
+        for lane, held in lanes:
+            alarm = held_back(lane, held, self._now, self._peers, self._behind) if held.counts else None
+            known.add(lane, held, self._peers, alarm)
+            if self._clock() - began >= SLICE_S:
+                await asyncio.sleep(0)
+                began = self._clock()
+        since, software = self._linked.get(name) or (None, self._last_release(name))
+        return {
+            "tenant": name.tenant,
+            "edge": name.edge,
+            "shard": edge.state.shard,
+            "logs": [format_log_id(log) for log in known.newest_logs()],
+            "streams": len({lane.stream for lane, _ in lanes}),
+            "last_seen": moment(known.last_seen or None),
+            "connected_since": moment(since),
+            "software": software,
+            "missing_records": known.missing,
+            "complete_up_to": moment(known.complete_up_to),
+            "retired": known.is_retired,
+            "alarms": known.alarms(),
+        }
+
+
+class _Known:
+    """Facts about the lanes of one edge, which come one by one."""
+
+    def __init__(self) -> None:
+        self.last_seen = 0
+        self.missing = 0
+        """Number of records that the edge has announced and that are not here."""
+        self.is_retired = True
+        """True while every lane that said anything is retired."""
+        self._seen: dict[int, int] = {}
+        self._earliest: int | None = None
+        self._is_known = True
+        self._counts = False
+        self._alarms: dict[str, tuple[HeldBack, str, int]] = {}
+        """Reason -> the lane that it holds back the most, the stream of that, and the number of lanes."""
+
+    def add(self, lane: Lane, held: LaneState, peers: bool, alarm: HeldBack | None) -> None:
+        """Take a lane into account."""
+        self.last_seen = max(self.last_seen, held.last_seen)
+        self._seen[lane.log_id] = max(self._seen.get(lane.log_id, 0), held.last_seen)
+        self.is_retired &= held.retired is not None
+        if not held.counts:
+            return
+        newest = held.newest_mark
+        self.missing += max(held.ranges.end, newest.seq if newest else 0) - held.ranges.count()
+        reached = moment_of(held, peers=peers)
+        self._counts = True
+        if reached is None:
+            self._is_known = False
+        elif self._earliest is None or reached < self._earliest:
+            self._earliest = reached
+        if alarm is not None:
+            worst, stream, count = self._alarms.get(alarm.reason, (alarm, lane.stream, 0))
+            if (alarm.up_to or 0) < (worst.up_to or 0):
+                worst, stream = alarm, lane.stream
+            self._alarms[alarm.reason] = (worst, stream, count + 1)
+
+    @property
+    def complete_up_to(self) -> int | None:
+        """Return the moment up to which all of the edge is here; None while that is not known."""
+        return self._earliest if self._is_known and self._counts else None
+
+    def newest_logs(self) -> Iterable[int]:
+        """Return the ids of the edge's logs, the last heard of first."""
+        return sorted(self._seen, key=lambda log: -self._seen[log])[:LOGS_SHOWN_MAX]
+
+    def alarms(self) -> list[View]:
+        """Return what is wrong with the edge: an entry for each reason, with the lane that it holds back the most."""
+        return [
+            {
+                "reason": worst.reason.value,
+                "lanes": count,
+                "stream": stream,
+                "log": None if worst.log_id is None else format_log_id(worst.log_id),
+                "since": moment(worst.since),
+                "why": worst.why,
+                "what_to_do": worst.advice,
+            }
+            for worst, stream, count in self._alarms.values()
+        ]

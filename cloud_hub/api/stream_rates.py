@@ -1,0 +1,98 @@
+"""Rates of streams: records that came into the log in the last minutes.
+
+Positions of all streams are noted once a minute, and a request compares the newest ones with those. Nothing is read for
+it: a shard of this process is followed anyway, and those of others by the work on the tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+
+NOTE_INTERVAL_S = 60.0
+"""Interval of notes: a rate is that of one to two of them."""
+AGE_S_MIN = 10.0
+"""Minimum age of the notes that a rate is made of. Less says what a few commits brought, not how much comes."""
+
+
+class Positions(NamedTuple):
+    """Positions of a shard's streams at one moment."""
+
+    shard: int
+    at: float
+    """Monotonic seconds."""
+    ends: Mapping[StreamKey, int]
+    """Offset after the last record, by stream."""
+
+
+class _Tables(Protocol):
+    def positions(self) -> list[tuple[int, float, dict[StreamKey, int]]]: ...
+
+
+def followed(shards: Iterable[Sequencer], tables: _Tables | None, now: float) -> list[Positions]:
+    """Return the positions of the shards that a process follows: those it holds, and those its tables are made from."""
+    known = {at[0]: Positions(*at) for at in tables.positions()} if tables is not None else {}
+    held = {each.log.shard: Positions(each.log.shard, now, each.state.next_offset) for each in shards if each.loaded}
+    return list({**known, **held}.values())
+
+
+class StreamRates:
+    """The rates of all streams of a hub.
+
+    Args:
+        positions: the newest positions of the shards that this process follows.
+        monotonic: seconds.
+    """
+
+    def __init__(self, positions: Callable[[], Iterable[Positions]], monotonic: Callable[[], float]) -> None:
+        self._positions = positions
+        self._monotonic = monotonic
+        self._older: dict[int, Positions] = {}
+        self._newer: dict[int, Positions] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to note positions."""
+        self._task = asyncio.create_task(self._run(), name="stream-rates")
+
+    async def close(self) -> None:
+        """Stop to note positions."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await self.note()
+            # What a start finds in the store is known only after a while: the first notes are made again soon.
+            await asyncio.sleep(NOTE_INTERVAL_S if self._older else AGE_S_MIN)
+
+    async def note(self) -> None:
+        """Note the positions of now."""
+        noted = {}
+        for each in list(self._positions()):
+            noted[each.shard] = each._replace(ends=dict(each.ends))
+            await asyncio.sleep(0)
+        # A shard that is followed since this note only has a rate from it.
+        self._older, self._newer = {**noted, **self._newer}, noted
+
+    def rate(self, states: Sequence[ShardState], key: StreamKey) -> float | None:
+        """Return the records per second of a stream over the last one to two minutes; None while that is unknown.
+
+        Args:
+            states: of all shards, as they are now.
+        """
+        now, total = self._monotonic(), 0.0
+        for state in states:
+            end = state.next_offset.get(key)
+            if end is None:
+                continue
+            noted = self._older.get(state.shard)
+            if noted is None or now - noted.at < AGE_S_MIN:
+                return None
+            total += (end - noted.ends.get(key, 0)) / (now - noted.at)
+        return max(total, 0.0)

@@ -1,0 +1,99 @@
+"""Text of ``weft hub status`` and ``weft streams``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from weft.config.units import approximate_duration
+from weft.output import counted, print_facts, print_table
+from weft.text.record import shown
+
+_UNKNOWN = "unknown"
+
+
+def show_edges(edges: list[dict[str, Any]], now: float, most: int | None) -> None:
+    """Print the edges that a hub knows, those in trouble first.
+
+    Args:
+        now: seconds since 1970.
+        most: maximum number of edges that are printed; None for all.
+    """
+    ordered = sorted(edges, key=lambda each: (not each["alarms"], each["tenant"], each["edge"]))
+    shown_edges = ordered if most is None else ordered[:most]
+    if edges:
+        columns = ("edge", "log", "last seen", "link", "version", "records missing", "behind by", "alarms")
+        print_table(columns, [_edge_row(each, now) for each in shown_edges])
+    in_trouble, linked = (sum(bool(each[key]) for each in edges) for key in ("alarms", "connected_since"))
+    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {in_trouble} with an alarm")
+    if len(shown_edges) < len(edges):
+        click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
+
+
+def _edge_row(edge: dict[str, Any], now: float) -> tuple[object, ...]:
+    since = edge["connected_since"]
+    link = "none" if since is None else f"for {_ago(since, now)}"
+    alarms = [f"{each['reason']} ({each['stream']}): {each['why']}" for each in edge["alarms"]]
+    if edge["retired"]:
+        alarms.append("retired")
+    return (
+        f"{edge['tenant']}/{edge['edge']}",
+        edge["logs"][0] if edge["logs"] else "",
+        "never" if edge["last_seen"] is None else f"{_ago(edge['last_seen'], now)} ago",
+        link,
+        shown((edge["software"] or _UNKNOWN).removeprefix("weft ")),
+        edge["missing_records"],
+        _UNKNOWN if edge["complete_up_to"] is None else _ago(edge["complete_up_to"], now),
+        shown("; ".join(alarms)),
+    )
+
+
+def show_streams(streams: list[dict[str, Any]], now: float) -> None:
+    """Print a hub's streams, and of each its columns. ``now`` is seconds since 1970."""
+    columns = ("stream", "records", "records/s", "edges", "complete up to", "table", "behind")
+    print_table(columns, [_stream_row(each, now) for each in streams])
+    click.echo()
+    print_facts({each["stream"]: _columns(each) for each in streams})
+
+
+def _stream_row(stream: dict[str, Any], now: float) -> tuple[object, ...]:
+    rate, up_to = stream["records_per_second"], stream["complete_up_to"]
+    return (
+        stream["stream"],
+        stream["records"],
+        _UNKNOWN if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}",
+        stream["edges"],
+        _UNKNOWN if up_to is None else f"{_ago(up_to, now)} ago",
+        *_table(stream["table"]),
+    )
+
+
+def _table(table: dict[str, Any] | None) -> tuple[object, ...]:
+    if table is None:
+        return _UNKNOWN, _UNKNOWN
+    behind = "nothing" if not table["lag_records"] else counted(table["lag_records"], "record")
+    if table["is_stopped"]:
+        behind += ", STOPPED: see `weft hub status`"
+    if table["error"]:
+        behind += f", {shown(table['error'])}"
+    return f"{table['path']} (version {table['version']})", behind
+
+
+def _columns(stream: dict[str, Any]) -> str:
+    """Return the columns of a stream's table; before there is one, the topic levels that it will have."""
+    table = stream["table"]
+    if table is None:
+        levels = ", ".join(stream["fields"]) or "none"
+        return f"topic levels: {levels}; payload: {stream['payload']} (the table is not known here)"
+    return ", ".join(f"{each['name']} {each['type']}" for each in table["columns"])
+
+
+def _ago(moment: str, now: float) -> str:
+    """Return the time that has passed since a moment of an answer."""
+    try:
+        then = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return _UNKNOWN  # outside the calendar
+    return approximate_duration(max(now - then, 0.0))
