@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
-from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http
+from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http, endpoint_of
 from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
 from weft.storage.object_store.s3_sentence import sentence
 
@@ -49,6 +49,7 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._options = dict(options)
+        self._endpoint, _ = endpoint_of(options, os.environ)
         if allows_http(options, os.environ):
             self._options[ALLOW_HTTP] = "true"
         self._reads = _open_bucket(bucket, prefix, self._options, READ_RETRIES_MAX)
@@ -57,7 +58,7 @@ class S3Store:
 
     async def create(self, key: str, data: Buffer) -> str:
         """Create an object: PUT with If-None-Match: *."""
-        with _answers(check_key(key)):
+        with self._answers(check_key(key)):
             try:
                 return await self._put(key, data, "create")
             except (AlreadyExistsError, PreconditionError):
@@ -73,7 +74,7 @@ class S3Store:
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Replace an object: PUT with If-Match."""
-        with _answers(check_key(key)):
+        with self._answers(check_key(key)):
             try:
                 return await self._put(key, data, {"e_tag": expected_etag})
             except PreconditionError:
@@ -83,7 +84,7 @@ class S3Store:
 
     async def get(self, key: str) -> Object:
         """Return an object: one GET."""
-        with _answers(check_key(key)):
+        with self._answers(check_key(key)):
             result = await self._reads.get_async(key)
             etag = _etag(key, result.meta["e_tag"])
             return Object(bytes(await result.bytes_async()), etag)
@@ -94,7 +95,7 @@ class S3Store:
             clamp_range(await self._size(key), start, length)
             return b""
         part = {"suffix": -start} if start < 0 else (start, start + length)
-        with _answers(check_key(key)):
+        with self._answers(check_key(key)):
             try:
                 result = await self._reads.get_async(key, options={"range": part})
                 return bytes(await result.bytes_async())[:length]
@@ -111,7 +112,7 @@ class S3Store:
         """List objects, in as many LIST requests as the limit needs."""
         prefix = check_prefix(prefix)
         found: Listing = []
-        with _answers(prefix):
+        with self._answers(prefix):
             stream = self._reads.list_async(prefix or None, offset=after or None, chunk_size=min(limit or 1000, 1000))
             async for page in stream:
                 found += [Listed(meta["path"], meta["size"]) for meta in page]
@@ -121,7 +122,7 @@ class S3Store:
 
     async def delete(self, key: str) -> None:
         """Delete an object: one DELETE."""
-        with _answers(check_key(key)), contextlib.suppress(FileNotFoundError):
+        with self._answers(check_key(key)), contextlib.suppress(FileNotFoundError):
             await self._reads.delete_async(key)
 
     async def sync(self, key: str) -> None:
@@ -157,6 +158,16 @@ class S3Store:
             answer = await ask(url)
         return f"{answer.server} ({address})" if answer.server else address
 
+    @contextlib.contextmanager
+    def _answers(self, key: str) -> Iterator[None]:
+        """Turn obstore's errors into ours. An error that is no clear answer means that the outcome is unknown."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise NotFound(key) from None
+        except (BaseError, OSError) as error:
+            raise StoreError(f"{key}: {sentence(error, self._endpoint)}") from error
+
     async def _signed(self, method: Any, key: str) -> str:
         return str(await sign_async(self._reads, method, check_key(key), timedelta(seconds=SIGNED_SECONDS)))
 
@@ -166,7 +177,7 @@ class S3Store:
         return _etag(key, result["e_tag"])
 
     async def _size(self, key: str) -> int:
-        with _answers(check_key(key)):
+        with self._answers(check_key(key)):
             return int((await self._reads.head_async(key))["size"])
 
 
@@ -191,14 +202,3 @@ def _etag(key: str, etag: str | None) -> str:
     if not etag:
         raise StoreUnfit(f"{key}: the store gives objects no etag, so a swap cannot be safe")
     return etag
-
-
-@contextlib.contextmanager
-def _answers(key: str) -> Iterator[None]:
-    """Turn obstore's errors into ours. An error that is no clear answer means that the outcome is unknown."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise NotFound(key) from None
-    except (BaseError, OSError) as error:
-        raise StoreError(f"{key}: {sentence(error)}") from error

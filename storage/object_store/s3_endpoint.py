@@ -29,7 +29,7 @@ def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> b
     options = {name.upper(): value for name, value in options.items()}
     given = options.get(ALLOW_HTTP, environment.get(ALLOW_HTTP))
     allowed = (given or "").lower() in ("1", "true", "yes")
-    name, endpoint = _endpoint(options, environment)
+    name, endpoint = endpoint_of(options, environment)
     if not endpoint:
         return allowed
     scheme = urlsplit(endpoint).scheme.lower()
@@ -40,8 +40,9 @@ def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> b
     return allowed or scheme == "http"
 
 
-def _endpoint(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and the value of the endpoint; two empty texts mean Amazon's own."""
+def endpoint_of(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name and the value of the endpoint; two empty texts mean Amazon's own. Args as ``allows_http``."""
+    options = {name.upper(): value for name, value in options.items()}
     for source, spellings in ((options, ("", _PREFIX)), (environment, ("",))):
         for name in ENDPOINTS:
             for prefix in spellings:

@@ -16,11 +16,32 @@ _REFUSED = "Server returned non-2xx status code: "
 _DOCUMENT = re.compile(r"<\?xml|<Error>")
 _SAID = re.compile(r"<Error>.*?<Code>([^<]+)</Code>.*?<Message>([^<]+)</Message>", re.DOTALL)
 """S3's answer to what it refuses. Other elements repeat parts of the request, its signature among them."""
+_UNSENT = "HTTP error: "
+_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"kind: ConnectionRefused"), "connection refused, so nothing listens there"),
+    (re.compile(r'"dns error"'), "the name of the host cannot be resolved (DNS)"),
+    (re.compile(r"InvalidMessage\("), "the server does not speak TLS there; is it http:// instead of https://?"),
+    (
+        re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
+        "TLS failed, the server's certificate is not accepted ({})",
+    ),
+    (re.compile(r"kind: Timeout|TimedOut"), "no answer in time"),
+    (
+        re.compile(r"kind: (?:ConnectionReset|ConnectionAborted|BrokenPipe|UnexpectedEof)|IncompleteMessage"),
+        "the server closed the connection; is it https:// instead of http://?",
+    ),
+    (re.compile(r'message: "([^"\n]{1,200})"'), "{}"),
+)
+"""Causes of a request that got no answer: their marks in obstore's debugging, and their words."""
 
 
-def sentence(error: BaseException) -> str:
+def sentence(error: BaseException, endpoint: str = "") -> str:
     """Return what was asked of which address, and the cause: what the store says itself, where it does. obstore appends
-    pages of debugging to that."""
+    pages of debugging to that, in which alone it says why a request got no answer.
+
+    Args:
+        endpoint: name of the option or variable that has the address; empty for Amazon's own.
+    """
     text = str(error)
     first = text.partition("\n")[0]
     if MACHINE_ROLE_PATH in first:
@@ -28,8 +49,19 @@ def sentence(error: BaseException) -> str:
     if (tried := _TRIED.fullmatch(first)) is None:
         return first
     cause = tried[3].removeprefix(_REFUSED)
+    if cause.startswith(_UNSENT):
+        named = f" (the address is from {endpoint})" if endpoint else ""
+        return f"{tried[1]} {tried[2]} failed: {_why_unsent(text) or cause}{named}"
     if document := _DOCUMENT.search(cause):
         cause = cause[: document.start()].rstrip(" :")
         if said := _SAID.search(text):
             cause = f"{cause}, {said[1]}: {said[2].strip().rstrip('.')}"
     return f"{tried[1]} {tried[2]} failed: {cause}"
+
+
+def _why_unsent(debugging: str) -> str:
+    """Return the cause for which a request got no answer; empty when the debugging names none that is known."""
+    for mark, words in _CAUSES:
+        if found := mark.search(debugging):
+            return words.format(*found.groups())
+    return ""

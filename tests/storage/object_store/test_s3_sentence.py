@@ -36,6 +36,23 @@ DOCUMENT = """<?xml version="1.0" encoding="UTF-8"?>
             f"{ASKED} in 3ms - HTTP error: error sending request{DEBUG}",
             "GET http://127.0.0.1:17070/b/k failed: HTTP error: error sending request",
         ),
+        (
+            f'{ASKED} in 3ms - HTTP error: error sending request{DEBUG} Connect, ConnectError(\n "dns error",\n Custom',
+            "GET http://127.0.0.1:17070/b/k failed: the name of the host cannot be resolved (DNS)",
+        ),
+        (
+            f"{ASKED} in 30s - HTTP error: error sending request{DEBUG} HttpError {{ kind: Timeout, source: TimedOut",
+            "GET http://127.0.0.1:17070/b/k failed: no answer in time",
+        ),
+        (
+            f"{ASKED} in 3ms - HTTP error: error sending request{DEBUG} InvalidCertificate(\n UnknownIssuer,\n)",
+            "GET http://127.0.0.1:17070/b/k failed: TLS failed, the server's certificate is not accepted "
+            "(UnknownIssuer)",
+        ),
+        (
+            f'{ASKED} in 3ms - HTTP error: error sending request{DEBUG} Os {{ code: 113, message: "No route" }}',
+            "GET http://127.0.0.1:17070/b/k failed: No route",
+        ),
         ("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 2s - timed out", NO_KEY),
         ("Generic URL error: unable to parse" + DEBUG, "Generic URL error: unable to parse"),
     ],

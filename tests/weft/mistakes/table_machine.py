@@ -257,7 +257,8 @@ MACHINE = [
         "a bucket that does not answer",
         "hub run hub.yaml --log-level error",
         "weft: hub.yaml:1: store: probe/<key>/object: "
-        "GET http://127.0.0.1:1/weft-mistakes/x/probe/<key>/object failed: HTTP error: error sending request. "
+        "GET http://127.0.0.1:1/weft-mistakes/x/probe/<key>/object failed: connection refused, "
+        "so nothing listens there (the address is from AWS_ENDPOINT_URL). "
         "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
         exit_status=1,
         files=hub("store: s3://weft-mistakes/x\nlisten: 127.0.0.1:0\n"),

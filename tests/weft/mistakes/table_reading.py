@@ -314,7 +314,8 @@ READING = [
         "an audit of a bucket that does not answer",
         "audit telemetry --store s3://weft-mistakes/x",
         "weft: --store s3://weft-mistakes/x: cluster.json: "
-        "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: HTTP error: error sending request. "
+        "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: connection refused, "
+        "so nothing listens there (the address is from AWS_ENDPOINT_URL). "
         "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
         exit_status=1,
     ),
