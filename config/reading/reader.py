@@ -15,6 +15,7 @@ from msgspec import inspect
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.fields import UNITS, Shape, shape_of
+from weft.config.reading.near import near_path, near_setting
 from weft.config.schema import settings
 from weft.config.units import quoted
 from weft.config.values import OneOf
@@ -102,18 +103,14 @@ class Reader:
         """Return the path of each setting of the model."""
         return [each.path for each in settings(self._model)]
 
-    def _unknown(self, key: str, known: list[str], noun: str = "setting") -> str:
+    def _unknown(self, key: str, section: KeyPath, known: list[str], noun: str = "setting") -> str:
         """Return the message for an unknown key."""
         if _SECRETS.fullmatch(key):
             return "is not a setting: the configuration never holds secrets. Name a file with the secret"
-        import difflib  # where there is a mistake, and not in every node
-
-        near = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.7)
-        # The path of a setting that has this name in another section.
-        elsewhere = [path for path in self._paths if path.rpartition(".")[2] == key]
-        if near or not elsewhere:
-            return f"is not a {noun}. {f'Did you mean {near[0]}?' if near else f'Known here: {_listed(known)}'}"
-        return f"is not a {noun} here. Did you mean {elsewhere[0]}?"
+        near = near_setting(key, known)
+        if near is None and (elsewhere := near_path(key, section, self._paths)):
+            return f"is not a {noun} here. Did you mean {elsewhere}?"
+        return f"is not a {noun}. {f'Did you mean {near}?' if near else f'Known here: {_listed(known)}'}"
 
     def _union(self, node: yaml.Node, type_: inspect.UnionType, outer: Shape, path: KeyPath) -> Any:
         types = [each for each in type_.types if not isinstance(each, inspect.NoneType)]
@@ -164,7 +161,7 @@ class Reader:
         for key, value in entries:
             if key not in fields:
                 noun = one_of.noun if one_of is not None else "setting"
-                self.findings.append(Finding((*path, key), self._unknown(key, list(fields), noun)))
+                self.findings.append(Finding((*path, key), self._unknown(key, path, list(fields), noun)))
                 values[key] = INVALID
                 continue
             # The only setting is never left out: null asks for its defaults.

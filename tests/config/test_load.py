@@ -85,6 +85,21 @@ def test_an_optional_section_can_be_switched_off() -> None:
         ("commit_interval: 10", 'a duration such as 250ms, 10s or 1h30m, got "10". Write the unit: 10s'),
         ("disk: {budget: 1KiB}", "edge.yaml:3: disk.budget: expected at least 16MiB, got 1KiB"),
         ("disk: {budgte: 1GiB}", "edge.yaml:3: disk.budgte: is not a setting. Did you mean budget?"),
+        ("budget: 1GiB", "edge.yaml:3: budget: is not a setting here. Did you mean disk.budget?"),
+        ("disk: {node: b}", "edge.yaml:3: disk.node: is not a setting here. Did you mean node?"),
+        (
+            "listeners: {mqtt: {bind: ':1', tls: {cert_file: c, key_file: k}}}",
+            "tls.cert_file: is not a setting. Did you mean certificate?\n"
+            "edge.yaml:3: listeners.mqtt.tls.key_file: is not a setting. Did you mean key?",
+        ),
+        ("listeners: {mqtt: {tls: {ca_file: c}}}", "tls.ca_file: is not a setting. Did you mean client_ca?"),
+        ("listeners: {mqtt: {certificate: c}}", "not a setting here. Did you mean listeners.<name>.tls.certificate?"),
+        ("listeners: {mqtt: {serial: c}}", "listeners.mqtt.serial: is not a setting. Known here: protocol, bind"),
+        (
+            "streams: {a: {from_stream: b, functions: [{enrich: {from: f.csv, key: m}}]}, b: {from: b}}",
+            "enrich.from: is not a setting. Did you mean file?\n"
+            "edge.yaml:3: streams.a.functions[0].enrich.key: is not a setting. Did you mean on?",
+        ),
         ("disk: [1]", "edge.yaml:3: disk: expected keys and values (budget, segment, low_water, "),
         ("streams: {a: {from: b, replicate: no}}", "streams.a.replicate: expected true or false, got no"),
         ("streams: {a: {from: b, retain: {size: 1KiB}}}", "streams.a.retain.size: expected at least 1MiB, got 1KiB"),

@@ -1,0 +1,57 @@
+"""Guesses at the setting that a person meant, from near by: the same section, the one around it, or one in it.
+
+A setting of that name in a far corner leads away from the list of what may stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.config.errors import KeyPath
+
+_SUFFIXES = ("_file", "_path", "file", "path")
+_WORD_MIN = 2
+_OTHER_WORDS = {"from": "file", "source": "file", "path": "file", "filename": "file", "key": "on", "join": "on"}
+"""Words that other programs have for a setting."""
+
+
+def near_setting(key: str, known: Sequence[str]) -> str | None:
+    """Return the setting of the same section that an unknown key may mean."""
+    import difflib  # where there is a mistake, and not in every node
+
+    word = key.lower().replace("-", "_")
+    stem = next((word.removesuffix(end) for end in _SUFFIXES if word.endswith(end) and word != end), word)
+    if stem in known:
+        return stem
+    if len(stem) >= _WORD_MIN:
+        # `cert_file` is `certificate`, and `ca` is `client_ca`: letters in common would find `crl_file` for both.
+        parts = [name for name in known if name.startswith(stem) or stem in name.split("_")]
+        if len(parts) == 1:
+            return parts[0]
+    if found := difflib.get_close_matches(word, known, n=1, cutoff=0.7):
+        return found[0]
+    other = _OTHER_WORDS.get(word)
+    return other if other in known else None
+
+
+def near_path(key: str, section: KeyPath, paths: Sequence[str]) -> str | None:
+    """Return the path of a setting of this name in the section around, or in a section of this one.
+
+    Args:
+        section: where the key stands.
+        paths: of all settings, with ``<name>`` for a name and ``[]`` for an entry of a list.
+    """
+    here = ["[]" if isinstance(step, int) else step for step in section]
+    for path in paths:
+        *around, name = path.replace("[]", ".[]").split(".")
+        if name != key:
+            continue
+        if _fit(around, here[:-1]) or (_fit(around[:-1], here) and not around[-1].startswith(("<", "["))):
+            return path
+    return None
+
+
+def _fit(pattern: list[str], path: list[str]) -> bool:
+    return len(pattern) == len(path) and all(
+        each.startswith("<") or each == step for each, step in zip(pattern, path, strict=True)
+    )
