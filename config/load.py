@@ -36,8 +36,15 @@ class Loaded(Generic[Config]):
     lines: dict[KeyPath, int]
 
     def refuse(self, findings: Sequence[Finding]) -> ConfigError:
-        """Return the error for findings of later checks."""
-        return _error(self.file, self.lines, findings)
+        """Return the error for findings of later checks. One about a section that the file lacks names no line."""
+        problems = _error(self.file, self.lines, findings).problems
+        return ConfigError([each if each.path[:1] in self.lines else each._replace(line=0) for each in problems])
+
+    def with_default(self, finding: Finding) -> Finding:
+        """Return a finding about a value; it says so where that is the default and stands nowhere in the file."""
+        if finding.path in self.lines:
+            return finding
+        return finding._replace(message=f"its default cannot be used: {finding.message}")
 
 
 def load(

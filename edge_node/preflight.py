@@ -142,7 +142,8 @@ def _look_at_acl(file: str, names: frozenset[str] | None, found: EdgeFindings) -
         named = acl.read(file).users
         strangers = sorted(named - names) if names is not None else []
     except OSError as error:
-        found.needed.append(Finding(path, _told(file, error)))
+        advice = "Write rules into it, such as `topic readwrite plant/#` (docs/reference/access-rules.md)"
+        found.needed.append(Finding(path, _told(file, error, advice if _is_missing(error) else "")))
     except acl.AclUnusable as error:
         found.needed.append(Finding(path, str(error)))
     else:

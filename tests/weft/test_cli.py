@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -129,3 +131,20 @@ def test_the_command_line_of_an_edge_loads_nothing_heavy(edge_yaml: Path) -> Non
     command = [sys.executable, "-c", code, str(edge_yaml)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_default_port_in_use_is_told_as_the_default_and_named_with_no_line(tmp_path: Path) -> None:
+    edge_yaml = tmp_path / "edge.yaml"
+    edge_yaml.write_text("node: a\ndata_dir: data\nhttp: null\nstreams: {t: {from: a}}\n")
+    with socket.socket() as mqtt:
+        with contextlib.suppress(OSError):  # taken by another program is as good
+            mqtt.bind(("127.0.0.1", 1883))
+            mqtt.listen(1)
+        done = weft("edge", "check", str(edge_yaml))
+    assert done.returncode == 2
+    shown = done.stderr.splitlines()
+    assert shown[0] == (
+        f"weft: {edge_yaml}: listeners.mqtt.bind: its default cannot be used: cannot listen at 127.0.0.1:1883: address "
+        "already in use. Choose another, or stop the program that has it (`ss -ltnp 'sport = :1883'`)"
+    ), "an error comes before the warnings"
+    assert shown[1].startswith("warning: ")

@@ -47,11 +47,11 @@ class CheckAnswer:
         if self._as_json:
             self._print(doubtful, wrong, facts)
         else:
-            for problem in doubtful:
-                click.echo(f"warning: {problem}", err=True)
             if wrong:
                 print_error("\n".join(map(str, wrong)))
-            else:
+            for problem in doubtful:
+                click.echo(f"warning: {problem}", err=True)
+            if not wrong:
                 click.echo(f"{self._file} is good: {summary}")
         return USAGE_EXIT_CODE if wrong else 0
 

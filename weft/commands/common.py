@@ -168,7 +168,7 @@ def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator
     try:
         yield
     except SettingError as error:
-        raise cannot_be_done(loaded, [error.finding]) from None
+        raise cannot_be_done(loaded, [loaded.with_default(error.finding)]) from None
     except (ClusterUnusable, StoreUnfit) as error:
         raise cannot_be_done(loaded, [Finding((directory,), str(error))]) from None
     except StoreError as error:

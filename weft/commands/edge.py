@@ -172,7 +172,7 @@ def check(config_file: str, as_json: bool) -> int:
         sizes += f", {counted(len(sources), 'source')}"
     return answer.give(
         loaded,
-        errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *taken],
+        errors=[*([renamed] if renamed else []), *found.needed, *found.unfit, *map(loaded.with_default, taken)],
         warnings=doubtful,
         facts={
             "node": config.node,

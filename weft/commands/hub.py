@@ -176,7 +176,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
     taken, untried = preflight.ports(addresses(config, count)) if not wrong else ([], [])
     return answer.give(
         loaded,
-        errors=[*found.needed, *wrong, *taken],
+        errors=[*found.needed, *wrong, *map(loaded.with_default, taken)],
         warnings=[*found.doubtful, *untried],
         facts={"listen": config.listen, "store": config.store, "shards": config.shards, "processes": count},
         summary=f"store {config.store}, {config.shards} shards, {_listening(config, count)}",

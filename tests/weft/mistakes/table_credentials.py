@@ -40,9 +40,9 @@ CREDENTIALS = [
     Mistake(
         "a users file that is a folder",
         "edge check edge.yaml",
+        "weft: edge.yaml:7: auth.users_file: <dir>/users: this is a folder. Name a file\n"
         "warning: edge.yaml:7: auth.users_file: every user of this machine may read <dir>/users (mode 755). "
-        "Run `chmod o-rwx <dir>/users`\n"
-        "weft: edge.yaml:7: auth.users_file: <dir>/users: this is a folder. Name a file",
+        "Run `chmod o-rwx <dir>/users`",
         files=edge(QUIET + "auth: {users_file: users}\n", **{"users/": ""}),
         in_process=True,
     ),
@@ -90,7 +90,8 @@ CREDENTIALS = [
     Mistake(
         "access rules that are not there",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: auth.acl_file: <dir>/acl: there is no such file",
+        "weft: edge.yaml:7: auth.acl_file: <dir>/acl: there is no such file. Write rules into it, such as `topic "
+        "readwrite plant/#` (docs/reference/access-rules.md)",
         files=edge(QUIET + "auth: {acl_file: acl}\n"),
         in_process=True,
     ),

@@ -66,7 +66,7 @@ EXPOSURE = [
     Mistake(
         "a hub for everyone in the network",
         "hub check hub.yaml --offline",
-        "warning: hub.yaml:1: tokens_file: is missing: every program that reaches the port may link and read. `weft "
+        "warning: hub.yaml: tokens_file: is missing: every program that reaches the port may link and read. `weft "
         "token create` creates one",
         exit_status=0,
         files=hub("store: store\nlisten: 0.0.0.0:0\nanonymous: allowed_beyond_loopback\n"),

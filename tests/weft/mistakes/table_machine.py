@@ -91,7 +91,7 @@ MACHINE = [
     Mistake(
         "no streams",
         "edge check edge.yaml",
-        "warning: edge.yaml:1: streams: there are none, so no table gets a message. Add one, such as `telemetry: "
+        "warning: edge.yaml: streams: there are none, so no table gets a message. Add one, such as `telemetry: "
         '{from: "#"}`',
         exit_status=0,
         files=edge(NODE + "http: null\nlisteners: {mqtt: null}\ndisk: {budget: 64MiB}\n"),
@@ -154,10 +154,10 @@ MACHINE = [
     Mistake(
         "a name that no machine has",
         "edge check edge.yaml",
-        "warning: edge.yaml: listeners.mqtt: every program that reaches nowhere.invalid:1883 may publish and read "
-        "every topic. Set auth.users_file with `anonymous: never`, unless you trust that network\n"
         "weft: edge.yaml:6: listeners.mqtt.bind: the name in nowhere.invalid:1883 cannot be resolved. Write "
-        "an address of this machine, or 0.0.0.0 for all",
+        "an address of this machine, or 0.0.0.0 for all\n"
+        "warning: edge.yaml: listeners.mqtt: every program that reaches nowhere.invalid:1883 may publish and read "
+        "every topic. Set auth.users_file with `anonymous: never`, unless you trust that network",
         files=edge(
             STREAM
             + ("http: null\nlisteners: {mqtt: {bind: 'nowhere.invalid:1883', anonymous: allowed_beyond_loopback}}\n")

@@ -57,7 +57,7 @@ PIPELINES = [
     ),
     pipeline(
         "a table without a checkpoint", SOURCE + "sink: {delta: t}\n",
-        "weft: warm.yaml:1: checkpoint: is missing, and a sink of kind delta needs one. Name a folder for it",
+        "weft: warm.yaml: checkpoint: is missing, and a sink of kind delta needs one. Name a folder for it",
     ),
     pipeline(
         "a hub's address without a scheme", SOURCE + "sink: {stream: {hub: 'hub:8090', stream: a}}\ncheckpoint: c\n",
