@@ -239,8 +239,9 @@ class SenderConnection:
         # The age of what waits grows by itself.
         self._status_stale |= self._status.pending_records > 0
         if sender.peer_clock is not None:
-            self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
+            offset = self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
             self._status.clock_error_ns = sender.peer_clock.error
+            self._link_log.clock(offset / SECOND, now / SECOND)
 
     def _handle_events(self, sender: Sender) -> ReadRequest | None:
         request = None

@@ -107,3 +107,23 @@ def test_trouble_after_a_sound_hour_is_news(caplog: pytest.LogCaptureFixture) ->
         link.failed("closed")
         link.wait(1)
     assert sum("disconnected" in line for line in caplog.messages) == 5
+
+
+def test_a_clock_that_differs_is_told_with_its_size_once_an_hour_and_when_it_agrees_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    link = Driver()
+    for offset_s in (0.0, -9.9, 20 * 365 * 86_400.0, 20 * 365 * 86_400.0):
+        link.log.clock(offset_s, link.now)
+        link.wait(60)
+    link.wait(3600)
+    link.log.clock(-2 * 365 * 86_400.0, link.now)
+    link.log.clock(0.1, link.now)
+    link.log.clock(0.1, link.now)
+    said = [record.getMessage().partition(". ")[0] for record in caplog.records]
+    assert said == [
+        "link cloud: this machine's clock is 20.0 years behind the hub's",
+        "link cloud: this machine's clock is 2.0 years ahead of the hub's",
+        "link cloud: this machine's clock agrees with the hub's again",
+    ]

@@ -8,12 +8,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
 from tests.support.waiting import PATIENCE_S
+from weft.commands.common import get_status
+from weft.output import Failed
 
 CONFIG = "node: press-shop-7\ndata_dir: data\nstreams: {telemetry: {from: 'plant/{line}/telemetry'}}\n"
 
@@ -148,3 +151,19 @@ def test_a_default_port_in_use_is_told_as_the_default_and_named_with_no_line(tmp
         "already in use. Choose another, or stop the program that has it (`ss -ltnp 'sport = :1883'`)"
     ), "an error comes before the warnings"
     assert shown[1].startswith("warning: ")
+
+
+def test_a_node_that_ends_within_its_answer_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as node:
+
+        def break_off() -> None:
+            connection, _ = node.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"node":')
+
+        ending = threading.Thread(target=break_off)
+        ending.start()
+        with pytest.raises(Failed, match="does not answer"):
+            get_status(f"127.0.0.1:{node.getsockname()[1]}", "/status")
+        ending.join()

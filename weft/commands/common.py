@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import json
 import os
@@ -216,7 +217,7 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
             return json.loads(answer.read(STATUS_BYTES_MAX))
     except urllib.error.HTTPError as error:
         raise Failed(f"{url} answered {error.code} {error.reason}: {_advice(error)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last: the node ended within its answer
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = getattr(reason, "strerror", None) or reason
         raise Failed(f"{url} does not answer ({reason}); is the node running?") from None

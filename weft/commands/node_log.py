@@ -98,6 +98,15 @@ class NodeLog:
             raise Failed(f"another node answers at {self.config.http.bind}: {facts.get('tenant')}/{facts.get('node')}")
         return facts
 
+    def clock_trouble(self) -> str | None:
+        """Return how far the clock of the running node is from a hub's; None while it is near, or that is unknown."""
+        from weft.text.status import clock_trouble
+
+        try:
+            return clock_trouble(self.status()) if self.config and self.config.http else None
+        except (Failed, KeyError, TypeError):
+            return None
+
     def _durable_ends(self) -> Mapping[str, int] | None:
         from weft.protocols.lane import format_log_id
 

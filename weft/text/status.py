@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from weft.config.log_lines.clock import clock_difference
 from weft.config.units import YEAR_S, approximate_duration, approximate_size
 from weft.edge_node.status.outage import outage_duration, outage_left
 from weft.output import counted, print_facts, print_table
@@ -22,7 +23,7 @@ def show_running(facts: dict[str, Any], now: float) -> None:
     known = {
         "node": f"{facts['tenant']}/{facts['node']} (log {facts['log_id']})",
         "state": f"running for {approximate_duration(facts['uptime_seconds'])}",
-        "clock": facts["clock"],
+        "clock": _clock(facts),
         "configuration": _configuration(facts.get("configuration", {}), now),
         "disk": _disk(disk),
         "outage left": outage_left(facts),
@@ -68,6 +69,12 @@ def show_running(facts: dict[str, Any], now: float) -> None:
             ("imported log", "state", "records waiting", "trouble"),
             [(log_id, each["state"], each["pending_records"], each["trouble"]) for log_id, each in imports.items()],
         )
+
+
+def clock_trouble(facts: dict[str, Any]) -> str | None:
+    """Return how far the node's clock is from a hub's; None while it is near, or no link knows."""
+    offsets = [link.get("clock_offset_seconds") for link in facts["links"].values()]
+    return clock_difference(max((each for each in offsets if each is not None), key=abs, default=None))
 
 
 def show_functions(functions: dict[str, Any]) -> None:
@@ -131,6 +138,15 @@ def show_files(facts: dict[str, Any]) -> None:
         ("stream", "in the log", "next seq", "lost", "oldest", "newest"),
         [(name, *_counts(s), _when(s["oldest"]), _when(s["newest"])) for name, s in facts["streams"].items()],
     )
+
+
+def _clock(facts: dict[str, Any]) -> str:
+    differs = clock_trouble(facts)
+    if differs is not None:
+        return f"{facts['clock']}, {differs}: set it, for example with `timedatectl set-ntp true`"
+    if facts["clock"] == "synchronised":
+        return "synchronised"
+    return f"{facts['clock']}: no time source vouches for it, so hubs correct the times of records"
 
 
 def _next_try(link: dict[str, Any], now: float) -> str:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 import tracemalloc
 
 import pytest
 
+from tests.cloud_hub.api.test_application import records
+from tests.cloud_hub.live import EdgeLog, Epochs, running_hub
 from tests.support.clocks import Clock
+from tests.support.waiting import until
 from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
+from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.status import LinkStatus
+from weft.storage.object_store.memory import MemoryStore
+from weft.text.status import clock_trouble
 
 CONFLICT = "refused: a connection with epoch 4 has taken over, this one has 3"
 
@@ -92,3 +101,24 @@ def test_memory_is_bounded_when_ever_new_names_come(log: HubLinkLog, caplog: pyt
         assert tracemalloc.get_traced_memory()[0] < EDGES_MAX * 2048
     finally:
         tracemalloc.stop()
+
+
+async def test_an_edge_whose_clock_is_off_by_years_is_told_so_by_its_log_and_its_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, status, years = EdgeLog(), LinkStatus("cloud"), 20 * 365 * 86_400 * 10**9
+    log.append(*records(0, [b"x"]))
+    async with running_hub(MemoryStore()) as hub:
+        link = asyncio.create_task(
+            run_link(
+                log, LinkIdentity("default", "press-1", 1, "test"), LinkSettings((hub.url,), token=lambda: None),
+                Epochs(), status, wall_clock=lambda: time.time_ns() - years,
+            )
+        )  # fmt: skip
+        await log.until_released(1)
+        await until(lambda: any("clock is 20.0 years behind the hub's" in each.getMessage() for each in caplog.records))
+        link.cancel()
+        await asyncio.gather(link, return_exceptions=True)
+    assert status.clock_offset_ns is not None
+    facts = {"links": {"cloud": {"clock_offset_seconds": status.clock_offset_ns / 1e9}, "other": {}}}
+    assert clock_trouble(facts) == "20.0 years behind the hub's"

@@ -80,6 +80,8 @@ def command(
         def text(item: Item) -> str:
             return harmless(msgspec.json.encode(facts(item)).decode() if as_json else line(item))
 
+        if differs := found.clock_trouble():
+            click.echo(f"-- the clock of this node is {differs}: the times are those that it stamped", err=True)
         read = follow_log if follow else newest_records
         is_empty = True
         try:
