@@ -238,6 +238,13 @@ def test_amqplib_uses_what_it_has(amqplib: Command, node: AmqpBroker) -> None:
     }  # fmt: skip
 
 
+def test_amqplib_closes_behind_its_publishes(amqplib: Command, node: AmqpBroker) -> None:
+    """connection.close: amqplib writes it before messages that it has queued, and those follow."""
+    done = said(amqplib("close", node.port, ""))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == [*(f"closed {count}" for count in (0, 100, 500, 1000, 2046, 5000)), ""]
+
+
 def test_the_java_client_uses_what_it_has(java: Command, node: AmqpBroker) -> None:
     """RabbitMQ's Java client: confirms, returns, types of headers, bindings of exchanges, transactions, prefetch,
     rejects, reply codes, direct reply-to; it checks them itself."""

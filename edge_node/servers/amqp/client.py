@@ -73,6 +73,13 @@ class Client(Publisher, Protocol):
         """Take part in back-pressure: the client publishes."""
 
 
+class Over(Protocol):
+    """A connection whose end was agreed on, and that its client is to close."""
+
+    def end(self) -> None:
+        """Close it all the same."""
+
+
 @dataclass(slots=True)
 class Peer:
     """One whose connection is open."""
@@ -98,3 +105,5 @@ class Shared:
     channels: Bound
     counters: AmqpCounters
     clients: set[Client] = field(default_factory=set)
+    lingering: set[Over] = field(default_factory=set)
+    """Connections that are over, and that their clients are to close."""

@@ -12,6 +12,7 @@ from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channels import Channels
 from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.handshake import Handshake, check_secret
+from weft.edge_node.servers.amqp.lingering import Lingering
 from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.reads import WAITING, Reads
 from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
@@ -336,7 +337,7 @@ class AmqpConnection(Reads):
         if index == commands.Connection.Close.index:
             self.answer(commands.Connection.CloseOk())
         if index in (commands.Connection.Close.index, commands.Connection.CloseOk.index):
-            self._end("connection.close-ok", logging.DEBUG)
+            self._end("connection.close-ok", logging.DEBUG, lingers=True)
 
     def _closed_by_client(self) -> None:
         """Answer connection.close when what was published before it is durable: who publishes without confirms knows
@@ -355,7 +356,7 @@ class AmqpConnection(Reads):
             self._say_goodbye(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was published could not be stored: {error}"))
         else:
             self.answer(commands.Connection.CloseOk())
-            self._end("connection.close", logging.DEBUG)
+            self._end("connection.close", logging.DEBUG, lingers=True)
 
     def _leave_channels(self) -> None:
         channels, self._channels = self._channels, None
@@ -363,8 +364,12 @@ class AmqpConnection(Reads):
         if channels is not None:
             channels.close()
 
-    def _end(self, reason: str, level: int = logging.WARNING) -> None:
-        """Close the transport; once. What the socket has not taken is dropped where the client does not read."""
+    def _end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
+        """Close the transport; once. What the socket has not taken is dropped where the client does not read.
+
+        Args:
+            lingers: leave the closing to the client, for some seconds.
+        """
         if self._transport is None:
             return
         self._turn.store()
@@ -384,17 +389,10 @@ class AmqpConnection(Reads):
         if self.peer is not None:
             self._broker.ingest.leave(self.peer.routes)
         self._shared.clients.discard(self)
-        self.place.free()
         self._broker.left(self)
+        if lingers:
+            Lingering(self._shared, transport, self.arrival, self.place)
+            return
+        self.place.free()
         self.arrival.closed()
         (transport.close if self.is_writable else transport.abort)()
-
-    def _client(self) -> str:
-        """Return the client as log lines name it."""
-        if self.peer is None:
-            return f"at {self.arrival.name}"
-        named = f" {self.peer.name[:80]!r}" if self.peer.name else ""
-        user = self.peer.identity.username
-        return f"{named.strip() or 'without a name'} of user {user!r} at {self.arrival.name}" if user else (
-            f"{named.strip() or 'without a name'} at {self.arrival.name}"
-        )  # fmt: skip

@@ -40,6 +40,8 @@ class Amqp:
         """Close all connections: the node stops."""
         for client in list(self._shared.clients):
             client.shut_down()
+        for over in list(self._shared.lingering):
+            over.end()
 
     def permissions_changed(self) -> None:
         """Close the connections of users that are not let in any more."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from weft.bounds import user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.amqp.client import Shared
+from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.inbox import Inbox
 from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.broker.place import Place
@@ -27,6 +27,7 @@ class Reads(asyncio.Protocol):
                  "place")  # fmt: skip
 
     _live: Liveness
+    peer: Peer
 
     def __init__(self, shared: Shared, arrival: Arrival) -> None:
         self.arrival = arrival
@@ -121,3 +122,11 @@ class Reads(asyncio.Protocol):
         if not self._pause and self._transport is not None:
             self._live.heard = self._broker.clock()
             self._transport.resume_reading()
+
+    def _client(self) -> str:
+        """Return the client for log lines."""
+        if self.peer is None:
+            return f"at {self.arrival.name}"
+        named = repr(self.peer.name[:80]) if self.peer.name else "without a name"
+        user = self.peer.identity.username
+        return f"{named} of user {user!r} at {self.arrival.name}" if user else f"{named} at {self.arrival.name}"

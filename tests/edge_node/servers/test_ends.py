@@ -98,7 +98,7 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
             "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
             "places": node.broker.places,
         }  # fmt: skip
-        await until(lambda: not node.amqp._shared.clients)
+        await until(lambda: not node.amqp._shared.clients and not node.amqp._shared.lingering)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert node.counters.amqp_channels == 0
         assert not node.broker.ingest.remembering

@@ -197,11 +197,16 @@ class RawClient:
         """Whether the node closes the connection without another frame."""
         return await self.frame() is None
 
+    async def leave(self) -> None:
+        """Close the connection, as clients do once its end is agreed on; the node closes it then."""
+        self.writer.write_eof()
+        assert await self.closed()
+
     async def connection_error(self) -> commands.Connection.Close:
         """The exception with which the node closes the connection, which is then closed in good order."""
         found = await self.expect(commands.Connection.Close, 0)
         self.send(commands.Connection.CloseOk())
-        assert await self.closed()
+        await self.leave()
         return found
 
     async def channel_error(self, channel: int = 1) -> commands.Channel.Close:

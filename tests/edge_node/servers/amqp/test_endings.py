@@ -106,3 +106,49 @@ async def test_a_mistake_of_the_node_ends_the_connection_that_met_it(
         monkeypatch.setattr(Publishing, "check", fail)
         client.publish("plant.1.a", b"x")
         assert (await client.connection_error()).reply_code == ReplyCode.INTERNAL_ERROR
+
+
+@pytest.mark.parametrize("is_clients", [True, False], ids=["the client closes", "the node closes"])
+async def test_what_a_client_sends_behind_its_last_word_is_no_reset(tmp_path: Path, is_clients: bool) -> None:
+    """connection.close, connection.close-ok: the node reads and drops until the client closes the connection."""
+    async with serving(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        if is_clients:
+            client.send(Connection.Close(200, "bye", 0, 0))
+        else:
+            client.send(b"\x03\0\x00\0\0\0\x01x\xce")
+            await client.expect(Connection.Close)
+            client.send(Connection.CloseOk())
+        for _ in range(30):
+            client.publish("plant.1.a", b"x" * 8192)
+            await client.writer.drain()
+            await asyncio.sleep(0.001)  # each write is a segment of its own, as those of clients are
+        if is_clients:
+            await client.expect(Connection.CloseOk)
+        client.publish("plant.1.a", b"after close-ok")
+        client.writer.write_eof()
+        assert await client.reader.read() == b"", "no reset, and nothing more is answered"
+        assert await node.stored() == []
+        assert node.counters_of_node.connections == 0
+
+
+async def test_a_client_that_never_closes_is_closed_in_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time, by bytes, and when the node stops; it counts as a connection of its user until then."""
+    module = "weft.edge_node.servers.amqp.lingering"
+    async with serving(tmp_path) as node:
+
+        async def closing() -> RawClient:
+            client = await RawClient.connect(node.port)
+            await client.ask(Connection.Close(200, "bye", 0, 0), Connection.CloseOk, 0)
+            return client
+
+        stays = await closing()
+        assert node.counters_of_node.connections == 1
+        monkeypatch.setattr(f"{module}.LINGER_BYTES_MAX", 1 << 20)
+        floods = await closing()
+        floods.send(b"x" * (2 << 20))
+        assert await floods.closed()
+        monkeypatch.setattr(f"{module}.LINGER_S_MAX", 0.1)
+        assert await (await closing()).closed()
+        node.amqp.close()
+        assert await stays.closed()

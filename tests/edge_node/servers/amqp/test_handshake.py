@@ -278,7 +278,6 @@ async def test_close_is_answered_when_what_came_before_is_durable(tmp_path: Path
         client.send(Connection.Close(200, "bye", 0, 0))
         await client.expect(Connection.CloseOk)
         assert node.log.durable_end(node.log.streams()["telemetry"]) == 1
-        assert await client.closed()
 
 
 async def test_who_does_not_answer_connection_close_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

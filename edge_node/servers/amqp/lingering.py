@@ -1,0 +1,61 @@
+"""The last seconds of a connection whose end was agreed on, until its client closes it.
+
+A socket that is closed while bytes of the client are unread is reset: the client may lose connection.close-ok with it,
+and what it writes next fails. Clients write until they have read close-ok, and some queue messages behind their close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.edge_node.servers.amqp.client import Shared
+from weft.edge_node.servers.broker.place import Place
+from weft.edge_node.servers.listeners.door import Arrival
+from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
+
+LINGER_S_MAX = 5.0
+LINGER_BYTES_MAX = 64 << 20
+"""Bytes that are dropped before the connection is closed all the same."""
+
+
+class Lingering(asyncio.Protocol):
+    """Reads and drops what a client still sends. The connection counts for its address and user all the while."""
+
+    __slots__ = ("_arrival", "_bytes_left", "_place", "_shared", "_transport", "wheel_slot")
+
+    def __init__(self, shared: Shared, transport: asyncio.Transport, arrival: Arrival, place: Place) -> None:
+        """Take the transport over."""
+        self.wheel_slot = -1
+        self._shared = shared
+        self._arrival = arrival
+        self._place = place
+        self._transport = transport
+        self._bytes_left = LINGER_BYTES_MAX
+        is_tls = transport.get_extra_info("sslcontext") is not None
+        transport.set_protocol(SharedBufferProtocol(self) if is_tls else self)
+        shared.lingering.add(self)
+        shared.broker.wheel.set(self, shared.broker.clock() + LINGER_S_MAX)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Drop it."""
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
+            self.end()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Give up the connection's places: the client has closed it, or the node."""
+        self._shared.broker.wheel.cancel(self)
+        self._shared.lingering.discard(self)
+        self._place.free()
+        self._arrival.closed()
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002
+        """Close the connection of a client that leaves that to the node."""
+        self.end()
+        return None
+
+    def end(self) -> None:
+        """Close the connection. What the client has not read is dropped."""
+        (self._transport.abort if self._transport.get_write_buffer_size() else self._transport.close)()
