@@ -158,12 +158,19 @@ class Declarations:
     def unbind(
         self, client: QueueClient, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """Remove a binding; nothing happens where it is not there.
+        """Remove a binding; nothing happens where it is not there, or its queue or its exchange.
+
+        Programs unbind as they end, when a queue or an exchange may have gone with its last consumer or binding.
 
         Raises:
-            QueueError: as ``bind``.
+            QueueError: as ``bind``, except for NOT_FOUND.
         """
+        if queue not in self._registry.queues:
+            client.check_missing(queue, LOOK)
+            return
         found = self._registry.queue(client, queue, LOOK)
+        if exchange not in self._registry.topology.exchanges:
+            return
         binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
         self._registry.unbind(client, binding)
 
@@ -191,11 +198,13 @@ class Declarations:
         key: str = "",
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Remove a binding between exchanges; nothing happens where it is not there.
+        """Remove a binding between exchanges; nothing happens where it is not there, or one of them.
 
         Raises:
-            QueueError: as ``bind``.
+            QueueError: as ``bind``, except for NOT_FOUND.
         """
+        if not {source, destination} <= self._registry.topology.exchanges.keys():
+            return
         binding = self._registry.binding(source, destination, key, arguments or {}, to_exchange=True)
         self._registry.unbind(client, binding)
 

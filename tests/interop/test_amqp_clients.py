@@ -14,6 +14,7 @@ import kombu
 import paho.mqtt.client as paho
 import pika
 import pytest
+from aio_pika.patterns import RPC
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.exceptions import ChannelClosedByBroker, NackError, UnroutableError
 
@@ -256,6 +257,21 @@ async def test_aio_pika_transactions(broker: AmqpBroker, name: str) -> None:
         message = await queue.get(timeout=PATIENCE_S)
         assert message.body == b"one"
         await message.ack()
+
+
+async def test_aio_pika_calls_and_closes_its_rpc(broker: AmqpBroker, name: str) -> None:
+    """It cancels its consumer, with which its queue of answers goes, and unbinds that queue then."""
+    async with await aio_pika.connect(broker.url) as connection:
+        rpc = await RPC.create(await connection.channel())
+
+        async def double(*, number: int) -> int:
+            return 2 * number
+
+        await rpc.register(name, double, auto_delete=True)
+        assert await rpc.call(name, {"number": 21}) == 42
+        await rpc.unregister(double)
+        await rpc.close()
+        assert not rpc.channel.is_closed
 
 
 def test_kombu(broker: AmqpBroker, name: str) -> None:

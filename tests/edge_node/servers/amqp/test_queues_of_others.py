@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ async def test_messages_are_not_counted(alice: RawClient, mallory: RawClient) ->
     """403 access-refused at queue.declare: passive; queue.bind; exchange.bind."""
     await declared(alice, "secret.jobs")
     publish(alice, "secret.jobs", b"x")
-    for method in (Queue.Declare, Queue.Purge, Queue.Delete, Basic.Get, Basic.Consume):
+    unbind = partial(Queue.Unbind, exchange="amq.topic", routing_key="public.a")
+    for method in (Queue.Declare, Queue.Purge, Queue.Delete, Basic.Get, Basic.Consume, unbind):
         for options in ({"passive": True}, {}) if method is Queue.Declare else ({},):
             seen = await refused(mallory, method(queue="secret.jobs", **options))
             assert await refused(mallory, method(queue="secret.none", **options)) == seen.replace("jobs", "none")

@@ -269,6 +269,21 @@ async def test_bindings_come_and_go(client: RawClient) -> None:
     assert await refused(client, Queue.Bind(0, "q", "", "k")) == ReplyCode.ACCESS_REFUSED
 
 
+async def test_unbinding_what_is_gone_is_no_error(client: RawClient) -> None:
+    """queue.unbind, queue.unbind-ok, exchange.unbind, exchange.unbind-ok: programs unbind as they end, when consumers
+    and bindings have taken their queues and exchanges with them."""
+    await declared(client, "q")
+    for method in (
+        Queue.Unbind(0, "gone", "amq.topic", "k"),
+        Queue.Unbind(0, "q", "gone", "k"),
+        Queue.Unbind(0, "q", "amq.topic", "never bound"),
+    ):
+        await client.ask(method, Queue.UnbindOk)
+    for ends in (("gone", "amq.fanout"), ("amq.fanout", "gone"), ("amq.fanout", "amq.topic")):
+        await client.ask(Exchange.Unbind(0, *ends, "k"), Exchange.UnbindOk)
+    assert await refused(client, Queue.Unbind(0, "q", "", "k")) == ReplyCode.ACCESS_REFUSED
+
+
 async def test_access_rules_hold_for_bindings(node: AmqpNode) -> None:
     """403 access-refused at queue.bind, where the user may not subscribe to what it would get."""
     node.door.may = lambda what, topic: not topic.startswith("secret")
