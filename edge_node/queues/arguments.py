@@ -107,7 +107,7 @@ def queue_arguments(arguments: Mapping[str, Any], *, durable: bool, exclusive: b
     """
     if arguments.get("x-queue-type") == "stream":
         raise QueueError(
-            Reason.NOT_IMPLEMENTED,
+            Reason.PRECONDITION_FAILED,
             "queues of type stream are not available: bind a classic or quorum queue, or read a stream of the node",
         )
     kind = QueueType(_one_of(arguments, "x-queue-type", QueueType) or QueueType.CLASSIC)

@@ -9,6 +9,7 @@ from weft.edge_node.ingest.routes import Remembering
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.unused import UnusedQueues
+from weft.edge_node.queues.definitions import check_not_default
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
 from weft.edge_node.queues.queue import Queue, QueueClient
@@ -55,8 +56,9 @@ class Declarations:
         """Check that there is an exchange: a passive declaration.
 
         Raises:
-            QueueError: NOT_FOUND.
+            QueueError: NOT_FOUND; ACCESS_REFUSED for the default exchange.
         """
+        check_not_default(name)
         self._registry.topology.exchange(name)
 
     def delete_exchange(self, client: QueueClient, name: str, *, if_unused: bool = False) -> None:
@@ -87,8 +89,9 @@ class Declarations:
             own_name: beginning of that name.
 
         Raises:
-            QueueError: ACCESS_REFUSED (reserved name, or access rules), RESOURCE_LOCKED, PRECONDITION_FAILED (it exists
-                and is another, or an argument cannot be), NOT_IMPLEMENTED (a stream), TOO_MANY, NO_ROOM.
+            QueueError: ACCESS_REFUSED (reserved name, or access rules), RESOURCE_LOCKED (it is exclusive, and only one
+                of the two declarations says so, or another connection's), PRECONDITION_FAILED (it exists and is
+                another, or an argument cannot be), TOO_MANY, NO_ROOM.
         """
         self._turn.store()
         queue = self._registry.declare_queue(

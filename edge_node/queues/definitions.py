@@ -155,6 +155,18 @@ def check_name(name: str, what: str) -> None:
         )
 
 
+def check_not_default(exchange: str) -> None:
+    """Check that a declaration does not name the default exchange, which is there for each queue alone.
+
+    Raises:
+        QueueError: it does.
+    """
+    if exchange == DEFAULT_EXCHANGE:
+        raise QueueError(
+            Reason.ACCESS_REFUSED, "the default exchange cannot be declared or looked at: publish to it as it is"
+        )
+
+
 def check_text(text: str, what: str) -> None:
     """Check a name or routing key.
 

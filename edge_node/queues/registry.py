@@ -19,6 +19,7 @@ from weft.edge_node.queues.definitions import (
     ExchangeKind,
     QueueDefinition,
     check_name,
+    check_not_default,
     check_text,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
@@ -124,6 +125,7 @@ class Registry:
         internal: bool,
     ) -> None:
         """Declare an exchange; ``Queues.declare_exchange`` says more."""
+        check_not_default(name)
         if kind not in list(ExchangeKind):
             raise QueueError(
                 Reason.UNKNOWN_KIND, f"unknown type of exchange {kind!r:.60}: use {', '.join(ExchangeKind)}"
@@ -234,11 +236,15 @@ class Registry:
         if name in self.queues:
             queue = self.queue(client, name, DECLARE.by_any)
             had = queue.definition
+            if had.exclusive != exclusive:
+                kind = "exclusive to this connection" if had.exclusive else "not exclusive"
+                raise QueueError(
+                    Reason.RESOURCE_LOCKED, f"queue {name!r} exists and is {kind}: declare it so, or delete it first"
+                )
             flags = [
                 word
                 for word, before, now in (
                     ("durable", had.durable, durable),
-                    ("exclusive", had.exclusive, exclusive),
                     ("auto_delete", had.auto_delete, auto_delete),
                 )
                 if before != now

@@ -29,6 +29,8 @@ _BASIC = 60
 _ACK, _NACK = 80, 120
 _FRAME_END = 0xCE
 TAG_BYTES = 8
+IMMEDIATE: Final = "immediate=true"
+"""RabbitMQ's words for a flag that it refuses, too; clients compare them."""
 
 
 class Publishing:
@@ -68,8 +70,7 @@ class Publishing:
             AmqpError: there is no such exchange, or it may not be published to.
         """
         if method.immediate:
-            reason = "the flag immediate is not supported: nothing could be stored before it is known to be wanted"
-            raise AmqpError(ReplyCode.NOT_IMPLEMENTED, reason, _PUBLISH)
+            raise AmqpError(ReplyCode.NOT_IMPLEMENTED, IMMEDIATE, _PUBLISH)
         try:
             self._shared.queues.check_exchange(self._client.peer.names.name(method.exchange))
         except QueueError as error:

@@ -88,7 +88,7 @@ async def test_names_that_cannot_be_shown_are_refused(name: str) -> None:
         ({"x-single-active-consumer": 1}, Reason.PRECONDITION_FAILED),
         ({"x-queue-type": "quorum"}, Reason.PRECONDITION_FAILED),
         ({"x-queue-type": "fast"}, Reason.PRECONDITION_FAILED),
-        ({"x-queue-type": "stream"}, Reason.NOT_IMPLEMENTED),
+        ({"x-queue-type": "stream"}, Reason.PRECONDITION_FAILED),
     ],
 )
 async def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], reason: Reason) -> None:

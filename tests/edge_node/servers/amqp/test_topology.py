@@ -90,7 +90,13 @@ async def test_exchanges_that_are_always_there(client: RawClient) -> None:
     for name in ("amq.direct", "amq.fanout", "amq.topic", "amq.headers", "amq.match"):
         await client.ask(Exchange.Declare(0, name, passive=True), Exchange.DeclareOk)
         assert await refused(client, Exchange.Delete(0, name)) == ReplyCode.ACCESS_REFUSED
-    assert await refused(client, Exchange.Declare(0, "amq.mine", "direct")) == ReplyCode.ACCESS_REFUSED
+    for method in (
+        Exchange.Declare(0, "amq.mine", "direct"),
+        Exchange.Declare(0, "", "direct", durable=True),
+        Exchange.Declare(0, "", "x-odd"),
+        Exchange.Declare(0, "", passive=True),
+    ):
+        assert await refused(client, method) == ReplyCode.ACCESS_REFUSED
 
 
 async def test_a_declaration_must_be_the_same(client: RawClient) -> None:
@@ -201,16 +207,26 @@ async def test_a_queue_without_a_name_gets_one(client: RawClient) -> None:
 
 
 async def test_a_queue_must_be_the_same(client: RawClient) -> None:
-    """queue.declare: durable, exclusive, auto-delete, arguments; 406 precondition-failed where they differ."""
+    """queue.declare: durable, exclusive, auto-delete, arguments; 406 precondition-failed where they differ, 405
+    resource-locked where one declaration is exclusive and the other is not."""
     await declared(client, "q", durable=True)
     for other in (
         Queue.Declare(0, "q"),
         Queue.Declare(0, "q", durable=True, auto_delete=True),
-        Queue.Declare(0, "q", durable=True, exclusive=True),
         Queue.Declare(0, "q", durable=True, arguments={"x-max-length": 5}),
         Queue.Declare(0, "w", arguments={"x-message-ttl": "soon"}),
+        Queue.Declare(0, "w", arguments={"x-queue-type": "stream"}, durable=True),
+        Queue.Declare(0, "w", arguments={"x-queue-type": "odd"}),
     ):
         assert await refused(client, other) == ReplyCode.PRECONDITION_FAILED
+    await declared(client, "mine", exclusive=True, durable=True)
+    for other in (
+        Queue.Declare(0, "q", durable=True, exclusive=True),
+        Queue.Declare(0, "mine", durable=True),
+        Queue.Declare(0, "mine"),
+    ):
+        assert await refused(client, other) == ReplyCode.RESOURCE_LOCKED
+    await declared(client, "mine", exclusive=True, durable=True)
 
 
 async def test_an_exclusive_queue_is_of_one_connection(node: AmqpNode, client: RawClient) -> None:
