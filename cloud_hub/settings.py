@@ -95,7 +95,9 @@ class HubSettings:
     """Silence of an edge after which the hub asks whether it is there; an edge that pings is not asked."""
     link_silence_s: float = 150.0
     """Silence of an edge after which its link counts as lost."""
-    batch_bytes_max: int = 16 * MiB
+    batch_bytes_max: int = 20 * MiB
+    """Maximum size of a batch: the longest record of an edge has 17 MiB, and takes a little more where it does not
+    compress."""
     response_bytes_max: int = 8 * MiB
     """Maximum size of a JSON response, in payload bytes; readers continue from ``next_offset``."""
     expected_edges: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)

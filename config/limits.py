@@ -14,6 +14,8 @@ _OF_ONE_USER = "of one user, or of one address where clients have no user name. 
 class EdgeLimits(Section, frozen=True, kw_only=True):
     """Bounds on what clients can make the node hold. Beyond them the node slows clients down or refuses them."""
 
+    renamed = {"packet": "message"}
+
     connections: Annotated[Count, Meta(le=1_000_000, description="Maximum number of connected clients.")] = 16_384
     connections_per_user: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -62,7 +64,7 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=8 * MiB,
-            description="Maximum size of the body of an HTTP request, as it comes and unpacked. Longer ones get 413.",
+            description="Maximum size of an HTTP body that may hold several messages, also unpacked. Longer ones: 413.",
         ),
     ] = field(default=1 * MiB, name="request")
     http_readers: Annotated[
@@ -77,14 +79,15 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description=f"The same {_OF_ONE_USER}Unset: a quarter of `http_readers`."),
     ] = None
-    packet_bytes: Annotated[
+    message_bytes: Annotated[
         Size,
         Meta(
             ge=1024,
             le=16 * MiB,
-            description="Maximum size of an MQTT packet. A client that sends a larger one is disconnected.",
+            description="Maximum size of an MQTT packet and of a message by AMQP or HTTP. A larger one ends the MQTT "
+            "connection, AMQP 0-9-1 channel (311) or AMQP 1.0 link; HTTP clients get 413. Once named `packet`.",
         ),
-    ] = field(default=1 * MiB, name="packet")
+    ] = field(default=4 * MiB, name="message")
     connect_bytes: Annotated[
         Size,
         Meta(
@@ -338,7 +341,7 @@ class HubLimits(Section, frozen=True, kw_only=True):
     ] = field(default=8 * MiB, name="window")
     batch_bytes: Annotated[
         Size, Meta(ge=64 << 10, le=64 * MiB, description="Maximum size of a batch from an edge.")
-    ] = field(default=16 * MiB, name="batch")
+    ] = field(default=20 * MiB, name="batch")
     pending_bytes: Annotated[
         Size,
         Meta(
@@ -363,11 +366,7 @@ class HubLimits(Section, frozen=True, kw_only=True):
         ),
     ] = 1024
     lanes_per_tenant: Annotated[
-        Count,
-        Meta(
-            le=10_000_000,
-            description="Maximum number of lanes of one tenant in one shard.",
-        ),
+        Count, Meta(le=10_000_000, description="Maximum number of lanes of one tenant in one shard.")
     ] = 50_000
     streams_per_tenant: Annotated[
         Count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -35,6 +36,9 @@ MiB = 1 << 20
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base class of sections: immutable, and unknown keys are errors."""
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Names that settings of this section had in earlier releases -> their present names. Both are read."""
 
 
 class OneOf(Section, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def log_settings(config: EdgeConfig) -> LogSettings:
 
 def read_reserve_bytes(config: EdgeConfig) -> int:
     """Return the room that is reserved before a read of a persistent session is stored."""
-    return READ_BYTES_MAX + config.limits.packet_bytes
+    return READ_BYTES_MAX + config.limits.message_bytes
 
 
 def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
@@ -140,7 +140,7 @@ def broker_settings(config: EdgeConfig, software: str) -> BrokerSettings:
         patterns=intake_patterns(config),
         sessions=session_limits(config),
         pending_bytes_max=limits.pending_bytes,
-        packet_bytes_max=limits.packet_bytes,
+        packet_bytes_max=limits.message_bytes,
         connect_bytes_max=limits.connect_bytes,
         unfinished_bytes_max=limits.unfinished_bytes,
         unfinished_bytes_per_user_max=one_share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
@@ -161,6 +161,7 @@ def http_settings(config: EdgeConfig, software: str) -> HttpSettings:
     limits, state = config.limits, config.state
     return HttpSettings(
         body_bytes_max=limits.request_bytes,
+        message_bytes_max=limits.message_bytes,
         readers_max=limits.http_readers,
         readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
         write_timeout_s=limits.write_timeout_s,

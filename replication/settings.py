@@ -52,7 +52,7 @@ class ReceiverSettings:
     window_bytes: int = 8 << 20
     """Maximum number of uncompressed bytes of batches that a sender may have on the way without an ACK (one batch may
     always go)."""
-    batch_bytes_max: int = 16 << 20
+    batch_bytes_max: int = 20 << 20
     ping_interval: int = 75 * SECOND
     """Silence after which the receiver asks; a sender that pings is not asked."""
     silence: int = 150 * SECOND

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -121,20 +121,28 @@ class Reader:
         extra = {key: value for key, value in extra.items() if value is not None}
         return self.read(node, inspect.Metadata(_fitting(node, types), extra_json_schema=extra), path)
 
-    def _entries(self, node: yaml.MappingNode, path: KeyPath) -> list[tuple[str, yaml.Node]]:
+    def _entries(
+        self, node: yaml.MappingNode, path: KeyPath, renamed: Mapping[str, str] | None = None
+    ) -> list[tuple[str, yaml.Node]]:
+        """Return the keys of a mapping with their values.
+
+        Args:
+            renamed: former names of settings -> present ones, which stand in their place in what is returned.
+        """
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self.findings.append(Finding(path, f"expected a name as key, got {_shown(key)}"))
                 continue
-            at = (*path, key.value)
-            if key.value in entries:
+            name = (renamed or {}).get(key.value, key.value)
+            at = (*path, name)
+            if name in entries:
                 message = f"is given twice, first in line {self.lines[at]}: keep one"
                 self.lines[at] = key.start_mark.line + 1
                 self.findings.append(Finding(at, message))
                 continue
             self.lines[at] = key.start_mark.line + 1
-            entries[key.value] = value
+            entries[name] = value
         return list(entries.items())
 
     def _struct(self, node: yaml.Node, type_: inspect.StructType, path: KeyPath, short: str | None = None) -> Any:
@@ -152,7 +160,7 @@ class Reader:
             return self._refuse(path, f"keys and values ({_listed(keys)})", node)
         fields = {field.encode_name: field for field in type_.fields}
         one_of = type_.cls if issubclass(type_.cls, OneOf) else None
-        entries = self._entries(node, path)
+        entries = self._entries(node, path, getattr(type_.cls, "renamed", None))
         if one_of is not None and len(entries) != 1:
             got = " and ".join(key for key, _ in entries) or f"nothing. Known here: {_listed(list(fields))}"
             self.findings.append(Finding(path, f"expected one {one_of.noun}, got {got}"))

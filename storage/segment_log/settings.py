@@ -15,8 +15,9 @@ DUE_BYTES = 512 << 10
 """A commit begins once this much is pending, whatever else the owner's thread still has to read."""
 SURE_ROOM_MARGIN_BYTES = 64 << 10
 """Appends are looked at closely when the newest segment has less room than this beyond what is pending."""
-RECORD_BYTES_MAX = 16 << 20
-"""Longest record: key, payload and headers together."""
+RECORD_BYTES_MAX = 17 << 20
+"""Longest record: a message of 16 MiB, the most that ``limits.message`` allows, with its key and headers. With more,
+the copies that are made of a record on its way would hold a loop for longer than a turn is worth (decision 0119)."""
 POINT_SPACING_BYTES = 64 << 10
 """A segment's sparse index has at most one point per stream in this many bytes: a read walks no further."""
 SEGMENT_BYTES_MIN = 4096

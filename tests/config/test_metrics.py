@@ -55,7 +55,7 @@ LIMITS = {
     "request_bytes": "http_refused_total",
     "http_readers": "refusals_total",
     "http_readers_per_user": "refusals_total",
-    "packet_bytes": "protocol_errors_total",
+    "message_bytes": "protocol_errors_total",
     "connect_bytes": "protocol_errors_total",
     "unfinished_bytes": "refusals_total",
     "unfinished_per_user_bytes": "refusals_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import zstandard
@@ -24,11 +25,12 @@ from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import Posts
+from weft.edge_node.servers.http.writes.sizes import longest_body
 from weft.edge_node.servers.http.writes.storing import NewRecord, Once
 from weft.edge_node.servers.http.writes.storing import Target as Stream
 from weft.protocols.topics import InvalidTopic, check_topic
 
-SETTINGS = HttpSettings(body_bytes_max=64 << 10, records_max=1000)
+SETTINGS = HttpSettings(body_bytes_max=64 << 10, message_bytes_max=64 << 10, records_max=1000)
 """Small bounds: what a request may unpack to would else be more than its bytes allow."""
 STREAM = Stream("telemetry", 1, "t/n/l/telemetry", b"stream/telemetry")
 ANSWERS = Answers(lambda: NOW)
@@ -77,7 +79,7 @@ def _requests(data: bytes) -> None:
     """The first byte says in what pieces the rest comes."""
     if not data:
         return
-    parser = RequestParser(SETTINGS.body_bytes_max, lambda _: None)
+    parser = RequestParser(partial(longest_body, SETTINGS), lambda _: None)
     size, stream, taken = data[0] << 1 or PIECE_BYTES, data[1:], 0
     try:
         for at in range(0, len(stream), size):

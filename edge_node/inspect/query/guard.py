@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"})
 VALUE_BYTES_MAX = 64 << 20
-"""Longest text or blob that a query may make; the longest record has 16 MiB."""
+"""Longest text or blob that a query may make; the longest record has 17 MiB."""
 
 
 @dataclass

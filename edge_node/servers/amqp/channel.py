@@ -275,7 +275,7 @@ class Content:
         if self.left > bytes_max:
             raise AmqpError(
                 ReplyCode.CONTENT_TOO_LARGE,
-                f"a body of {self.left} bytes; {bytes_max} are possible (limits.packet)",
+                f"a body of {self.left} bytes; {bytes_max} are possible (limits.message)",
                 _PUBLISH,
             )
 

@@ -61,7 +61,7 @@ def amqp_settings(config: EdgeConfig, software: str) -> AmqpSettings:
     return AmqpSettings(
         channels_total_max=queues.channels,
         channels_per_user_max=one_share(queues.channels_per_user, queues.channels),
-        message_bytes_max=config.limits.packet_bytes,
+        message_bytes_max=config.limits.message_bytes,
         software=software,
         vhosts=vhosts,
     )

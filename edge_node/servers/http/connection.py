@@ -20,6 +20,7 @@ from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestPar
 from weft.edge_node.servers.http.sender import Sender
 from weft.edge_node.servers.http.server import Server
 from weft.edge_node.servers.http.steps import Steps
+from weft.edge_node.servers.http.writes.sizes import longest_body
 from weft.edge_node.servers.listeners.door import Arrival, Door
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class HttpConnection(asyncio.Protocol):
         self._sender = Sender(service, door, arrival)
         self._held = Held(service.broker.unfinished, self._sender.owner)
         self._turn = service.broker.ingest.turn
-        self._parser = RequestParser(service.settings.body_bytes_max, self._on_head)
+        self._parser = RequestParser(partial(longest_body, service.settings), self._on_head)
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
         self._ahead = b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import httptools
@@ -33,12 +33,21 @@ _ONCE = frozenset({
 """Fields that have one value."""
 
 
+class LongestBody(NamedTuple):
+    """Bound on the body of a request."""
+
+    size: int
+    setting: str
+    """Setting that says so, for the refusal of a longer one."""
+
+
 class Request:
     """One request."""
 
     __slots__ = (
         "_query",
         "body",
+        "bytes_max",
         "fields",
         "headers",
         "is_http10",
@@ -60,6 +69,8 @@ class Request:
         self.body: list[bytes] = []
         self.size = 0
         """Bytes of the body so far."""
+        self.bytes_max = LongestBody(0, "")
+        """Longest body, as it comes and unpacked; known with the head."""
         self.is_http10 = False
         self.keeps_alive = True
         self.upgrades = False
@@ -122,15 +133,15 @@ class RequestParser:
     """Makes the requests of one connection.
 
     Args:
-        body_bytes_max: longest body.
+        longest_body: returns the bound on the body of a request whose head is whole.
         on_head: called when a head is whole; may raise ``Problem``.
     """
 
-    __slots__ = ("_body_bytes_max", "_failed", "_head_bytes", "_in_body", "_now", "_on_head", "_parser",
+    __slots__ = ("_failed", "_head_bytes", "_in_body", "_longest_body", "_now", "_on_head", "_parser",
                  "_request", "_tail_bytes", "began", "complete", "rest")  # fmt: skip
 
-    def __init__(self, body_bytes_max: int, on_head: Callable[[Request], None]) -> None:
-        self._body_bytes_max = body_bytes_max
+    def __init__(self, longest_body: Callable[[Request], LongestBody], on_head: Callable[[Request], None]) -> None:
+        self._longest_body = longest_body
         self._on_head = on_head
         self._parser: Any = httptools.HttpRequestParser(self)
         self._request: Request | None = None
@@ -248,8 +259,9 @@ class RequestParser:
                 raise Problem(501, f"transfer coding {what} is not known; send `chunked`, or a length", closes=True)
             if parser.should_upgrade():
                 _check_upgrade(request)
-            if b"content-length" in headers and int(headers[b"content-length"]) > self._body_bytes_max:
-                raise self._long_body()
+            request.bytes_max = self._longest_body(request)
+            if b"content-length" in headers and int(headers[b"content-length"]) > request.bytes_max.size:
+                raise _long_body(request)
             self._on_head(request)
         except Problem as problem:
             self._fail(problem)
@@ -260,8 +272,8 @@ class RequestParser:
         assert request is not None
         request.body.append(data)
         request.size += len(data)
-        if request.size > self._body_bytes_max:
-            self._fail(self._long_body())
+        if request.size > request.bytes_max.size:
+            self._fail(_long_body(request))
         if len(request.body) > 64:
             request.body = [b"".join(request.body)]  # many small chunks are many small objects
 
@@ -273,17 +285,15 @@ class RequestParser:
         self._request, self._in_body = None, False
         self.complete.append(request)
 
-    def _long_body(self) -> Problem:
-        return Problem(
-            413,
-            f"the body is longer than {self._body_bytes_max} bytes (limits.request); send less at a time",
-            closes=True,
-        )
-
     def _fail(self, problem: Problem) -> None:
         problem.closes = True
         self._failed = problem
         raise problem
+
+
+def _long_body(request: Request) -> Problem:
+    size, setting = request.bytes_max
+    return Problem(413, f"the body is longer than {size} bytes ({setting}); send less at a time", closes=True)
 
 
 def _length(request: Request) -> int:

@@ -11,6 +11,8 @@ class HttpSettings:
 
     body_bytes_max: int = 1 << 20
     """Longest body of a request, as sent and unpacked."""
+    message_bytes_max: int = 1 << 20
+    """The same of a body that is one message, and that is stored as it comes."""
     records_max: int = 10_000
     """Most messages of a request."""
     readers_max: int = 256

@@ -41,7 +41,7 @@ def admission_limits(config: EdgeConfig) -> AdmissionLimits:
         connection_burst_per_address=limits.connection_burst,
         half_open_max=limits.half_open,
         connect_timeout_s=limits.connect_timeout_s,
-        websocket_message_bytes_max=limits.packet_bytes,
+        websocket_message_bytes_max=limits.message_bytes,
     )
 
 

@@ -19,7 +19,7 @@ LINGER_S = 1.0
 """Longest time that a client may take to read its alert. A good network needs one round trip."""
 READ_BYTES = 64 << 10
 READS_MAX = 16
-"""Maximum number of reads thrown away after the alert: 1 MiB, the longest packet that clients send by default."""
+"""Maximum number of reads thrown away after the alert: 1 MiB."""
 
 _alert: ContextVar[Alert | None] = ContextVar("tls alert", default=None)
 """Alert of the connection that the current task brings through its handshake; event loops pass the context on."""

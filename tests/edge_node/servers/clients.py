@@ -24,6 +24,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from tests.support.waiting import PATIENCE_S, Patience
 
 HOST = "127.0.0.1"
+TOO_LONG = 311
+"""Reply code of AMQP 0-9-1."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class ProtocolClient(ABC):
     def connect(self) -> None: ...
 
     @abstractmethod
-    def publish(self, topic: str) -> bool:
-        """Return whether it was acknowledged; False where the node says that it may not."""
+    def publish(self, topic: str, body: bytes = b"x") -> bool:
+        """Return whether it was acknowledged; False where the node says that it may not, or is too long."""
 
     @abstractmethod
     def subscribe(self, topic: str) -> bool:
@@ -95,6 +97,7 @@ class Mqtt(ProtocolClient):
 
     def _disconnected(self, *_: Any) -> None:
         self._lost.set()
+        self._acks.put(0x80)
         self._codes.put("lost")
 
     def connect(self) -> None:
@@ -107,8 +110,8 @@ class Mqtt(ProtocolClient):
         if code != "Success":
             raise Refused(code)
 
-    def publish(self, topic: str) -> bool:
-        self.paho.publish(topic, "x", 1)
+    def publish(self, topic: str, body: bytes = b"x") -> bool:
+        self.paho.publish(topic, body, 1)
         return self._acks.get(timeout=PATIENCE_S) < 0x80
 
     def subscribe(self, topic: str) -> bool:
@@ -148,11 +151,11 @@ class Amqp(ProtocolClient):
         channel.confirm_delivery()
         return channel
 
-    def publish(self, topic: str) -> bool:
+    def publish(self, topic: str, body: bytes = b"x") -> bool:
         try:
-            self._channel().basic_publish("amq.topic", topic.replace("/", "."), b"x")
+            self._channel().basic_publish("amq.topic", topic.replace("/", "."), body)
         except pika.exceptions.ChannelClosedByBroker as error:
-            return _is_not_forbidden(error.reply_code)
+            return error.reply_code != TOO_LONG and _is_not_forbidden(error.reply_code)
         return True
 
     def subscribe(self, topic: str) -> bool:
@@ -221,13 +224,13 @@ class Amqp1(ProtocolClient):
         except (ProtonException, OSError) as error:
             raise Refused(str(error)) from error
 
-    def publish(self, topic: str) -> bool:
+    def publish(self, topic: str, body: bytes = b"x") -> bool:
         from proton import Message
         from proton.utils import LinkDetached, SendException
 
         try:
             sender = self._connection.create_sender(topic)
-            sender.send(Message(body=b"x"))
+            sender.send(Message(body=body, inferred=True))
             sender.close()
         except (SendException, LinkDetached):
             return False
@@ -285,9 +288,9 @@ class Http(ProtocolClient):
             is_stream = answer.getheader("Content-Type", "").startswith("text/event-stream")
             return answer.status, b"" if is_stream else answer.read()
 
-    def publish(self, topic: str) -> bool:
-        status, body = self._ask("POST", f"/v1/topics/{topic}", b"x")
-        assert status in (200, 403), body
+    def publish(self, topic: str, body: bytes = b"x") -> bool:
+        status, answer = self._ask("POST", f"/v1/topics/{topic}", body)
+        assert status in (200, 403, 413), answer
         return status == 200
 
     def subscribe(self, topic: str) -> bool:

@@ -88,8 +88,8 @@ async def left(*clients: ProtocolClient) -> None:
         await asyncio.to_thread(client.close)
 
 
-async def publishes(client: ProtocolClient, topic: str) -> bool:
-    return await asyncio.to_thread(client.publish, topic)
+async def publishes(client: ProtocolClient, topic: str, body: bytes = b"x") -> bool:
+    return await asyncio.to_thread(client.publish, topic, body)
 
 
 async def subscribes(client: ProtocolClient, topic: str) -> bool:
@@ -313,3 +313,17 @@ async def test_rules_hold_and_change_while_clients_stay(make: Make, tmp_path: Pa
         nobody = await entered(make, way)
         assert not await publishes(nobody, "t/press-8/x")
         await left(client, nobody)
+
+
+async def test_a_message_has_a_longest_size(make: Make, tmp_path: Path) -> None:
+    """By the setting's name, and by the one that it had before."""
+    longest, rest = 64 << 10, 512  # for topic and headers, which some protocols count
+    for name in ("message", "packet"):
+        folder = tmp_path / name
+        folder.mkdir()
+        async with node_for(make, folder, "", f"limits: {{{name}: 64KiB}}") as (node, way):
+            client = await entered(make, way)
+            assert await publishes(client, "t/x", bytes(longest - rest))
+            assert not await publishes(client, "t/x", bytes(longest + 1))
+            assert stored(node) == 1
+            await left(client)

@@ -9,6 +9,7 @@ import msgspec
 import zstandard
 
 from weft.edge_node.servers.http.problem import Problem, quoted
+from weft.edge_node.servers.http.request import LongestBody
 from weft.edge_node.servers.http.writes.fields import NO_JSON
 
 _GZIP = 16 + zlib.MAX_WBITS
@@ -32,12 +33,12 @@ COMMAS_FACTOR = 32
 hundreds of thousands of objects before it could be refused."""
 
 
-def expanded(body: bytes, coding: str, bytes_max: int) -> Generator[None, None, bytes]:
+def expanded(body: bytes, coding: str, longest: LongestBody) -> Generator[None, None, bytes]:
     """Return a body without its content coding, in steps.
 
     Args:
         coding: as the field Content-Encoding has it.
-        bytes_max: longest body.
+        longest: bound on the unpacked body.
 
     Raises:
         Problem: the coding is not known, the body is damaged, of too many parts, or longer than that.
@@ -57,10 +58,9 @@ def expanded(body: bytes, coding: str, bytes_max: int) -> Generator[None, None, 
         size = 0
         for piece in pieces:
             size += len(piece)
-            if size > bytes_max:
-                raise Problem(
-                    413, f"the body is longer than {bytes_max} bytes unpacked (limits.request); send less at a time"
-                )
+            if size > longest.size:
+                what = f"longer than {longest.size} bytes unpacked ({longest.setting})"
+                raise Problem(413, f"the body is {what}; send less at a time")
             found.append(piece)
             yield
     except EOFError:

@@ -61,7 +61,7 @@ class Influx:
         if unit is None:
             raise Problem(400, f"precision {quoted(query['precision'])} is not known; send ns, us, ms or s")
         coding = request.header(b"content-encoding")
-        body = yield from bodies.expanded(request.payload(), coding, self._settings.body_bytes_max)
+        body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
         records: list[NewRecord] = []
         first_error, dropped = "", 0
         for count, line in enumerate(lines_of(body)):

@@ -81,7 +81,7 @@ class Posts:
         if "{" not in key:  # it says where all of them go: without the right to that, nothing is unpacked
             self._storing.route(exchange, target, key.encode())
         coding = request.header(b"content-encoding")
-        body = yield from bodies.expanded(request.payload(), coding, self._settings.body_bytes_max)
+        body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
         yield from self._store_messages(exchange, target, key, body, answer) or ()
 
     def _store_messages(

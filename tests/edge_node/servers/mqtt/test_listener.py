@@ -32,7 +32,7 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
         await asyncio.open_connection("127.0.0.1", address.port)
 
 
-@pytest.mark.parametrize("packet_bytes_max", [128, (16 << 20) + 1])
+@pytest.mark.parametrize("packet_bytes_max", [128, (17 << 20) + 1])
 def test_packet_limits_that_cannot_work_are_refused(packet_bytes_max: int) -> None:
     with pytest.raises(ValueError, match="packet_bytes_max must be"):
         BrokerSettings(patterns={}, packet_bytes_max=packet_bytes_max)
