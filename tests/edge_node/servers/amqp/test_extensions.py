@@ -152,14 +152,21 @@ async def test_a_request_after_another_consumer_has_another_queue(client: RawCli
     assert len(names) == 2
 
 
-async def test_a_new_secret_is_checked(node: AmqpNode, client: RawClient) -> None:
-    """connection.update-secret: new-secret, reason; connection.update-secret-ok; 530 not-allowed for a wrong one."""
+async def test_a_new_secret_changes_no_rights(
+    node: AmqpNode, client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """connection.update-secret: new-secret, reason; connection.update-secret-ok: for a wrong one, too, which is logged.
+    A connection whose user has another password ends all the same."""
     await client.ask(Connection.UpdateSecret("right", "it runs out"), Connection.UpdateSecretOk, 0)
+    assert "not the user's password" not in caplog.text
+    node.door.refuse = AccessDenied(Denial.WRONG, "wrong password")
+    await client.ask(Connection.UpdateSecret("wrong", "it runs out"), Connection.UpdateSecretOk, 0)
+    assert "not the user's password" in caplog.text
     client.publish("a", exchange="")
     await client.expect(Basic.Ack, 1)
-    node.door.refuse = AccessDenied(Denial.WRONG, "wrong password")
-    client.send(Connection.UpdateSecret("wrong", "it runs out"))
-    assert (await client.connection_error()).reply_code == ReplyCode.NOT_ALLOWED
+    node.door.removed.add("guest")
+    node.amqp.permissions_changed()
+    assert (await client.connection_error()).reply_code == ReplyCode.CONNECTION_FORCED
 
 
 @pytest.mark.parametrize("kind", [int, Int8, UInt8, Int16, UInt16, UInt32, Int64])
