@@ -212,8 +212,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Size,
         Meta(
             description="Maximum memory for live messages at QoS 1 and 2 of one client. Messages beyond it are "
-            "read from the log later. A session that ends with its connection loses those whose topic "
-            "no stream matches."
+            "read from the log later. With `unrouted: live`, a session that ends with its connection loses "
+            "those whose topic no stream matches."
         ),
     ] = field(default=1 * MiB, name="session_queue")
     session_queues_bytes: Annotated[

@@ -153,9 +153,9 @@ class Unrouted(Section, frozen=True, kw_only=True):
         Meta(
             description="`keep` writes them to the stream `unrouted` before they are acknowledged; no link "
             "carries it. `live` delivers them to subscribers and stores them only for persistent "
-            "sessions that are subscribed. `refuse` rejects them: MQTT 5.0 clients get reason code "
-            "0x90, for others see `auth.refused_publish`. `unrouted: live` is short for `unrouted: "
-            "{policy: live}`."
+            "sessions that are subscribed. Where nothing takes one, MQTT 5.0 clients get reason code 0x10. "
+            "`refuse` rejects them: MQTT 5.0 clients get reason code 0x90, for others see "
+            "`auth.refused_publish`. `unrouted: live` is short for `unrouted: {policy: live}`."
         ),
     ] = "keep"
     time_s: Annotated[

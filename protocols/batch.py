@@ -115,6 +115,8 @@ class Flag(IntFlag):
     """Flag of a record published at MQTT's QoS 0."""
     PUBLISHED_QOS2 = 16
     """Flag of a record published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
+    COPIED_FOR_SESSIONS = 32
+    """Flag of a record of the stream `unrouted` that is in the stream for sessions, too: readers of both skip it."""
 
 
 class Record(NamedTuple):

@@ -14,7 +14,7 @@ from weft.edge_node.ingest.queueing import QueuedRun, Queueing, queued_run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.routes import Destination, Remembering, Route, RouteCache
-from weft.edge_node.ingest.runs import ascending, headers_of, streams_of
+from weft.edge_node.ingest.runs import ascending, flags_in, headers_of, streams_of
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.subscriptions.fan_out import FanOut
@@ -69,7 +69,7 @@ class Ingest:
         self.topic_levels_max = topic_levels_max
         self.streams = (*router.numbers, session_topics)
         """Every stream that a session may have to read. The stream `unrouted` is none of them: it drops its oldest
-        records, so sessions have copies of their own."""
+        records, so persistent sessions have copies of their own. Others read it when messages there were for them."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self.everybody = RouteCache(self, None)
         self.remembering: set[Remembering] = set()
@@ -179,9 +179,14 @@ class Ingest:
         """Return whether no stream matches a topic, and such messages are refused."""
         return self.unrouted.refuses and self.route(topic).unrouted
 
-    def ends(self) -> dict[int, int]:
-        """Return stream -> seq of the first record that has not been delivered live."""
-        return {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in self.streams}
+    def ends(self, *, unrouted: bool = False) -> dict[int, int]:
+        """Return stream -> seq of the first record that has not been delivered live.
+
+        Args:
+            unrouted: with the stream `unrouted`.
+        """
+        streams = (*self.streams, *self.unrouted.streams) if unrouted else self.streams
+        return {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in streams}
 
     # --- records
 
@@ -284,9 +289,8 @@ class Ingest:
 
     def _append(self, stream: int, records: Records, now: int) -> int:
         """Append a run to one stream; returns the first record's seq."""
-        return self.log.append(
-            stream, now, records.keys, records.payloads, headers_of(records), records.flags or None
-        )  # fmt: skip
+        flags = flags_in(stream, records)
+        return self.log.append(stream, now, records.keys, records.payloads, headers_of(records), flags)
 
     def _work(self, destination: Destination, records: Records, now: int, refused: dict[Source, Exception]) -> bool:
         """Append what is made of records before the log. Return False where sources were refused for it."""
@@ -371,8 +375,7 @@ class Ingest:
         streams: dict[Records, int] = {}
         for destination, records in gathered.groups.items():
             found = streams_of(destination, records)
-            kept = found and (not destination.unrouted or found[-1] == self._session_topics)
-            streams[records] = found[-1] if kept else NOWHERE  # nothing that a session could read again
+            streams[records] = found[-1] if found else NOWHERE  # nothing that a session could read again
         live = ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
         for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from weft.edge_node.ingest.queue_targets import QueueTargets
 from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.subscriptions.message import NOWHERE
 from weft.protocols.batch import HeaderPairs
 
 
@@ -56,9 +57,11 @@ class Origin:
 class Records:
     """A run of records for one destination, in order of receipt."""
 
-    __slots__ = ("by_stream", "flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
+    __slots__ = ("by_stream", "copied_in", "flags", "headers", "keys", "marked", "payloads", "seqs", "sources")
 
-    def __init__(self) -> None:
+    def __init__(self, copied_in: int = NOWHERE) -> None:
+        self.copied_in = copied_in
+        """``Destination.copied_in``."""
         self.keys: list[bytes] = []
         self.payloads: list[bytes] = []
         self.sources: list[Source] = []
@@ -86,7 +89,7 @@ class Records:
 
     def where(self, indexes: Sequence[int]) -> Records:
         """Return a run of some of the records."""
-        part = Records()
+        part = Records(self.copied_in)
         for at, index in enumerate(indexes):
             part.add(
                 self.keys[index], self.payloads[index], self.sources[index],
@@ -112,7 +115,7 @@ class Groups(dict[Destination, Records]):
 
     def __missing__(self, destination: Destination) -> Records:
         """Begin a run."""
-        records = self[destination] = Records()
+        records = self[destination] = Records(destination.copied_in)
         return records
 
 

@@ -8,6 +8,7 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.before_log import BeforeLog
 from weft.edge_node.ingest.queue_targets import WIDE, QueueTargets
 from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.subscriptions.message import NOWHERE
 
 TOPICS_MAX = 100_000
 """Topics whose streams are remembered; when there are more, all are forgotten and found again."""
@@ -18,7 +19,7 @@ TOPIC_BYTES_REMEMBERED_MAX = 512
 class Destination:
     """Streams that take the records of some topics. Compared by identity: equal destinations are one object."""
 
-    __slots__ = ("before_log", "kept_for_sessions", "streams", "unrouted")
+    __slots__ = ("before_log", "copied_in", "kept_for_sessions", "streams", "unrouted")
 
     def __init__(
         self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool, before_log: tuple[BeforeLog, ...] = ()
@@ -33,6 +34,8 @@ class Destination:
         """True if no stream of the configuration matches the topics."""
         self.before_log = before_log
         """Functions that work on the records before the log, in the place of streams."""
+        self.copied_in = streams[-1] if unrouted and kept_for_sessions and len(streams) > 1 else NOWHERE
+        """The stream `unrouted`, if its records have a copy for persistent sessions in another stream."""
 
 
 class Route:

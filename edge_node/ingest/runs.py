@@ -7,6 +7,8 @@ from weft.edge_node.ingest.routes import Destination
 from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
 from weft.protocols.batch import Flag, HeaderPairs
 
+_COPIED = int(Flag.COPIED_FOR_SESSIONS)
+
 
 def ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> list[tuple[Records, int]]:
     """Return the records in order of receipt, except that those of each stream come in order of seq.
@@ -49,6 +51,19 @@ def streams_of(destination: Destination, records: Records) -> tuple[int, ...]:
     if len(streams) > 1:
         streams = (*streams[1:], streams[0])
     return streams[:-1] if destination.kept_for_sessions and _all_qos0(records) else streams
+
+
+def flags_in(stream: int, records: Records) -> dict[int, int] | None:
+    """Return index in the records -> flags for one of their streams, of those that have any.
+
+    A reader that falls behind reads `unrouted` and the copies for sessions. Which record has a copy must be in the log:
+    who is subscribed may have changed by the time of reading. No session reads messages at QoS 0.
+    """
+    flags = records.flags
+    if stream != records.copied_in:
+        return flags or None
+    every = ((index, flags.get(index, 0)) for index in range(len(records.keys)))
+    return {index: bits if bits & Flag.PUBLISHED_QOS0 else bits | _COPIED for index, bits in every}
 
 
 def _all_qos0(records: Records) -> bool:

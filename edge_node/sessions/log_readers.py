@@ -78,7 +78,7 @@ class LogReaders:
         """Return for each stream the first seq that a client has not been sent."""
         if window.catch_up is not None:
             return dict(window.catch_up.positions)
-        return before(window.queued, self._ingest.ends())
+        return before(window.queued, self._ingest.ends(unrouted=not window.persistent))
 
     def done(self, window: ClientWindow) -> set[tuple[int, int]]:
         """Return (stream, seq) of what a client has been sent although it is not before its stream's position."""
@@ -144,6 +144,8 @@ class LogReaders:
 
     def _catch_up(self, reader: Reader, positions: Positions) -> CatchUp:
         everywhere = {stream: positions.get(stream, 0) for stream in self._ingest.streams}
+        # Only readers that missed a message there read `unrouted`: see ``CatchUp.cover``.
+        everywhere |= {stream: positions[stream] for stream in self._ingest.unrouted.streams if stream in positions}
         return CatchUp(reader, everywhere, self._backlog.read, self._log)
 
 

@@ -114,7 +114,8 @@ class Persistence:
         if is_new and not options.filter.startswith(SHARE_PREFIX):  # those have positions of their own
             # A session that ends with its connection reads the log only when messages wait for it.
             may_read = session.persistent or window.queued or window.catch_up is not None
-            began = {stream: seq for stream, seq in self._ingest.ends().items() if seq} if may_read else {}
+            ends = self._ingest.ends(unrouted=not session.persistent)
+            began = {stream: seq for stream, seq in ends.items() if seq} if may_read else {}
         if session.persistent:
             self.changes.charge(
                 session.owner, lambda: self._journal.subscribed(client_id, options, subscription.identifier, began)

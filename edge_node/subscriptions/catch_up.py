@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
+from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.positions import Positions
 from weft.storage.segment_log import LogFailed, SegmentLog
 
@@ -96,6 +98,12 @@ class CatchUp:
                 self.positions[stream] = end
                 if self._goal is not None:
                     self._goal[stream] = end
+
+    def cover(self, messages: Iterable[Message]) -> None:
+        """Read these published messages, too, if the log has them: not every reader needs every stream."""
+        for message in messages:
+            if message.stream not in self.positions and message.stream != NOWHERE:
+                self.add({message.stream: message.seq})
 
     def room(self) -> None:
         """Look again whether the reader has room."""

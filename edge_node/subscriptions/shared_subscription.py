@@ -145,6 +145,8 @@ class SharedSubscription:
             self._parts.counters.deliveries_dropped += 1
         elif self._catch_up is None or self._joining or message.stream == NOWHERE:
             self._wait(message)
+        else:
+            self._catch_up.cover((message,))
 
     def pump(self) -> None:
         """Give what waits to members that have room."""
@@ -294,6 +296,8 @@ class SharedSubscription:
             self._parts.fall_behind(self, message)
         else:
             self._joining = False
+            ahead = (each for each in self._queue if each.seq >= self._passed.get(each.stream, 0))
+            self._catch_up.cover((*ahead, message))
             self._drop_queue()
             self._catch_up.fall_back()
 

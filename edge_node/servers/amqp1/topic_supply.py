@@ -195,6 +195,8 @@ class TopicSubscription:
         if self._link is None or not self._keeps_live:
             if message.stream == NOWHERE:
                 self._counters.deliveries_dropped += 1
+            elif self._catch_up is not None:
+                self._catch_up.cover((message,))
             return
         is_first = self._catch_up is None and not self._queue and not self._again
         if is_first and self._link.has_room:
@@ -265,6 +267,7 @@ class TopicSubscription:
         self._counters.sessions_behind += 1
         missing = [(each.stream, each.seq) for each in _stored([*self._queue, first])]
         if self._catch_up is not None:
+            self._catch_up.cover((*self._queue, first))
             self._catch_up.fall_back()
             self._clear_queue()
             self._keeps_live = False

@@ -140,6 +140,8 @@ class ClientWindow:
                 self.in_flight.withdraw(packet_id)
         elif self._state in QUEUEING or message.stream == NOWHERE or self._catch_up is None:
             self._wait(message, options, qos)
+        else:
+            self._catch_up.cover((message,))
 
     def send(
         self, message: Message, options: DeliveryOptions, qos: int, *, dup: bool = False, noted: bool = False
@@ -204,6 +206,7 @@ class ClientWindow:
             self._fall_behind(self, message)
         else:
             self._after(Event.FELL_BEHIND)
+            self._catch_up.cover((*self._waiting.messages(), message))
             self._waiting.drop_stored()
             self._catch_up.fall_back()
 
@@ -213,7 +216,7 @@ class ClientWindow:
         if not self._told_of_drops:
             self._told_of_drops = True
             log.warning(
-                "MQTT client %r acknowledges too slowly: messages whose topic no stream matches are dropped beyond "
+                "MQTT client %r acknowledges too slowly: messages that no stream keeps are dropped beyond "
                 "limits.session_queue. Add a stream for their topics, and the client gets them from the log",
                 self.client_id,
             )

@@ -369,48 +369,79 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
         assert node.counters.deliveries_dropped == 0
 
 
-async def test_a_slow_clean_session_reads_what_a_stream_keeps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("topic", [b"plant/a", b"none/a"], ids=["stream", "unrouted"])
+async def test_a_slow_clean_session_loses_nothing_that_the_log_keeps(tmp_path: Path, topic: bytes) -> None:
+    """Also of `unrouted`, and each message once although a copy for a session that stays is in another stream."""
     limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
     async with running(tmp_path, limits=limits) as node:
         client = await RawClient.connect(node.port, "c")
         await client.subscribe(("#", 2))
         device = await RawClient.connect(node.port, "device")
-        for number in range(1, 301):
-            device.send(Publish(b"plant/a", b"%d" % number, 1, number))
-        for number in range(1, 301):
-            device.send(Publish(b"kept/nowhere", b"%d" % number, 1, number))
-        assert [await device.receive() for _ in range(600)] == 2 * [PubAck(number) for number in range(1, 301)]
-        await node.durable()
-        got: dict[bytes, list[int]] = {b"plant/a": [], b"kept/nowhere": []}
-        while len(got[b"plant/a"]) < 300 or node.broker.sessions.all()[0].window.in_flight.deliveries:
+
+        async def publish(first: int, end: int) -> None:
+            for number in range(first, end):
+                device.send(Publish(topic, b"%d" % number, 1, number))
+            assert [await device.receive() for _ in range(first, end)] == [PubAck(n) for n in range(first, end)]
+
+        await publish(1, 201)
+        stays = await stay(node, "stays", (topic.decode(), 1))
+        await publish(201, 401)
+        assert node.counters.deliveries_dropped == 0
+        (window,) = (each.window for each in node.broker.sessions.all() if each.client_id == "c")
+        got: list[int] = []
+        while len(got) < 400:
             packet = await client.receive()
-            got[packet.topic].append(int(packet.payload))
+            got.append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
-            await until(lambda: packet.packet_id not in node.broker.sessions.all()[0].window.in_flight.deliveries)
-        assert got[b"plant/a"] == list(range(1, 301))
-        assert node.counters.deliveries_dropped == 300 - len(got[b"kept/nowhere"]) > 0
-        await until(lambda: node.broker.sessions.all()[0].window.catch_up is None)
+        assert sorted(got) == list(range(1, 401))
+        for part in (range(1, 201), range(201, 401)):
+            assert [number for number in got if number in part] == list(part)
+        await until(lambda: window.catch_up is None)
         assert await client.silent()
+        assert (await stays.receive()).payload == b"201"
+        assert node.counters.deliveries_lost == 0
+
+
+async def test_what_nothing_keeps_is_dropped_for_a_slow_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = SessionLimits(inflight_max=10, queue_bytes_max=3000)
+    async with running(tmp_path, limits=limits, unrouted="live") as node:
+        client = await RawClient.connect(node.port, "c")
+        await client.subscribe(("#", 2))
+        device = await RawClient.connect(node.port, "device")
+        for number in range(1, 301):
+            device.send(Publish(b"none/a", b"%d" % number, 1, number))
+        assert [await device.receive() for _ in range(300)] == [PubAck(number) for number in range(1, 301)]
+        dropped = node.counters.deliveries_dropped
+        got = [await client.receive() for _ in range(10)]
+        for packet in got:
+            client.send(PubAck(packet.packet_id))
+        got += [await client.receive() for _ in range(300 - dropped - 10)]
+        assert [int(packet.payload) for packet in got] == list(range(1, 301 - dropped))
+        assert dropped > 200
     assert caplog.text.count("acknowledges too slowly") == 1
 
 
-async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["plant", "none"], ids=["stream", "unrouted"])
+async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path: Path, level: str) -> None:
     limits = SessionLimits(inflight_max=1, queue_bytes_max=1000)
     async with running(tmp_path, limits=limits) as node:
         client = await RawClient.connect(node.port, "c")
-        await client.subscribe(("plant/a", 1))
+        await client.subscribe((f"{level}/a", 1))
         device = await RawClient.connect(node.port, "device")
 
         async def publish(first: int, end: int) -> None:
             for number in range(first, end):
-                device.send(Publish((b"plant/a", b"plant/b")[number % 2], b"%d" % number, 1, number))
+                device.send(Publish(f"{level}/{'ab'[number % 2]}".encode(), b"%d" % number, 1, number))
             assert [await device.receive() for _ in range(first, end)] == [PubAck(n) for n in range(first, end)]
 
         await publish(1, 5)
         first = await client.receive()
-        await client.subscribe(("plant/b", 1))  # while a message waits
+        await client.subscribe((f"{level}/b", 1))  # while a message waits
         await publish(5, 50)  # and now the session falls behind
-        await client.subscribe(("plant/+", 1))  # while it is behind
+        assert node.counters.deliveries_dropped == 0
+        await client.subscribe((f"{level}/+", 1))  # while it is behind
         await publish(50, 60)
         got = [int(first.payload)]
         client.send(PubAck(first.packet_id))
@@ -443,16 +474,20 @@ async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(
         assert [packet.payload for packet in delivered] == [*(b"other %d" % n for n in range(1, 41)), b"last"]
 
 
-async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", ["plant/a", "none/a"], ids=["stream", "unrouted"])
+async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_stream(
+    tmp_path: Path, topic: str
+) -> None:
     limits = SessionLimits(inflight_max=5, queue_bytes_max=2000)
     async with running(tmp_path, limits=limits) as node:
         members = [await RawClient.connect(node.port, name) for name in ("one", "two")]
         for member in members:
-            await member.subscribe(("$share/g/plant/#", 1))
+            await member.subscribe(("$share/g/#", 1))
         device = await RawClient.connect(node.port, "device")
         for number in range(1, 201):
-            device.send(Publish(b"plant/a", b"%d" % number, 1, number))
+            device.send(Publish(topic.encode(), b"%d" % number, 1, number))
         assert [await device.receive() for _ in range(200)] == [PubAck(number) for number in range(1, 201)]
+        assert node.counters.deliveries_dropped == 0
         got: list[int] = []
         while len(got) < 200:
             for member in members:

@@ -83,13 +83,15 @@ async def test_a_receiver_of_a_topic_gets_what_others_publish(tmp_path: Path) ->
         await mqtt.close()
 
 
-async def test_nothing_is_lost_by_a_receiver_that_falls_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["plant", "none"], ids=["stream", "unrouted"])
+async def test_nothing_is_lost_by_a_receiver_that_falls_behind(tmp_path: Path, level: str) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
-        receiver = await in_thread(client.receiver, "plant/#", credit=10)
+        receiver = await in_thread(client.receiver, f"{level}/#", credit=10)
         sender = await node.client("another")
         long = [Message(body=b"%d" % i + bytes(3000), inferred=True) for i in range(700)]
-        await in_thread(sender.send, "plant/1/x", *long)
+        await in_thread(sender.send, f"{level}/1/x", *long)
+        assert node.node.counters.deliveries_dropped == 0
         found = await in_thread(client.receive, receiver, 700)
         assert [int(body.rstrip(b"\0")) for body in bodies(found)] == list(range(700))
         await client.close()
