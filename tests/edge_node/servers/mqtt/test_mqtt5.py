@@ -12,6 +12,7 @@ from paho.mqtt.properties import Properties as PahoProperties
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.access.credentials import AccessDenied, Denial
+from weft.edge_node.ingest.unrouted import Policy
 from weft.protocols.mqtt.packets import (
     ConnAck,
     Connect,
@@ -92,10 +93,15 @@ async def test_access_rules_have_reason_codes(tmp_path: Path) -> None:
         assert node.counters.publishes_denied == 3
 
 
-async def test_an_acknowledgement_says_when_nobody_takes_a_message(tmp_path: Path) -> None:
-    async with running(tmp_path, unrouted="live") as node:
+@pytest.mark.parametrize(
+    ("unrouted", "nobody"), [("live", ReasonCode.NO_MATCHING_SUBSCRIBERS), ("keep", ReasonCode.SUCCESS)]
+)
+async def test_an_acknowledgement_says_when_nothing_takes_a_message(
+    tmp_path: Path, unrouted: Policy, nobody: ReasonCode
+) -> None:
+    """A message that the log keeps is taken, also where no client is subscribed (MQTT 5.0 section 3.4.2.1)."""
+    async with running(tmp_path, unrouted=unrouted) as node:
         client = await RawClient.connect5(node.port)
-        nobody = ReasonCode.NO_MATCHING_SUBSCRIBERS
         client.send(Publish(b"none", b"", 1, 1), Publish(b"none", b"", 2, 2), Publish(b"plant/a", b"", 1, 3))
         assert [await client.receive() for _ in range(3)] == [PubAck(1, nobody), PubRec(2, nobody), PubAck(3)]
 
