@@ -71,7 +71,7 @@ class WebSocket(Section, frozen=True, kw_only=True):
 
 
 class ProxyProtocol(Section, frozen=True, kw_only=True):
-    """Connections from a proxy that names the client (PROXY protocol, version 2)."""
+    """Connections from a proxy that names the client (PROXY protocol, version 1 or 2)."""
 
     trusted: Annotated[
         Networks,

@@ -102,6 +102,9 @@ def _websocket_seeds() -> list[bytes]:
 def _proxy(data: bytes) -> None:
     prefix, body = data[: proxy_protocol.PREFIX_BYTES], data[proxy_protocol.PREFIX_BYTES :]
     try:
+        if data.startswith(proxy_protocol.LINE_START):
+            proxy_protocol.source_of_line(data)
+            return
         length = proxy_protocol.body_length(prefix)
         assert 0 <= length <= proxy_protocol.BODY_BYTES_MAX
         address = proxy_protocol.source(prefix, body[:length])
@@ -120,6 +123,8 @@ def _proxy_seeds() -> list[bytes]:
         signature + b"\x20\0\0\0",
         signature + b"\x21\x31\0\xd8" + bytes(216),
         b"PROXY TCP4 192.168.0.1 10.0.0.1 1234 1883\r\n",
+        b"PROXY TCP6 ::1 2001:db8::2 1234 1883\r\n",
+        b"PROXY UNKNOWN\r\n",
     ]
 
 

@@ -8,11 +8,16 @@ from typing import Any
 
 from weft.edge_node.servers.listeners.admission import NetworkConnection
 from weft.edge_node.servers.listeners.proxy_protocol import (
+    LINE_BYTES_MAX,
+    LINE_END,
+    LINE_START,
     PREFIX_BYTES,
+    START_BYTES,
     BadProxyHeader,
     ProxiedAddress,
     body_length,
     source,
+    source_of_line,
 )
 
 
@@ -42,8 +47,25 @@ async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket
         BadProxyHeader: there is none, or a bad one.
         OSError: the connection broke.
     """
-    prefix = await _read(loop, connection, PREFIX_BYTES)
+    start = await _read(loop, connection, START_BYTES)
+    if start.startswith(LINE_START):
+        return source_of_line(await _read_line(loop, connection, start))
+    prefix = start + await _read(loop, connection, PREFIX_BYTES - START_BYTES)
     return source(prefix, await _read(loop, connection, body_length(prefix)))
+
+
+async def _read_line(loop: asyncio.AbstractEventLoop, connection: socket.socket, line: bytes) -> bytes:
+    """Read the rest of a line. Proxies send it whole: it is looked at first, and taken up to its end."""
+    while not line.endswith(LINE_END):
+        if len(line) >= LINE_BYTES_MAX:
+            raise BadProxyHeader(f"a line of version 1 without an end in {LINE_BYTES_MAX} bytes")
+        try:
+            ahead = line[-1:] + connection.recv(LINE_BYTES_MAX - len(line), socket.MSG_PEEK)
+        except BlockingIOError:
+            ahead = b""
+        end = ahead.find(LINE_END)
+        line += await _read(loop, connection, end + 1 if end >= 0 else max(len(ahead) - 1, 1))
+    return line
 
 
 async def _read(loop: asyncio.AbstractEventLoop, connection: socket.socket, length: int) -> bytes:

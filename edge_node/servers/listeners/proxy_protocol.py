@@ -1,17 +1,22 @@
-"""The PROXY protocol, version 2, which names the client of a proxy (haproxy.org, proxy-protocol.txt, section 2.2).
-
-Pure: bytes to values. Version 1, which is text, is refused.
-"""
+"""The PROXY protocol, which names the client of a proxy (haproxy.org, proxy-protocol.txt): version 1, a line of text
+(section 2.1), and version 2, in binary (section 2.2). Pure: bytes to values."""
 
 from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.protocols.errors import CodecError
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+START_BYTES = len(SIGNATURE)
+"""Bytes that tell the versions apart; the shortest line of version 1 has 15."""
+LINE_START = b"PROXY "
+LINE_END = b"\r\n"
+LINE_BYTES_MAX = 107
+"""Longest line of version 1, its end included (section 2.1)."""
 PREFIX_BYTES = 16
 BODY_BYTES_MAX = 2048
 """Longest part after the first 16 bytes: addresses and extras. The specification calls 536 bytes enough, unix addresses
@@ -22,7 +27,7 @@ _STREAM = 0x01
 
 
 class BadProxyHeader(CodecError):
-    """Bytes that are no PROXY header of version 2. The sentence says what is wrong with them."""
+    """Bytes that are no PROXY header. The sentence says what is wrong with them."""
 
 
 class ProxiedAddress(NamedTuple):
@@ -32,14 +37,52 @@ class ProxiedAddress(NamedTuple):
     port: int
 
 
+def source_of_line(line: bytes) -> ProxiedAddress | None:
+    """Return the client's address from a line of version 1; None for UNKNOWN, by which the proxy speaks for itself.
+
+    Raises:
+        BadProxyHeader: the line is not of the form that the specification gives, to the last space and zero.
+    """
+    parts = line.removesuffix(LINE_END).decode("ascii", "replace").split(" ")
+    if parts[:2] == ["PROXY", "UNKNOWN"]:
+        return None  # what follows is to be ignored
+    family = _FAMILIES.get(parts[1]) if len(parts) == 6 and parts[0] == "PROXY" else None
+    if family is None or not line.endswith(LINE_END):
+        raise BadProxyHeader(f"expected `PROXY TCP4 SOURCE DESTINATION PORT PORT` or TCP6, got {line[:60]!r}")
+    try:
+        host, _ = family(parts[2]), family(parts[3])
+        port, _ = _port(parts[4]), _port(parts[5])
+    except ValueError as error:
+        raise BadProxyHeader(f"a line of version 1 with a bad address: {error}") from None
+    return ProxiedAddress(str(host), port)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or str(int(text)) != text or int(text) > 65_535:
+        raise ValueError(f"{text!r} is no port")
+    return int(text)
+
+
+def _ipv6(text: str) -> ipaddress.IPv6Address:
+    if "%" in text:
+        raise ValueError(f"{text!r} has a zone")
+    return ipaddress.IPv6Address(text)
+
+
+_FAMILIES: dict[str, Callable[[str], ipaddress.IPv4Address | ipaddress.IPv6Address]] = {
+    "TCP4": ipaddress.IPv4Address,
+    "TCP6": _ipv6,
+}
+
+
 def body_length(prefix: bytes) -> int:
-    """Return the number of bytes after the first 16.
+    """Return the number of bytes after the first 16 of a header of version 2.
 
     Raises:
         BadProxyHeader: those are not the beginning of a header, or it is longer than ``BODY_BYTES_MAX``.
     """
     if len(prefix) != PREFIX_BYTES or not prefix.startswith(SIGNATURE):
-        raise BadProxyHeader("expected a PROXY header of version 2")
+        raise BadProxyHeader("expected a PROXY header of version 1 or 2")
     if prefix[12] not in (_LOCAL, _PROXY):
         raise BadProxyHeader(f"expected version 2 and the command LOCAL or PROXY, got {prefix[12]:#04x}")
     (length,) = struct.unpack_from("!H", prefix, 14)

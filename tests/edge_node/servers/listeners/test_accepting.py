@@ -196,12 +196,21 @@ async def test_a_new_certificate_is_for_new_connections(authority: Authority, se
 # --- proxies
 
 
-async def test_a_trusted_proxy_says_where_a_client_is() -> None:
+HEADERS = pytest.mark.parametrize(
+    "from_proxy",
+    [proxied_from("192.0.2.7", 50_312), b"PROXY TCP4 192.0.2.7 127.0.0.1 50312 1883\r\n"],
+    ids=["version 2", "version 1"],
+)
+
+
+@HEADERS
+@pytest.mark.parametrize("piece", [1, 1000])
+async def test_a_trusted_proxy_says_where_a_client_is(from_proxy: bytes, piece: int) -> None:
     async with echoing(proxies=LOOPBACK) as listener:
         reader, writer = await listener.open()
-        data = proxied_from("192.0.2.7", 50_312) + b"hello"
-        for at in range(len(data)):  # byte by byte
-            writer.write(data[at : at + 1])
+        data = from_proxy + b"hello"
+        for at in range(0, len(data), piece):
+            writer.write(data[at : at + piece])
             await writer.drain()
         assert await reader.readexactly(5) == b"hello"
         (echo,) = listener.echoes
@@ -211,11 +220,12 @@ async def test_a_trusted_proxy_says_where_a_client_is() -> None:
         writer.close()
 
 
-async def test_tls_may_follow_the_proxy_header(authority: Authority, server: Pem) -> None:
+@HEADERS
+async def test_tls_may_follow_the_proxy_header(authority: Authority, server: Pem, from_proxy: bytes) -> None:
     tls = server_context(TlsFiles(certificate=server.certificate, key=server.key))
     async with echoing(tls=tls, proxies=LOOPBACK) as listener:
         connection = socket.create_connection(("127.0.0.1", listener.port))
-        connection.sendall(proxied_from("192.0.2.7"))
+        connection.sendall(from_proxy)
         options: dict[str, Any] = {"sock": connection, "ssl": client_context(authority), "server_hostname": "127.0.0.1"}
         reader, writer = await asyncio.open_connection(**options)
         writer.write(b"hello")
@@ -224,16 +234,23 @@ async def test_tls_may_follow_the_proxy_header(authority: Authority, server: Pem
         writer.transport.abort()
 
 
-async def test_a_proxy_may_speak_for_itself() -> None:
+@pytest.mark.parametrize("from_proxy", [header(b"", command=0x20, family=0), b"PROXY UNKNOWN\r\n"])
+async def test_a_proxy_may_speak_for_itself(from_proxy: bytes) -> None:
     async with echoing(proxies=LOOPBACK) as listener:
         reader, writer = await listener.open()
-        writer.write(header(b"", command=0x20, family=0) + b"hello")
+        writer.write(from_proxy + b"hello")
         assert await reader.readexactly(5) == b"hello"
         assert listener.echoes[0].connection.is_local
         writer.close()
 
 
-@pytest.mark.parametrize("data", [b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00....", header(b"short"), header()[:20]])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x10\x0c\x00\x04MQTT\x04\x02\x00<\x00\x00....", header(b"short"), header()[:20],
+        b"PROXY TCP4 192.0.2.7 127.0.0.1 5 1883", b"PROXY TCP4 192.0.2.7\r\n", b"PROXY UNKNOWN ".ljust(106) + b"\r\n",
+    ],
+)  # fmt: skip
 async def test_what_is_no_proxy_header_goes_no_further(data: bytes) -> None:
     async with echoing(proxies=LOOPBACK) as listener:
         reader, writer = await listener.open()
