@@ -119,6 +119,15 @@ class Stream(Section, frozen=True, kw_only=True):
             description="Format of the payloads. Unset: `bytes`, or that of the stream that this one is derived from.",
         ),
     ] = None
+    misfits: Annotated[
+        Literal["refuse", "take"],
+        Meta(
+            description="Treatment of messages that HTTP posts to the stream by its name although `from` does not "
+            "match their topic. The same of what HTTP brings that is no JSON where `payload` is `json`. `refuse` "
+            "answers 422 or 400 and stores nothing of the request. `take` stores the messages. `weft edge status` "
+            "counts both."
+        ),
+    ] = "refuse"
     resent: Annotated[
         Literal["flag", "suppress"],
         Meta(

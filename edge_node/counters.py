@@ -129,6 +129,10 @@ class HttpCounters:
     """Connections closed because a request did not come whole in time."""
     http_repeated: int = 0
     """Requests recognised by their idempotency key, whose messages were stored before."""
+    http_misfits_refused: int = 0
+    """Requests refused because a message does not fit the stream that they name."""
+    http_misfits_taken: int = 0
+    """Messages taken although they do not fit the stream."""
     http_keys: int = 0
     """Idempotency keys remembered now."""
     http_keys_forgotten: int = 0

@@ -20,6 +20,16 @@ HTTP_METRICS = (
         "counter",
         "HTTP requests recognised by their idempotency key: their messages were stored before.",
     ),
+    Metric(
+        "weft_edge_http_misfits_refused_total",
+        "counter",
+        "HTTP requests refused because a message does not fit the stream: its topic, or no JSON.",
+    ),
+    Metric(
+        "weft_edge_http_misfits_taken_total",
+        "counter",
+        "Messages taken by HTTP although they do not fit the stream (`misfits: take`).",
+    ),
     Metric("weft_edge_http_keys", "gauge", "Idempotency keys that are remembered."),
     Metric(
         "weft_edge_http_keys_forgotten_total",

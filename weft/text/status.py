@@ -37,6 +37,8 @@ def show_running(facts: dict[str, Any], now: float) -> None:
         known["last start"] = found
     if unrouted := _unrouted(facts["unrouted"]):
         known["unrouted"] = unrouted
+    if misfits := _misfits(facts["mqtt"]):
+        known["misfits"] = misfits
     print_facts(known)
     print_table(
         ("stream", "in the log", "next seq", "lost", "waiting for the disk"),
@@ -221,6 +223,14 @@ def _unrouted(unrouted: dict[str, Any]) -> str:
     told = [f"{messages} that no stream matches since the start: {_UNROUTED[unrouted['policy']]}"]
     told += [f"{shown(each['topic'])}: {each['messages']}" for each in unrouted["busiest"]]
     return "\n".join(told)
+
+
+def _misfits(counts: dict[str, Any]) -> str:
+    """Return what HTTP brought that does not fit its stream; empty for nothing."""
+    refused, taken = counts.get("http_misfits_refused", 0), counts.get("http_misfits_taken", 0)
+    told = [f"refused {counted(refused, 'HTTP request')}"] if refused else []
+    told += [f"took {counted(taken, 'message')} (`misfits: take`)"] if taken else []
+    return f"{' and '.join(told)} with another topic than `from`, or no JSON, since the start" if told else ""
 
 
 def _last_start(recovery: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from weft.config.listeners import Listener, bind_of
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.check import intake, streams_of
+from weft.edge_node.check.flow import Flow
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.http.answers import Answers
@@ -23,6 +24,7 @@ from weft.edge_node.servers.http.request import Request, unquoted
 from weft.edge_node.servers.http.server import Connection
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
+from weft.edge_node.servers.http.writes.misfits import Misfits, Rule
 from weft.edge_node.servers.http.writes.posts import Posts
 from weft.edge_node.servers.http.writes.storing import Storing, Target
 from weft.edge_node.servers.listeners.door import Arrival, Door
@@ -76,8 +78,9 @@ class HttpService:
         """Rules for browsers by listener."""
         self._log = log
         self._open: set[Connection] = set()
+        self._misfits = Misfits(counters)
         self.streams = self._streams_of(config)
-        storing = Storing(log, broker.ingest, keys, wall_clock)
+        storing = Storing(log, broker.ingest, keys, self._misfits, wall_clock)
         self._posts = Posts(storing, settings, counters, wall_clock)
         self._influx = Influx(storing, settings, counters)
         self._readers = Readers(log, broker, settings, counters, refusals, self.answers)
@@ -213,14 +216,18 @@ class HttpService:
         return str(Lane(config.tenant, config.node, self._log.log_id, name)), self._log.stream(name)
 
     def _streams_of(self, config: EdgeConfig) -> Streams:
-        takes, others = {}, set()
+        takes, others, rules, flow = {}, set(), {}, Flow(config)
         for name, stream in streams_of(config).items():
             if not stream.from_:
                 others.add(name)
                 continue
             taken = intake(name, stream)
             lane = Lane(config.tenant, config.node, self._log.log_id, taken)
-            takes[name] = Target(name, self._log.stream(taken), str(lane), f"stream/{name}".encode())
+            number = self._log.stream(taken)
+            takes[name] = Target(name, number, str(lane), f"stream/{name}".encode())
+            is_json = flow.input_payload(name).format == "json"
+            rules[number] = Rule(name, stream.from_, is_json, stream.misfits == "take")
+        self._misfits.use(rules)
         return Streams(takes, frozenset(others))
 
 

@@ -88,7 +88,9 @@ class Posts:
         self, exchange: Exchange, target: Target | None, key: str, body: bytes, answer: Answer
     ) -> Iterator[None] | None:
         request = exchange.request
-        payloads, make = self._messages(request, key, body)
+        payloads, make, is_json = self._messages(request, key, body)
+        if self._storing.misfits.knows_json and not is_json:
+            make = partial(self._looked_at, exchange, target, make)
         self._counters.http_messages += len(payloads)
         once = once_of(request)
         if len(payloads) > SLICE:
@@ -111,28 +113,34 @@ class Posts:
             yield
         self._storing.store(exchange, target, records, once, answer)
 
-    def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make]:
-        """Return the payloads of a request, and what makes records of them."""
+    def _looked_at(self, exchange: Exchange, target: Target | None, make: Make, payload: bytes) -> NewRecord:
+        record = make(payload)
+        streams = self._storing.route(exchange, None, record.key).streams if target is None else (target.number,)
+        self._storing.misfits.look(streams, record.payload)
+        return record
+
+    def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
+        """Return the payloads of a request, what makes records of them, and whether all are known to be JSON."""
         content_type = request.header(b"content-type")
         kind, records_max = media_type_of(content_type), self._settings.records_max
         if kind.startswith("multipart/"):
             raise Problem(415, "a body in several parts is not taken; send one message, a JSON array or NDJSON")
         if kind == cloud_events.STRUCTURED:
-            return [body], partial(cloud_events.structured, key)
+            return [body], partial(cloud_events.structured, key), False
         if kind == cloud_events.BATCHED:
-            return bodies.elements(body, records_max), partial(cloud_events.structured, key)
+            return bodies.elements(body, records_max), partial(cloud_events.structured, key), False
         if kind.startswith(cloud_events.OF_ANY_FORMAT):
             raise Problem(415, f"CloudEvents as {quoted(kind)} are not taken; send them in JSON, or in binary mode")
         if cloud_events.is_binary(request):
-            return [body], partial(cloud_events.binary, request, content_type, key)
+            return [body], partial(cloud_events.binary, request, content_type, key), False
         headers = headers_of(request, self._wall_clock())
         if bodies.is_lines(kind):
             payloads = bodies.lines(body, records_max)
         elif kind == _JSON and body.lstrip()[:1] == b"[" and request.header(b"weft-batch") != "no":
             payloads = bodies.elements(body, records_max)
         else:
-            return [body], _plain(request, key, with_content_type(headers, content_type))
-        return payloads, _plain(request, key, tuple(headers))
+            return [body], _plain(request, key, with_content_type(headers, content_type)), False
+        return payloads, _plain(request, key, tuple(headers)), True
 
 
 def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:

@@ -12,6 +12,7 @@ from weft.edge_node.ingest.routes import Route
 from weft.edge_node.servers.http.exchange import Exchange, problem_of
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
 from weft.edge_node.servers.http.problem import Problem, quoted
+from weft.edge_node.servers.http.writes.misfits import Misfits
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogError, SegmentLog
@@ -81,9 +82,19 @@ Answer = Callable[[Exchange, list[tuple[int, int]], int], None]
 class Storing:
     """Stores what requests bring. Belongs to the event loop's thread."""
 
-    def __init__(self, log: SegmentLog, ingest: Ingest, keys: IdempotencyKeys, wall_clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        log: SegmentLog,
+        ingest: Ingest,
+        keys: IdempotencyKeys,
+        misfits: Misfits,
+        wall_clock: Callable[[], int],
+    ) -> None:
         self.ingest = ingest
         self.keys = keys
+        self.misfits = misfits
+        self._off_pattern = 0
+        """Messages of a request that a stream takes although it does not match their topics."""
         self._log = log
         self._wall_clock = wall_clock
 
@@ -120,6 +131,8 @@ class Storing:
             return routes.route(key) or self.ingest.route(key)
         if key != target.topic and not routes.permits(target.topic):
             raise _forbidden(target.topic)
+        self.misfits.refuse_topic(target.number, key.decode(), is_named=key != target.topic)
+        self._off_pattern += 1
         return self.ingest.route(key, target.number)
 
     # --- storing
@@ -141,7 +154,7 @@ class Storing:
         if once is not None:
             self._store_once(exchange, target, records, once, answer)
             return
-        routed = [self.route(exchange, target, record.key) for record in records]
+        routed = self._routed(exchange, target, records)
         turn = self.ingest.turn
         if not turn.begun:
             turn.begin()
@@ -166,7 +179,7 @@ class Storing:
             exchange.stored = partial(self._repeat, exchange, known, answer)
             self.ingest.on_durable(partial(_when_durable, exchange))  # perhaps it is not durable yet
             return
-        routed = [self.route(exchange, target, record.key) for record in records]
+        routed = self._routed(exchange, target, records)
         turn = self.ingest.turn
         turn.store()  # what came before has lower numbers
         gathered = Gathering()
@@ -184,6 +197,12 @@ class Storing:
         gathered.more_acks += len(records) - 1
         exchange.stored = partial(self._answer, exchange, target, routed, pieces, answer)
         self.ingest.on_durable(partial(turn.durable, gathered))
+
+    def _routed(self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord]) -> list[Route]:
+        self._off_pattern = 0
+        routed = [self.route(exchange, target, record.key) for record in records]
+        self.misfits.took(self._off_pattern)
+        return routed
 
     def _repeat(self, exchange: Exchange, known: Remembered, answer: Answer) -> None:
         self.keys.counters.http_repeated += 1
