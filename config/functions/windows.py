@@ -176,8 +176,8 @@ class Sql(Windowing, frozen=True, kw_only=True):
         Count,
         Meta(
             le=1_000_000,
-            description="Maximum number of rows of a window, or of a part of length `every`. Rows beyond go to the "
-            "errors, and the window is incomplete.",
+            description="Maximum number of rows of a window, or of a part of length `every`. Topics have equal shares. "
+            "Rows beyond go to the errors, and the window is incomplete.",
         ),
     ] = 10_000
     bytes_max: Annotated[

@@ -23,6 +23,8 @@ class Rejected(NamedTuple):
 
     row: Row
     reason: str
+    cause: Row | None = None
+    """Row that came in when a function gave up this one; None where it is the same."""
 
 
 class Alert(NamedTuple):
@@ -63,11 +65,11 @@ class Outputs(Out):
         """Return whether there is anything to store."""
         return bool(self.rows or self.rejected or self.routed or self.alerts)
 
-    def reject(self, row: Row, reason: str) -> None:
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:
         """Keep a row for the stream of errors."""
-        self.rejected.append(Rejected(row, reason))
+        self.rejected.append(Rejected(row, reason, cause))
 
-    def withhold(self, row: Row, reason: str, told: str) -> None:  # noqa: ARG002
+    def withhold(self, row: Row, reason: str, told: str, cause: Row | None = None) -> None:  # noqa: ARG002
         """Keep a row for the stream of errors that gets nothing of what the row holds.
 
         Args:
@@ -75,7 +77,7 @@ class Outputs(Out):
             told: has none of them.
         """
         row.is_private = True
-        self.reject(row, told)
+        self.reject(row, told, cause)
 
     def route(self, row: Row, stream: str) -> None:
         """Keep a row for another stream."""
@@ -117,8 +119,8 @@ class _Withholding(Out):
         self._kind = kind
         self._is_safe = is_safe
 
-    def reject(self, row: Row, reason: str) -> None:
-        self._outputs.withhold(row, reason, reason if self._is_safe else _withheld(self._kind))
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:
+        self._outputs.withhold(row, reason, reason if self._is_safe else _withheld(self._kind), cause)
 
     def route(self, row: Row, stream: str) -> None:
         row.is_private = True  # that stream's format may not hold it

@@ -63,8 +63,13 @@ class Gap(NamedTuple):
 class Out(Protocol):
     """Other ways out for rows. All of it belongs to the step, and is durable with it or not at all."""
 
-    def reject(self, row: Row, reason: str) -> None:
-        """Send a row to the stream of errors instead, with a reason for people. Functions that follow do not get it."""
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:
+        """Send a row to the stream of errors instead, with a reason for people. Functions that follow do not get it.
+
+        Args:
+            cause: row of the call in hand because of which a function gives up one that it kept. It decides the place
+                of the rejected row among others.
+        """
 
     def route(self, row: Row, stream: str) -> None:
         """Write a row to another stream."""

@@ -74,7 +74,7 @@ class Leaving:
         place = -1
         found: list[tuple[int, int]] = []
         for at in range(start, len(way)):
-            row: Row = causes.get(at) or way[at][ROW_PLACES[which]]
+            row: Row = causes.get(at) or getattr(way[at], "cause", None) or way[at][ROW_PLACES[which]]
             # A row that a function made stays behind the one before it.
             place = places.get((row.input, row.seq), place)
             found.append((place, at))

@@ -188,10 +188,10 @@ class _Trace(Outputs):
         self.function = PAYLOAD
         self._outcomes: list[Outcome] = []
 
-    def reject(self, row: Row, reason: str) -> None:
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:  # noqa: ARG002
         self._note("error", row, reason)
 
-    def withhold(self, row: Row, reason: str, told: str) -> None:  # noqa: ARG002
+    def withhold(self, row: Row, reason: str, told: str, cause: Row | None = None) -> None:  # noqa: ARG002
         self._note("error", row, reason)
 
     def drop(self, row: Row, reason: str) -> None:

@@ -19,6 +19,6 @@ def process(record: dict[str, Any], ctx: object) -> dict[str, Any]:  # noqa: ARG
     if text not in _selects:
         _selects[text] = Select(text, record["names"], Limits(*record["limits"]))
     try:
-        return {"rows": _selects[text].rows(record["rows"], dict(record["levels"]))}
+        return _selects[text].rows(record["rows"], dict(record["levels"]))._asdict()
     except SelectError as error:
         return {"error": str(error)}

@@ -14,12 +14,15 @@ from weft.edge_node.functions.kinds import select_code
 from weft.edge_node.functions.kinds.python.runner import BYTES_ENOUGH, Runner
 from weft.edge_node.functions.kinds.python.snapshots import Snapshot
 from weft.edge_node.functions.kinds.python.wire import FRAME_BYTES_MAX, Begin, Record
+from weft.edge_node.functions.windows.columns import COLUMNS_MAX, names_in
 from weft.edge_node.functions.windows.groups import COUNT, FIRST, LAST, START, Pane
 from weft.edge_node.functions.windows.loop import make_loop
 from weft.edge_node.functions.windows.naming import field_code
 from weft.edge_node.functions.windows.plan import Plan
 from weft.edge_node.functions.windows.refusal import Refusal
-from weft.edge_node.functions.windows.select import Limits, Select, SelectError
+from weft.edge_node.functions.windows.select import Found, Limits, Select, SelectError
+from weft.edge_node.functions.windows.shares import add_counts, count_cut, told, topic_of
+from weft.edge_node.functions.windows.store import memory_of
 from weft.edge_node.functions.windows.times import event_time_reader
 from weft.edge_node.functions.windows.windows import Closed, Windows
 
@@ -34,7 +37,9 @@ RESULT_BYTES_MAX = 16 << 20
 QUESTION_BYTES_MAX = FRAME_BYTES_MAX >> 1
 START_TIMEOUT_S = 60.0
 _SHOWN_AS = "SQLite"
-Result = list[dict[str, Any]] | str
+CUTS_A_ROW = 256
+"""Most kept rows that may go for one row that comes in: less than a millisecond."""
+Result = Found | str
 
 
 class Job(NamedTuple):
@@ -66,16 +71,19 @@ class SqlFunction(Windows, AsyncFunction):
         """
         plan = Plan.of(settings)
         header = [0] * (LAST + 1 if plan.gap else COUNT + 1)
-        self._size, self._over = len(header), len(header) + 1
+        self._size, self._over, self._whose = len(header), len(header) + 1, len(header) + 2
         super().__init__(settings, context, plan, self._new, self._merge)
         self._rows_max, self._bytes_max = settings.rows_max, settings.bytes_max
+        if not self.naming.is_key:
+            self.store.weight_of = self._weight
         self._limits = Limits(settings.steps_max, settings.results_max)
         self._select = Select(settings.select, context.level_names, self._limits)
         self._asked = {"select": settings.select, "names": context.level_names, "limits": self._limits}
         self._stream = context.stream
         self._runner: Runner | None = None
         self._jobs: list[Job] = []
-        size = self._size
+        size, columns = self._size, self._select.columns_left
+        wide = [] if columns is None else [f"if w_len(v) > {columns}: w_fn.refuse_wide(p, row)"]
         self._run = make_loop(
             plan,
             self.naming,
@@ -85,17 +93,23 @@ class SqlFunction(Windows, AsyncFunction):
                 field_code(settings.time), event_time_reader(settings.time, settings.time_unit)
             ),
             before=[
-                "w_item = w_pack([w_time, row.key, v])",
+                *wide,
+                "w_item = w_pack([w_time, row.key, v, row.seq, row.input])",
                 f"w_size = a[{size}] + w_len(w_item)",
-                f"if a[{COUNT}] >= {settings.rows_max} or w_size > {settings.bytes_max} or w_store.is_full: "
-                "w_fn.refuse_more(p)",
+                f"if a[{COUNT}] >= {settings.rows_max} or w_size > {settings.bytes_max} or w_store.is_full:",
+                "    w_fn.make_room(p, row, w_item, w_out)",
+                f"    w_size = a[{size}] + w_len(w_item)",
             ],
             update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)"],
             names={"w_pack": _packed, "w_len": len, "w_float": float},
         )  # fmt: skip
 
     def _new(self, first: int, start: int) -> list[Any]:
-        return [first, 0, start, start, 0, 0] if self.plan.gap else [first, 0, 0, 0]
+        return [first, 0, start, start, 0, 0, {}] if self.plan.gap else [first, 0, 0, 0, {}]
+
+    def _weight(self, item: bytes) -> int:
+        """Return the share that a row takes of both bounds of a window."""
+        return len(item) * self._rows_max + self._bytes_max
 
     def _merge(self, numbers: list[Any], other: list[Any]) -> None:
         numbers[FIRST] = min(numbers[FIRST], other[FIRST])
@@ -103,19 +117,74 @@ class SqlFunction(Windows, AsyncFunction):
             numbers[START], numbers[LAST] = min(numbers[START], other[START]), max(numbers[LAST], other[LAST])
         for at in (COUNT, self._size, self._over):
             numbers[at] += other[at]
+        add_counts(self._cut(numbers), self._cut(other))
 
-    def refuse_more(self, pane: Pane) -> None:
-        """Count and refuse a row beyond those that are kept.
+    def _cut(self, numbers: list[Any]) -> dict[str, int]:
+        """Return how many rows were cut, by their topics."""
+        if len(numbers) == self._whose:  # a window that an earlier release began
+            numbers.append({})
+        counts: dict[str, int] = numbers[self._whose]
+        return counts
+
+    def _count_cut(self, pane: Pane, topic: bytes) -> None:
+        pane.numbers[self._over] += 1
+        count_cut(self._cut(pane.numbers), topic)
+        self.store.state.touch(pane.key)
+
+    def make_room(self, pane: Pane, row: Row, item: bytes, out: Out) -> None:
+        """Have the topic with the most rows of a full window give up its newest for a row of another topic. Such a row
+        goes to the errors.
 
         Raises:
-            Refusal: always.
+            Refusal: the topic of the row would then have more than that one.
         """
-        pane.numbers[self._over] += 1
-        self.store.state.touch(pane.key)
-        if self.store.is_full:
-            raise Refusal(self.store.why_full())
-        count, size = pane.numbers[COUNT], pane.numbers[self._size]
-        raise Refusal(f"its window has {count:,} rows of {size:,} bytes already (rows_max, size_max)")
+        victims = self._victims(pane, row.key, item)
+        if not victims:
+            self._count_cut(pane, row.key)
+            if self.store.is_full:
+                raise Refusal(self.store.why_full())
+            count, size = pane.numbers[COUNT], pane.numbers[self._size]
+            raise Refusal(f"its window has {count:,} rows of {size:,} bytes already (rows_max, size_max)")
+        for number, at, kept in victims:
+            self.store.cut(pane, number, at)
+            pane.numbers[COUNT] -= 1
+            pane.numbers[self._size] -= len(kept)
+            cut = _unpacked(kept)
+            self._count_cut(pane, cut.key)
+            out.reject(cut, "its window is full, and its topic had the most rows of it (rows_max, size_max)", row)
+
+    def _victims(self, pane: Pane, topic: bytes, item: bytes) -> list[tuple[int, int, bytes]]:
+        """Return the kept rows that have to go for another row, each with its place; none where it has to go itself."""
+        store, shares, numbers = self.store, pane.shares, pane.numbers
+        if shares is None or not numbers[COUNT]:
+            return []
+        largest = shares.largest()
+        spare = shares.weight(largest) - shares.weight(topic) - self._weight(item)
+        count, size, kept = numbers[COUNT], numbers[self._size] + len(item), store.kept_bytes
+        found: list[tuple[int, int, bytes]] = []
+        if largest != topic:
+            for victim in store.newest(pane, largest):
+                found.append(victim)
+                spare -= self._weight(victim[2])
+                count, size, kept = count - 1, size - len(victim[2]), kept - memory_of(victim[2])
+                if spare < 0 or len(found) > CUTS_A_ROW:
+                    return []
+                if count < self._rows_max and size <= self._bytes_max and kept < store.kept_bytes_max:
+                    return found
+        return []
+
+    def refuse_wide(self, pane: Pane, row: Row) -> None:
+        """Refuse a row of more fields than the table can have.
+
+        Raises:
+            Refusal: it has.
+        """
+        number, most = len(names_in(row.values)), self._select.columns_left
+        if most is not None and number > most:
+            self._count_cut(pane, row.key)
+            raise Refusal(
+                f"it has {number:,} fields; a SELECT of all fields (*) takes {most}. Name the columns instead"
+            )
 
     # --- contract
 
@@ -151,14 +220,16 @@ class SqlFunction(Windows, AsyncFunction):
         """Put a window's rows aside for its SELECT."""
         group, closing, first, missing, late = closed
         rows = [item for pane in closing.panes for item in self.store.kept(pane)]
-        over = sum(pane.numbers[self._over] for pane in closing.panes)
+        over, whose = sum(pane.numbers[self._over] for pane in closing.panes), dict[str, int]()
+        for pane in closing.panes:
+            add_counts(whose, self._cut(pane.numbers))
         if over:
-            missing = f"{missing}; " * bool(missing) + f"{over} rows beyond rows_max, size_max or memory"
+            missing = _also(missing, f"{over} rows beyond rows_max, size_max or memory", whose)
         frame = self.frame(closed)
         frame |= {"count": len(rows), "late": late, "complete": not missing}
         if missing:
             frame["missing"] = missing
-        keys = {msgspec.msgpack.decode(row)[1] for row in rows}
+        keys = {*map(topic_of, rows)}
         self._jobs.append(Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}))
         return []
 
@@ -196,7 +267,7 @@ class SqlFunction(Windows, AsyncFunction):
                 found.append(str(answer).removeprefix(f"{_SHOWN_AS}: "))
             else:
                 (said,) = answer
-                found.append(said["error"] if "error" in said else said["rows"])
+                found.append(said["error"] if "error" in said else Found(said["rows"], said["cut"]))
         return found
 
     def _begin(self) -> Begin:
@@ -242,6 +313,32 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
         if isinstance(result, str):
             # The window itself goes to the errors: which one it was, and how many rows it had.
             out.reject(Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame), f"select: {result}")
-        else:
-            rows += (Row(job.time, job.key, None, {**job.frame, **values}) for values in result)
+            continue
+        if result.cut:
+            _tell_cut(job, result.cut, out)
+        rows += (Row(job.time, job.key, None, {**job.frame, **values}) for values in result.rows)
     return rows
+
+
+def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
+    """Send rows to the errors that the table had no columns for."""
+    whose: dict[str, int] = {}
+    for at in cut:
+        row = _unpacked(job.rows[at])
+        count_cut(whose, row.key)
+        out.reject(row, f"the rows of its window have more than {COLUMNS_MAX} fields, and its topic has the most")
+    frame = job.frame
+    frame["count"] -= len(cut)
+    frame["complete"] = False
+    frame["missing"] = _also(frame.get("missing", ""), f"{len(cut)} rows beyond {COLUMNS_MAX} fields", whose)
+
+
+def _also(missing: str, text: str, whose: dict[str, int]) -> str:
+    return f"{missing}; " * bool(missing) + text + f": {told(whose)}" * bool(whose)
+
+
+def _unpacked(item: bytes) -> Row:
+    """Return a row that was kept. Those of earlier releases do not say where they came from."""
+    time, key, values, *source = msgspec.msgpack.decode(item)
+    seq, stream = source or (-1, "")
+    return Row(time, key, None, values, (), seq, stream)

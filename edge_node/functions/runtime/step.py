@@ -129,7 +129,7 @@ def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> 
 
 
 def _error_row(rejected: Rejected) -> Row:
-    row, reason = rejected
+    row, reason = rejected.row, rejected.reason
     headers = (*(() if row.is_private else row.headers), (REASON, reason[:REASON_CHARACTERS_MAX]))
     if row.seq >= 0:
         headers = (*headers, (SOURCE, f"{row.input} {row.seq}"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from weft.edge_node.functions.windows.shares import Shares
+
 _START = struct.Struct(">q")
 PANE, GROUP, CHUNK, GAPS = b"w", b"g", b"k", b"!"
 """First byte of a key of ``State``: an open window, a group's memory, kept rows, gaps."""
@@ -22,7 +24,7 @@ NEVER, ALWAYS = -(1 << 63), (1 << 63) - 1
 class Pane:
     """An open window, or a part of some that overlap."""
 
-    __slots__ = ("chunks", "key", "numbers", "start", "tail")
+    __slots__ = ("chunks", "key", "numbers", "shares", "start", "tail")
 
     def __init__(self, start: int, key: bytes, numbers: list[Any]) -> None:
         self.start = start
@@ -33,6 +35,8 @@ class Pane:
         """Number of pieces in which its rows are kept, where they are."""
         self.tail: list[Any] = []
         """Last piece."""
+        self.shares: Shares | None = None
+        """Shares of the topics in them; None where no topic has to give way to another."""
 
 
 class Group:

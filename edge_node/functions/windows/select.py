@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from weft.edge_node.functions.windows.columns import COLUMNS_MAX, fitting
 from weft.edge_node.functions.windows.naming import text_of
 from weft.edge_node.functions.windows.plan import WindowError
 
 TABLE = "input"
-COLUMNS_MAX = 500
-"""Most columns of the table, which are the fields of a window's rows."""
 VALUE_BYTES_MAX = 1 << 20
 """Longest text on the way to a result."""
 _PROBE = "a column that no SELECT names"
@@ -49,6 +48,15 @@ class Limits(NamedTuple):
     """Steps of SQLite's virtual machine."""
     rows: int
     """Rows of the result."""
+
+
+class Found(NamedTuple):
+    """Result of a SELECT."""
+
+    rows: list[dict[str, Any]]
+    """Rows of the result, by the names of its columns."""
+    cut: list[int]
+    """Places of the rows that it was not run over, as the table has no columns for all of their fields."""
 
 
 class Select:
@@ -125,32 +133,34 @@ class Select:
         self._db.set_progress_handler(None, 0)
         return self._reads_probe
 
-    def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
-        """Return the result for some rows, by the names of its columns.
+    @property
+    def columns_left(self) -> int | None:
+        """Return how many fields a row may have; None where the SELECT takes no more than it names."""
+        fixed = {*map(str.lower, ("key", "time", *self._levels))}
+        return COLUMNS_MAX - len(fixed) if self._takes_all else None
+
+    def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> Found:
+        """Return the result for some rows.
 
         Args:
-            rows: each packed: time in ns, key, values.
+            rows: each packed: time in ns, key, values, and what a SELECT does not see.
             levels: levels of the topic, by key.
 
         Raises:
             SelectError: it took too many steps, gave too many rows, or failed.
         """
-        return self._run([msgspec.msgpack.decode(each) for each in rows], levels)
+        return self._run([msgspec.msgpack.decode(each)[:3] for each in rows], levels)
 
-    def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> list[dict[str, Any]]:
-        columns = dict.fromkeys(("key", "time", *self._levels, *self._named))
-        taken = {name.lower() for name in columns}
-        for _, _, values in rows if self._takes_all else ():
-            for name in values:
-                # Names of columns are alike in upper and lower case, and no text of SQL can have a NUL.
-                if name.lower() not in taken and "\0" not in name:
-                    taken.add(name.lower())
-                    columns[name] = None
-        if len(columns) > COLUMNS_MAX:
-            raise SelectError(f"the rows have more than {COLUMNS_MAX} fields")
+    def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> Found:
+        columns, cut = [*dict.fromkeys(("key", "time", *self._levels, *self._named))], list[int]()
+        if self._takes_all:
+            columns, cut = fitting(columns, rows)
+            if cut:
+                left = {*cut}
+                rows = [row for at, row in enumerate(rows) if at not in left]
         try:
-            self._fill(list(columns), rows, levels)
-            return self._select()
+            self._fill(columns, rows, levels)
+            return Found(self._select(), cut)
         except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
             told = "it took too long" if str(error) == "interrupted" else str(error)
             raise SelectError(self._refused or told) from None

@@ -26,6 +26,7 @@ from weft.edge_node.functions.windows.groups import (
     pane_key,
 )
 from weft.edge_node.functions.windows.refusal import Full, Refusal
+from weft.edge_node.functions.windows.shares import Shares, topic_of
 
 Numbers = list[Any]
 _KEPT_BYTES, _NUMBER_BYTES = 64, 32
@@ -60,6 +61,9 @@ class Store:
         """Number of groups with open windows."""
         self.kept_bytes = 0
         """Memory of the rows that they keep, about."""
+        self.weight_of: Callable[[bytes], int] | None = None
+        """Function that returns the weight of a kept row, where windows hold rows of topics that have shares; set
+        before the first row."""
         self._bounds = bounds
         self._new = new
         self._merge = merge
@@ -131,13 +135,19 @@ class Store:
             raise Full(f"all {self._bounds.panes:,} windows are open (windows_max)")
         if len(group.panes) >= self._bounds.panes_of_group:
             raise Full(f"all {self._bounds.panes_of_group:,} windows of one group are open (a share of windows_max)")
-        pane = Pane(start, pane_key(start, group.gid), self._new(time, start))
+        pane = self._pane(start, pane_key(start, group.gid), self._new(time, start))
         if not group.panes:
             self._busy += 1
         group.panes.insert(at, pane)
         self.open += 1
         self.state.set(pane.key, pane.numbers)
         heapq.heappush(self._firsts, (time, pane.key))
+        return pane
+
+    def _pane(self, start: int, key: bytes, numbers: Numbers) -> Pane:
+        pane = Pane(start, key, numbers)
+        if self.weight_of is not None:
+            pane.shares = Shares()
         return pane
 
     def lower(self, pane: Pane, time: int) -> None:
@@ -180,11 +190,42 @@ class Store:
             self.state.touch(chunk_key(pane, pane.chunks - 1))
         pane.tail.append(item)
         self.kept_bytes += memory_of(item)
+        if pane.shares is not None and self.weight_of is not None:
+            pane.shares.add(topic_of(item), pane.chunks - 1, self.weight_of(item))
+
+    def newest(self, pane: Pane, topic: bytes) -> Iterator[tuple[int, int, bytes]]:
+        """Yield the kept rows of a topic that has some, the newest first: piece, place in it, and row."""
+        assert pane.shares is not None
+        chunks = pane.shares.chunks(topic)
+        for number in reversed(chunks.copy()):
+            items = self.state.values[chunk_key(pane, number)]
+            found = False
+            for at in range(len(items) - 1, -1, -1):
+                if topic_of(items[at]) == topic:
+                    found = True
+                    yield number, at, items[at]
+            if not found:
+                chunks.remove(number)
+
+    def cut(self, pane: Pane, number: int, at: int) -> None:
+        """Give up a kept row. Rows behind it in its piece move up."""
+        assert pane.shares is not None
+        assert self.weight_of is not None
+        key = chunk_key(pane, number)
+        item = self.state.values[key].pop(at)  # an empty piece stays: pieces are counted when a start finds them
+        self.state.touch(key)
+        self.kept_bytes -= memory_of(item)
+        pane.shares.take(topic_of(item), self.weight_of(item))
 
     @property
     def is_full(self) -> bool:
         """Return whether no window may keep another row."""
-        return self.kept_bytes >= self._bounds.kept_bytes
+        return self.kept_bytes >= self.kept_bytes_max
+
+    @property
+    def kept_bytes_max(self) -> int:
+        """Return the memory at which no window may keep another row."""
+        return self._bounds.kept_bytes
 
     def why_full(self) -> str:
         """Return why no window may keep another row."""
@@ -201,7 +242,7 @@ class Store:
         for key, value in self.state.items():
             if key[:1] == PANE:
                 start, gid = of_pane_key(key)
-                panes[key] = Pane(start, key, value)
+                panes[key] = self._pane(start, key, value)
             elif key[:1] == GROUP:
                 self._enter(group_of(key[1:], value))
         for key, value in self.state.items():
@@ -211,6 +252,9 @@ class Store:
                 self.kept_bytes += sum(map(memory_of, value))
                 if number >= pane.chunks:
                     pane.chunks, pane.tail = number + 1, value
+        if self.weight_of is not None:
+            for pane in panes.values():
+                self._share_out(pane, self.weight_of)
         for key, pane in panes.items():
             _, gid = of_pane_key(key)
             if gid not in self.groups:
@@ -223,6 +267,12 @@ class Store:
             group.panes.sort(
                 key=(lambda pane: (pane.numbers[START], pane.start)) if is_session else (lambda pane: pane.start)
             )
+
+    def _share_out(self, pane: Pane, weight_of: Callable[[bytes], int]) -> None:
+        assert pane.shares is not None
+        for number in range(pane.chunks):
+            for item in self.state.values[chunk_key(pane, number)]:
+                pane.shares.add(topic_of(item), number, weight_of(item))
 
 
 def memory_of(item: Any) -> int:

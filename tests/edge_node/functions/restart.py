@@ -61,7 +61,7 @@ class Recorder:
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
 
-    def reject(self, row: Row, reason: str) -> None:
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:
         self.said.append(("reject", _seen(row), reason))
 
     def route(self, row: Row, stream: str) -> None:

@@ -146,7 +146,7 @@ class Run:
     def _tell(self, out: Outputs) -> None:
         """Remember outputs: each way out has an order of its own, as each stream has."""
         self.told += [("out", _seen(row)) for row in out.rows]
-        self.told += [("error", (*_seen(row), reason)) for row, reason in out.rejected]
+        self.told += [("error", (*_seen(row), reason)) for row, reason, _ in out.rejected]
         self.told += [("alert", tuple(alert)) for alert in out.alerts]
         self.told += [(stream, _seen(row)) for stream, rows in out.routed.items() for row in rows]
 

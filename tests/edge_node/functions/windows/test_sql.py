@@ -142,7 +142,7 @@ def test_work_is_bounded_on_the_clock_as_well() -> None:
 def test_rows_beyond_the_bounds_go_to_the_errors_and_the_window_says_so() -> None:
     found = run(sql("SELECT count(*) AS n FROM input", by=("none",), rows_max=3), rows(5), until=3600 * SECOND)
     assert [(each.values["n"], each.values["complete"], each.values["missing"]) for each in found.emitted] == [
-        (3, False, "2 rows beyond rows_max, size_max or memory")
+        (3, False, "2 rows beyond rows_max, size_max or memory: p/l1 1, p/l2 1")
     ]
     assert len(found.out.rejected()) == 2
     small = run(
@@ -152,9 +152,10 @@ def test_rows_beyond_the_bounds_go_to_the_errors_and_the_window_says_so() -> Non
     assert len(small.out.rejected()) + small.emitted[0].values["n"] == 590
 
 
+@pytest.mark.parametrize("by", ["key", "none"])
 @pytest.mark.parametrize("times", [SHAPES[0], SHAPES[4], SHAPES[7]], ids=str)
 @given(data=st.data(), few=3, many=10)
-def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
+def test_restarts_change_no_byte(times: Times, by: str, data: st.DataObject) -> None:
     given = data.draw(inputs())
     make = sql(
         "SELECT group_concat(x) AS xs, min(time) AS t, count(*) AS n FROM input",
@@ -165,6 +166,7 @@ def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
         lateness_s=float(times.lateness),
         idle_s=float(times.idle) or None,
         rows_max=5,
+        by=(by,),
     )
     same_after_restarts(make, given, data.draw(cuts(len(given))), until=UNTIL)
 

@@ -88,7 +88,7 @@ def test_any_bytes_make_rows_or_an_error() -> None:
 
 
 class _Nothing:
-    def reject(self, row: Row, reason: str) -> None:
+    def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:
         raise AssertionError(reason)
 
     def route(self, row: Row, stream: str) -> None:
