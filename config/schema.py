@@ -29,7 +29,11 @@ def schema(model: type[msgspec.Struct]) -> dict[str, Any]:
     assert isinstance(generated, dict)
     for choice in OneOf.__subclasses__():
         if choice.__name__ in generated["$defs"]:
-            generated["$defs"][choice.__name__] |= {"minProperties": 1, "maxProperties": 1}
+            definition = generated["$defs"][choice.__name__]
+            definition |= {"minProperties": 1, "maxProperties": 1 + len(choice.beside)}
+            if choice.beside:
+                names = [name for name in definition["properties"] if name not in choice.beside]
+                definition["oneOf"] = [{"required": [name]} for name in names]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 

@@ -46,12 +46,14 @@ class OneOf(Section, frozen=True, kw_only=True):
 
     noun: ClassVar[str] = "setting"
     """Word for a setting of this section in error messages."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Settings that may stand beside the one that is given."""
 
     @property
     def chosen(self) -> tuple[str, Any]:
         """Return the setting that is given: its name as in YAML, and its value."""
         for field in msgspec.structs.fields(self):
             value = getattr(self, field.name)
-            if value is not None:
+            if value is not None and field.name not in self.beside:
                 return field.encode_name, value
         raise LookupError(f"this {type(self).__name__} has no {self.noun}")

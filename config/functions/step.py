@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -25,12 +25,18 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     """One function of a stream, by its name: `where: rms > 2.5`. A list entry has exactly one."""
 
     noun: ClassVar[str] = "function"
+    beside: ClassVar[tuple[str, ...]] = ("missing",)
 
     @property
     def facts(self) -> FunctionSettings:
         """Return what the checks ask of the function: its settings, or those of one that only gives rows on."""
         _, settings = self.chosen
         return settings if isinstance(settings, FunctionSettings) else _PLAIN
+
+    @property
+    def takes_nulls(self) -> bool:
+        """Return whether a field that is missing is null to the function's expressions."""
+        return self.missing != "reject"
 
     where: Annotated[
         Expression | None,
@@ -106,3 +112,12 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
         Sql | None,
         Meta(description="A SELECT over the rows of each window, run when the window closes."),
     ] = None
+    missing: Annotated[
+        Literal["reject", "null"] | None,
+        Meta(
+            description="What a field that a row does not have, or that is null, is to the expressions of `where`, "
+            "`set`, `select`, `route`, `alert` and `window`. `reject`: the row goes to the errors. `null`: null, as in "
+            "SQL: what is computed of null is null, a condition that is null does not hold, and aggregates leave it "
+            "out."
+        ),
+    ] = "reject"

@@ -161,8 +161,10 @@ class Reader:
         fields = {field.encode_name: field for field in type_.fields}
         one_of = type_.cls if issubclass(type_.cls, OneOf) else None
         entries = self._entries(node, path, getattr(type_.cls, "renamed", None))
-        if one_of is not None and len(entries) != 1:
-            got = " and ".join(key for key, _ in entries) or f"nothing. Known here: {_listed(list(fields))}"
+        chosen = [key for key, _ in entries if one_of is None or key not in one_of.beside]
+        if one_of is not None and len(chosen) != 1:
+            known = [name for name in fields if name not in one_of.beside]
+            got = " and ".join(chosen) or f"nothing. Known here: {_listed(known)}"
             self.findings.append(Finding(path, f"expected one {one_of.noun}, got {got}"))
             return INVALID
         values: dict[str, Any] = {}
@@ -173,7 +175,8 @@ class Reader:
                 values[key] = INVALID
                 continue
             # The only setting is never left out: null asks for its defaults.
-            type_of = _without_null(fields[key].type) if one_of is not None else fields[key].type
+            is_choice = one_of is not None and key not in one_of.beside
+            type_of = _without_null(fields[key].type) if is_choice else fields[key].type
             values[fields[key].name] = self.read(value, type_of, (*path, key))
         for name, field in fields.items():
             if field.required and field.name not in values:
@@ -191,7 +194,7 @@ class Reader:
         words = "names with their " + ("settings, such as `NAME: {...}`" if is_of_sections else "values: `NAME: VALUE`")
         if not isinstance(node, yaml.MappingNode):
             return self._refuse(path, words, node)
-        entries = self._entries(node, path)
+        entries = self._entries(node, path, getattr(type_.cls, "renamed", None))
         if type_.max_length is not None and len(entries) > type_.max_length:
             self.findings.append(Finding(path, f"expected at most {type_.max_length} entries, got {len(entries)}"))
             return INVALID

@@ -17,6 +17,9 @@ from weft.edge_node.check.flow import Flow
 from weft.edge_node.streams import errors_stream, raw_stream
 from weft.protocols.lane import NAME_CHARACTERS_MAX
 
+_TAKE_NULLS = ("where", "set", "select", "route", "alert", "window")
+"""Functions whose expressions may take a missing field for null."""
+
 
 def function_rules(config: EdgeConfig) -> Iterator[Finding]:
     """Yield what is wrong with derived streams."""
@@ -27,6 +30,7 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
         yield from _source(name, stream, is_written=name in written, errors_of_stream=errors.get(name))
         yield from _raw(name, stream, config)
         yield from _payload(name, stream, flow)
+        yield from _missing(name, stream)
         for at, step in enumerate(stream.functions[1:], 1):
             if step.facts.reads is not None:
                 kind = step.chosen[0]
@@ -48,6 +52,17 @@ def function_rules(config: EdgeConfig) -> Iterator[Finding]:
                 )
     for cycle in flow.cycles:
         yield _circle(cycle, config)
+
+
+def _missing(name: str, stream: Stream) -> Iterator[Finding]:
+    for at, step in enumerate(stream.functions):
+        kind, settings = step.chosen
+        if step.takes_nulls and kind not in _TAKE_NULLS:
+            own = f". {kind} has a `missing` of its own, among its settings" if hasattr(settings, "missing") else ""
+            yield Finding(
+                ("streams", name, "functions", at, "missing"),
+                f"is for functions with expressions ({', '.join(_TAKE_NULLS)}), not for {kind}{own}",
+            )
 
 
 def _source(name: str, stream: Stream, *, is_written: bool, errors_of_stream: str | None) -> Iterator[Finding]:

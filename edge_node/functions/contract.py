@@ -243,3 +243,5 @@ class Context(NamedTuple):
     """Key -> named levels of its topic (``plant/{line}/{machine}``): names that expressions know."""
     level_names: tuple[str, ...]
     """All names that ``levels`` may give."""
+    nulls: bool = False
+    """True where a field that is missing is null to the function's expressions, as in SQL (``missing: null``)."""

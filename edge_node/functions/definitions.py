@@ -119,7 +119,10 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
 def context(config: EdgeConfig, flow: Flow, name: str, at: int) -> Context:
     """Return what the function of a stream at a position is made with."""
     patterns = flow.patterns_before(name, at)
-    return Context(name, inputs(name, config.streams[name]), Levels(patterns), level_names(patterns))
+    stream = config.streams[name]
+    return Context(
+        name, inputs(name, stream), Levels(patterns), level_names(patterns), stream.functions[at].takes_nulls
+    )
 
 
 def chain_of(config: EdgeConfig, flow: Flow, name: str) -> Chain:

@@ -31,6 +31,8 @@ class FunctionFacts(TypedDict):
     """Sentence about what keeps them from going on; empty when all is well."""
     refused: str
     """Sentence about newer settings or files that they do not work by; empty when all is well."""
+    warning: str
+    """Sentence about rows that they reject; empty where those are less than one in a hundred."""
 
 
 def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
@@ -55,4 +57,5 @@ def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
         state_bytes=counters.state_bytes,
         trouble=counters.trouble,
         refused=counters.refused,
+        warning=counters.warning,
     )

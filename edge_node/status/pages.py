@@ -151,7 +151,7 @@ def page(facts: dict[str, Any]) -> str:
         (
             name, each["version"], each["rows_in"], each["rows_out"], each["rows_rejected"], each["lag_records"],
             approximate_duration(each["lag_seconds"]), approximate_size(each["state_bytes"]),
-            "; ".join(filter(None, (each["trouble"], each["refused"]))),
+            "; ".join(filter(None, (each["trouble"], each["refused"], each["warning"]))),
         )
         for name, each in facts["functions"].items()
     ]  # fmt: skip

@@ -24,6 +24,14 @@ def test_each_entry_is_one_function() -> None:
     assert second.chosen == ("set", {"fahrenheit": "temperature * 1.8 + 32"})
 
 
+@pytest.mark.parametrize(("written", "nulls"), [("", False), ("reject", False), ("null", True), ('"null"', True)])
+def test_a_function_says_what_a_missing_field_is(written: str, nulls: bool) -> None:
+    beside = f"        missing: {written}\n" if written else ""
+    (step,) = functions(f"      - where: rms >= 0\n{beside}")
+    assert step.chosen == ("where", "rms >= 0")
+    assert step.takes_nulls is nulls
+
+
 @pytest.mark.parametrize(
     ("written", "expression"),
     [("true", "True"), ("3", "3"), ("-1e-3", "-1e-3"), ("null", "None"), ('"true"', "true"), ("on", "on"),
@@ -48,6 +56,8 @@ def test_fields_are_selected_by_name_or_as_new_ones() -> None:
         ),
         ("      - where: a\n      - whre: x", "edge.yaml:8: streams.hot.functions[1].whre: is not a function. "
          "Did you mean where?"),
+        ("      - missing: null", "functions[0]: expected one function, got nothing. Known here: where"),
+        ("      - where: a\n        missing: 0", "functions[0].missing: expected"),
         ("      - {}", "edge.yaml:7: streams.hot.functions[0]: expected one function, got nothing. Known here: where"),
         ("      - where: # rms", "edge.yaml:7: streams.hot.functions[0].where: expected an expression such as "
          "rms > 2.5, got nothing. A # begins a comment"),
@@ -77,7 +87,9 @@ def test_a_change_names_the_function() -> None:
 
 def test_the_schema_allows_one_function_an_entry() -> None:
     definition = schema(EdgeConfig)["$defs"]["FunctionStep"]
-    assert (definition["minProperties"], definition["maxProperties"]) == (1, 1)
+    assert (definition["minProperties"], definition["maxProperties"]) == (1, 2)  # `missing` may stand beside it
+    assert {"required": ["where"]} in definition["oneOf"]
+    assert {"required": ["missing"]} not in definition["oneOf"]
     assert definition["properties"]["where"]["anyOf"][0]["type"] == ["string", "number", "boolean"]
     assert {"streams.<name>.functions[]", "streams.<name>.functions[].where"} <= {
         setting.path for setting in settings(EdgeConfig)

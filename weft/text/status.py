@@ -171,7 +171,7 @@ def _functions(each: dict[str, Any]) -> tuple[object, ...]:
         behind,
         state,
         each["version"],
-        shown("; ".join(filter(None, (each["trouble"], each["refused"])))),
+        shown("; ".join(filter(None, (each["trouble"], each["refused"], each.get("warning"))))),
     )
 
 

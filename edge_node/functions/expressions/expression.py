@@ -46,7 +46,9 @@ def run(rows, levels_of, failed, drop):
 class Expression:
     """A compiled expression. It has no state, and may be used by several threads."""
 
-    def __init__(self, text: str, root: Node, paths: frozenset[Path], levels: frozenset[str]) -> None:
+    def __init__(
+        self, text: str, root: Node, paths: frozenset[Path], levels: frozenset[str], *, nulls: bool = False
+    ) -> None:
         self.text = text
         self.paths = paths
         """Fields of the payload that it reads; of fields in fields the names on the way."""
@@ -57,7 +59,7 @@ class Expression:
         self.kind = root.kind
         """Kind of its results, as far as it is known."""
         self.node = root
-        self._result = _with_checked_result(root)
+        self._result = _with_checked_result(root, nulls=nulls)
         self._run = function(_ONE, {"EXPRESSION": self._result.code})
         self._reasons = Reasons(self._result)
 
@@ -86,34 +88,38 @@ class Expression:
         return self._reasons.reason(row, levels)
 
 
-def compile_expression(text: str, levels: Collection[str]) -> Expression:
+def compile_expression(text: str, levels: Collection[str], *, nulls: bool = False) -> Expression:
     """Compile an expression.
 
     Args:
         text: source, a checked subset of Python.
         levels: names of topic levels; they stand before fields of the same name.
+        nulls: a field that is missing is null, and what is computed of null is null, as in SQL.
 
     Raises:
         InvalidExpression: what is not allowed, with its column and what to write instead.
     """
-    return Expression(text, *parse(text, levels))
+    return Expression(text, *parse(text, levels, nulls=nulls), nulls=nulls)
 
 
 class Condition:
     """A compiled expression that is true or false, for many rows."""
 
-    def __init__(self, text: str, levels: Collection[str]) -> None:
+    def __init__(self, text: str, levels: Collection[str], *, nulls: bool = False) -> None:
         """Compile a condition.
+
+        Args:
+            nulls: as for ``compile_expression``; a condition that is null does not hold.
 
         Raises:
             InvalidExpression: the text is no expression, or certainly neither true nor false.
         """
-        self.expression = compile_expression(text, levels)
+        self.expression = compile_expression(text, levels, nulls=nulls)
         root = self.expression.node
         if root.kind not in (Kind.BOOL, Kind.ANY):
             raise InvalidExpression(1, f"a condition is true or false, and this is {root.kind}; write a comparison")
         if root.kind is Kind.ANY:
-            code = nodes.call("condition", root.code)
+            code = nodes.call("condition_or_null" if nulls else "condition", root.code)
             root = Node(code, Kind.BOOL, root.text, Role.CONDITION, [root])
         self._reasons = Reasons(root)
         template = _FILTER.replace("LEVELS", levels_line(self.expression.levels))
@@ -155,13 +161,13 @@ def levels_line(levels: Collection[str]) -> str:
     return "levels = levels_of(row.key)" if levels else "pass"
 
 
-def _with_checked_result(root: Node) -> Node:
+def _with_checked_result(root: Node, *, nulls: bool) -> Node:
     """Return an expression with a check of its result: no infinite number, and no integer that formats cannot hold."""
     is_literal = root.literal and root.role is Role.PLAIN  # and no sign before one: -(2**64 - 1) is out of bounds
     if root.role in (Role.FIELD, Role.LEVEL) or is_literal or root.kind in (Kind.TEXT, Kind.BOOL, Kind.NULL):
         return root  # What a payload has goes on as it is.
     code = nodes.call("result", root.code)
-    if root.kind is Kind.DECIMAL:
+    if root.kind is Kind.DECIMAL and not nulls:
         # Inline, for the common case: a conversion of units costs a comparison more, and no call.
         value = ast.NamedExpr(ast.Name("t0", ast.Store()), root.code)
         limits: list[ast.expr] = [value, nodes.constant(FLOAT_MAX)]

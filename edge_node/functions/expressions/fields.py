@@ -42,13 +42,14 @@ class FieldMaker:
     All of them see the row as it came. A row on which one fails stays as it was.
     """
 
-    def __init__(self, fields: Mapping[str, str], levels: Collection[str], *, only: bool) -> None:
+    def __init__(self, fields: Mapping[str, str], levels: Collection[str], *, only: bool, nulls: bool = False) -> None:
         """Compile the expressions.
 
         Args:
             fields: name of a new field, which may be dotted -> expression.
             levels: names of topic levels.
             only: True where rows have only the new fields afterwards.
+            nulls: as for ``compile_expression``.
 
         Raises:
             InvalidExpression: an expression is not valid; the message names its field.
@@ -58,7 +59,7 @@ class FieldMaker:
         self.expressions: dict[str, Expression] = {}
         for name, text in fields.items():
             try:
-                self.expressions[name] = compile_expression(text, levels)
+                self.expressions[name] = compile_expression(text, levels, nulls=nulls)
             except InvalidExpression as error:
                 raise error.of(name) from None
         used = frozenset[str]().union(*(each.levels for each in self.expressions.values()))

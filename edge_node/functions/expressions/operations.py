@@ -70,6 +70,15 @@ def condition(value: Any) -> bool:
     raise TypeError("neither true nor false")
 
 
+def condition_or_null(value: Any) -> bool:
+    """Return a value that is true or false; null is not true.
+
+    Raises:
+        TypeError: it is anything else.
+    """
+    return value is not None and condition(value)
+
+
 def result(value: Any) -> Any:
     """Return a computed value that every format of payloads can hold.
 
@@ -215,6 +224,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "remainder": remainder,
     "power": power,
     "condition": condition,
+    "condition_or_null": condition_or_null,
     "result": result,
     "has": has,
     "get": get,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from weft.edge_node.functions.contract import Path
-from weft.edge_node.functions.expressions import nodes
+from weft.edge_node.functions.expressions import codes, nodes, with_nulls
 from weft.edge_node.functions.expressions.bounds import (
     ARGUMENTS_MAX,
     DEPTH_MAX,
@@ -53,25 +53,29 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.NotIn: "not in",
 }  # fmt: skip
 
+_TAKE_NULLS = ("is_number", "is_text")
 _FALLBACK = ', or default(name, "?") to fall back on a value'
-_CALLED = {"+": "add", "*": "multiply", "//": "divide_down", "%": "remainder", "**": "power"}
 
 
-def parse(text: str, levels: Collection[str]) -> tuple[Node, frozenset[Path], frozenset[str]]:
+def parse(text: str, levels: Collection[str], *, nulls: bool = False) -> tuple[Node, frozenset[Path], frozenset[str]]:
     """Return an expression as checked parts, the paths of the fields that it reads, and the levels.
+
+    Args:
+        nulls: a field that is missing is null, and what is computed of null is null, as in SQL. Otherwise both fail.
 
     Raises:
         InvalidExpression: what the language does not have, or more of it than is allowed.
     """
     text = text.strip().replace("\n", " ").replace("\r", " ")
     tree = tree_of(text)
-    parser = _Parser(text, levels)
+    parser = _Parser(text, levels, nulls=nulls)
     node = parser.node(tree, 0)
     return node, frozenset(parser.paths), frozenset(parser.used_levels)
 
 
 class _Parser:
-    def __init__(self, text: str, levels: Collection[str]) -> None:
+    def __init__(self, text: str, levels: Collection[str], *, nulls: bool) -> None:
+        self._nulls = with_nulls.Nulls() if nulls else None
         self._bytes = text.encode()
         self._levels = frozenset(levels)
         self._count = 0
@@ -126,7 +130,7 @@ class _Parser:
             self._refuse(tree, "an integer has at most 64 bits")
         if type(value) is float and not value <= FLOAT_MAX:
             self._refuse(tree, f"{self._source(tree)} is infinite")
-        if type(value) is str and not _is_encodable(value):
+        if type(value) is str and not codes.is_encodable(value):
             self._refuse(tree, "text with half a surrogate pair")
         return Node(nodes.constant(value), kind, self._source(tree), literal=True)
 
@@ -135,7 +139,7 @@ class _Parser:
         word = self._source(tree)
         if word in self._levels:
             self.used_levels.add(word)
-            return Node(nodes.item(nodes.name("levels"), word), Kind.TEXT, word, Role.LEVEL, path=(word,))
+            return self._read(Node(nodes.item(nodes.name("levels"), word), Kind.TEXT, word, Role.LEVEL, path=(word,)))
         if word == "key":
             return Node(nodes.KEY, Kind.TEXT, word)
         if word == "time":
@@ -152,7 +156,12 @@ class _Parser:
         code: ast.expr = nodes.name("v")
         for each in path:
             code = nodes.item(code, each)
-        return Node(code, Kind.ANY, self._source(tree), Role.FIELD, path=path)
+        return self._read(Node(code, Kind.ANY, self._source(tree), Role.FIELD, path=path))
+
+    def _read(self, node: Node) -> Node:
+        if self._nulls is not None:
+            node.code = codes.get(node)
+        return node
 
     def _subscript(self, tree: ast.Subscript, depth: int) -> Node:
         whole = self.node(tree.value, depth)
@@ -164,7 +173,7 @@ class _Parser:
         key = literal.value if isinstance(literal, ast.Constant) else None
         if type(key) is int and key <= INTEGER_MAX:
             key = -key if is_negative else key
-        elif type(key) is not str or is_negative or not _is_encodable(key):
+        elif type(key) is not str or is_negative or not codes.is_encodable(key):
             self._refuse(tree, 'brackets take a literal text or integer: motor["rpm"], axes[0]')
         self.paths.pop()  # that of the field before the brackets, which is not needed as a whole
         return self._field(tree, (*whole.path, key))
@@ -175,14 +184,22 @@ class _Parser:
         operand = self.node(tree.operand, depth)
         if isinstance(tree.op, ast.Not):
             condition = self.condition(tree.operand, operand)
-            return Node(ast.UnaryOp(ast.Not(), condition.code), Kind.BOOL, self._source(tree), parts=[condition])
+            code = self._of([condition], lambda made: ast.UnaryOp(ast.Not(), made[0]))
+            return Node(code, Kind.BOOL, self._source(tree), parts=[condition])
         if not isinstance(tree.op, ast.USub | ast.UAdd):
             self._refuse(tree, "`~` is not allowed; write `not`")
         self._check_number(tree.operand, operand)
         kind = Kind.DECIMAL if operand.kind is Kind.DECIMAL else Kind.NUMBER
         sign = "-" if isinstance(tree.op, ast.USub) else "+"
-        code = ast.UnaryOp(tree.op, operand.code)
+        code = self._of([operand], lambda made: ast.UnaryOp(tree.op, made[0]))
         return Node(code, kind, self._source(tree), Role.CALCULATION, [operand], name=sign, literal=operand.literal)
+
+    def _of(self, parts: Sequence[Node], make: Callable[[list[ast.expr]], ast.expr]) -> ast.expr:
+        """Return code of some parts; where nulls are taken as in SQL, it gives null when one of them is."""
+        given = [part.code for part in parts]
+        if self._nulls is None:
+            return make(given)
+        return self._nulls.of(given, [part.literal or part.kind is Kind.LIST for part in parts], make)
 
     def _check_number(self, tree: ast.expr, node: Node) -> None:
         if node.kind is not Kind.ANY and not node.kind.is_number:
@@ -204,14 +221,18 @@ class _Parser:
         else:
             self._check_number(tree.left, left)
             self._check_number(tree.right, right)
-            kind = _kind_of(operator, left.kind, right.kind)
-        code = _code_of(operator, tree.op, left, right)
+            kind = codes.kind_of(operator, left.kind, right.kind)
+        code = self._of([left, right], lambda made: codes.code_of(operator, tree.op, (left, right), made))
         return Node(code, kind, self._source(tree), Role.CALCULATION, [left, right], name=operator)
 
     def _bool(self, tree: ast.BoolOp, depth: int) -> Node:
         parts = [self.condition(each, self.node(each, depth)) for each in tree.values]
         role = Role.ALL if isinstance(tree.op, ast.And) else Role.ANY
-        return Node(ast.BoolOp(tree.op, [part.code for part in parts]), Kind.BOOL, self._source(tree), role, parts)
+        given = [part.code for part in parts]
+        code: ast.expr = ast.BoolOp(tree.op, given)
+        if self._nulls is not None:
+            code = self._nulls.joined(given, stops=role is Role.ANY)
+        return Node(code, Kind.BOOL, self._source(tree), role, parts)
 
     def condition(self, tree: ast.expr, node: Node) -> Node:
         """Return a part that is true or false: Python would take any text or number but an empty one for true."""
@@ -219,7 +240,8 @@ class _Parser:
             return node
         if node.kind is not Kind.ANY:
             self._refuse(tree, f"a condition is true or false, and this is {node.kind}; write a comparison{_FALLBACK}")
-        return Node(nodes.call("condition", node.code), Kind.BOOL, node.text, Role.CONDITION, [node])
+        code = self._of([node], lambda made: nodes.call("condition", made[0]))
+        return Node(code, Kind.BOOL, node.text, Role.CONDITION, [node])
 
     def _choice(self, tree: ast.IfExp, depth: int) -> Node:
         test = self.condition(tree.test, self.node(tree.test, depth))
@@ -241,13 +263,20 @@ class _Parser:
             operands.append(self._list(side, depth) if is_list else self.node(side, depth))
             left, right = operands[-2:]
             self._check_comparison(trees[at], left, right, sign)
-            code = ast.Compare(left.code, [operator], [right.code])
+            code = self._compared(left, operator, right)
             text = f"{left.text} {sign} {right.text}"
             pairs.append(Node(code, Kind.BOOL, text, Role.COMPARISON, [left, right], name=sign))
         if len(pairs) == 1:
             return pairs[0]
         code = ast.Compare(operands[0].code, tree.ops, [each.code for each in operands[1:]])
+        if self._nulls is not None:
+            code = self._nulls.joined([pair.code for pair in pairs], stops=False)
         return Node(code, Kind.BOOL, self._source(tree), Role.ALL, pairs)
+
+    def _compared(self, left: Node, operator: ast.cmpop, right: Node) -> ast.expr:
+        if Kind.NULL in (left.kind, right.kind):  # x == None asks whether there is a value
+            return ast.Compare(left.code, [operator], [right.code])
+        return self._of([left, right], lambda made: ast.Compare(made[0], [operator], [made[1]]))
 
     def _list(self, tree: ast.expr, depth: int) -> Node:
         assert isinstance(tree, ast.List | ast.Tuple)
@@ -306,7 +335,11 @@ class _Parser:
                 self._refuse(side, f"{function} takes {takes}, and {part.text} is {part.kind}")
         if function == "round" and len(parts) == 2:
             self._check_digits(tree.args[1])
-        code = nodes.call(f"call_{function}", *(part.code for part in parts))
+        called = f"call_{function}"
+        if function in _TAKE_NULLS:
+            code = nodes.call(called, *(part.code for part in parts))
+        else:
+            code = self._of(parts, lambda made: nodes.call(called, *made))
         return Node(code, known_call.gives, self._source(tree), Role.CALL, parts, name=function)
 
     def _check_digits(self, tree: ast.expr) -> None:
@@ -318,7 +351,7 @@ class _Parser:
     def _text_argument(self, tree: ast.Call, example: str) -> str:
         argument = tree.args[0] if len(tree.args) == 1 else None
         value = argument.value if isinstance(argument, ast.Constant) else None
-        if not isinstance(value, str) or not value or not _is_encodable(value):
+        if not isinstance(value, str) or not value or not codes.is_encodable(value):
             self._refuse(tree, f"write the name as text: {example}")
         return value
 
@@ -337,9 +370,9 @@ class _Parser:
             if len(path) > DEPTH_MAX:
                 self._refuse(tree, f"a path has at most {DEPTH_MAX} names")
             self.paths.append(tuple(map(str, path)))
-            return Node(_has("v", path), Kind.BOOL, self._source(tree))
+            return Node(codes.has("v", path), Kind.BOOL, self._source(tree))
         node = self._path(tree.args[0], depth, example)
-        return Node(_has("v" if node.role is Role.FIELD else "levels", node.path), Kind.BOOL, self._source(tree))
+        return Node(codes.has("v" if node.role is Role.FIELD else "levels", node.path), Kind.BOOL, self._source(tree))
 
     def _default(self, tree: ast.Call, depth: int) -> Node:
         example = "default(rms, 0)"
@@ -355,45 +388,8 @@ class _Parser:
             self._temporaries += 1
             temporary = f"t{self._temporaries}"
             there = ast.Compare(
-                ast.NamedExpr(ast.Name(temporary, ast.Store()), _get(path)), [ast.IsNot()], [nodes.constant(None)]
+                ast.NamedExpr(ast.Name(temporary, ast.Store()), codes.get(path)), [ast.IsNot()], [nodes.constant(None)]
             )
             code = ast.IfExp(there, nodes.name(temporary), code)
         is_text = last.kind is Kind.TEXT and all(path.role is Role.LEVEL for path in paths)
         return Node(code, Kind.TEXT if is_text else Kind.ANY, self._source(tree), Role.DEFAULT, [last])
-
-
-def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _has(container: str, path: tuple[str | int, ...]) -> ast.expr:
-    if len(path) == 1:
-        return ast.Compare(nodes.constant(path[0]), [ast.In()], [nodes.name(container)])
-    return nodes.call("has", nodes.name(container), nodes.names_of(path))
-
-
-def _get(node: Node) -> ast.expr:
-    container = nodes.name("v" if node.role is Role.FIELD else "levels")
-    if len(node.path) == 1:
-        return ast.Call(ast.Attribute(container, "get", ast.Load()), [nodes.constant(node.path[0])], [])
-    return nodes.call("get", container, nodes.names_of(node.path))
-
-
-def _kind_of(operator: str, left: Kind, right: Kind) -> Kind:
-    if Kind.DECIMAL in (left, right) or operator in ("/", "**"):
-        return Kind.DECIMAL
-    # Two fields that are added may be numbers or texts; any other result is a number.
-    return Kind.ANY if operator == "+" and left is right is Kind.ANY else Kind.NUMBER
-
-
-def _code_of(operator: str, sign: ast.operator, left: Node, right: Node) -> ast.expr:
-    """Return the code of a calculation. Python's own operator where it can cost nothing, else a call that looks."""
-    plain = ast.BinOp(left.code, sign, right.code)
-    is_number = left.kind.is_number or right.kind.is_number
-    if operator == "+":
-        return plain if is_number else nodes.call("add", left.code, right.code)
-    if operator in ("-", "/"):
-        return plain  # Of numbers alone, and their results grow by a bit.
-    if operator == "*" and Kind.DECIMAL in (left.kind, right.kind):
-        return plain  # A float repeats no text, and is of one size.
-    return nodes.call(_CALLED[operator], left.code, right.code)

@@ -59,9 +59,9 @@ class _Values:
     def _compute(self, node: Node) -> Any:
         match node.role:
             case Role.ALL:
-                return all(self.of(part) for part in node.parts)
+                return self._joined(node, stops=False)
             case Role.ANY:
-                return any(self.of(part) for part in node.parts)
+                return self._joined(node, stops=True)
             case Role.CHOICE:
                 test, body, other = node.parts
                 return self.of(body if self.of(test) else other)
@@ -69,6 +69,17 @@ class _Values:
                 found = self._run(node, [_NOTHING])
                 return self.of(node.parts[0]) if found is _NOTHING else found
         return self._run(node, [self.of(part) for part in node.parts])
+
+    def _joined(self, node: Node, *, stops: bool) -> bool | None:
+        """Return what conditions come to, up to the first that decides. Those of null are there where nulls are taken
+        as in SQL."""
+        found: bool | None = not stops
+        for part in node.parts:
+            value: bool | None = self.of(part)
+            if value is stops:
+                return stops
+            found = None if value is None else found
+        return found
 
     def _run(self, node: Node, values: list[Any]) -> Any:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from weft.config.functions.alert import Alert as Settings
@@ -30,10 +31,9 @@ class Alert(Function):
         self.state = State()
         self._settings = settings
         self._levels = context.levels
-        self._when = _named("when", Condition, settings.when, context.level_names)
-        self._until = (
-            None if settings.until is None else _named("until", Condition, settings.until, context.level_names)
-        )
+        condition = partial(Condition, levels=context.level_names, nulls=context.nulls)
+        self._when = _named("when", condition, settings.when)
+        self._until = None if settings.until is None else _named("until", condition, settings.until)
         self._topic = _named("topic", Topic, settings.topic, context)
         self._payload = _named("payload", Payload, settings.payload, context)
         self._cleared = None if settings.cleared is None else _named("cleared", Payload, settings.cleared, context)

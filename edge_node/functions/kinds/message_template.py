@@ -134,7 +134,7 @@ class Payload:
 
 def _compiled(name: str, text: str, context: Context) -> Expression:
     try:
-        return compile_expression(text, context.level_names)
+        return compile_expression(text, context.level_names, nulls=context.nulls)
     except InvalidExpression as error:
         raise error.of(name) from None
 

@@ -31,7 +31,9 @@ class Route(Function):
             if self._rules and self._rules[-1][0] is None and not self._rules[-1][1].copy:
                 raise ValueError(f"no row reaches rules[{at}]: the rule before it has no `where` and takes all of them")
             try:
-                condition = None if rule.where is None else Condition(rule.where, context.level_names)
+                condition = (
+                    None if rule.where is None else Condition(rule.where, context.level_names, nulls=context.nulls)
+                )
             except InvalidExpression as error:
                 raise error.of(f"rules[{at}].where") from None
             self._rules.append((condition, rule))

@@ -24,7 +24,7 @@ class Set(Function):
         Raises:
             ValueError: an expression is not valid, or a field lies in another one.
         """
-        self._maker = FieldMaker(settings, context.level_names, only=False)
+        self._maker = FieldMaker(settings, context.level_names, only=False, nulls=context.nulls)
         self._levels = context.levels
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
@@ -44,7 +44,7 @@ class SelectNew(Function):
         Raises:
             ValueError: an expression is not valid, or a field lies in another one.
         """
-        self._maker = FieldMaker(settings, context.level_names, only=True)
+        self._maker = FieldMaker(settings, context.level_names, only=True, nulls=context.nulls)
         self._levels = context.levels
 
     def reads(self) -> frozenset[Path]:

@@ -20,7 +20,7 @@ class Where(Function):
         Raises:
             InvalidExpression: it is not valid.
         """
-        self._condition = Condition(settings, context.level_names)
+        self._condition = Condition(settings, context.level_names, nulls=context.nulls)
         self._levels = context.levels
         self._paths = self._condition.expression.paths
         self._reason = f"where is false: {settings.strip()}"

@@ -46,7 +46,7 @@ class WindowFunction(Windows):
         levels: set[str] = set()
         for (text, is_number), argument in layout.arguments.items():
             try:
-                expression = compile_expression(text, context.level_names)
+                expression = compile_expression(text, context.level_names, nulls=context.nulls)
             except InvalidExpression as error:
                 raise WindowError(f"emit: {text}: {error}") from None
             arguments.append((argument.name, expression, is_number))

@@ -37,3 +37,5 @@ class FunctionCounters(msgspec.Struct):
     """Line about what keeps them from going on; empty when all is well."""
     refused: str = ""
     """Line about newer settings or files that they do not work by; empty when all is well."""
+    warning: str = ""
+    """Line about rows that they reject; empty where those are few."""

@@ -16,6 +16,7 @@ from weft.edge_node.functions.runtime.inputs import Inputs
 from weft.edge_node.functions.runtime.losses import Losses, losses_of, tell
 from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
 from weft.edge_node.functions.runtime.pieces import pieces
+from weft.edge_node.functions.runtime.rejections import Rejections
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
 from weft.edge_node.functions.runtime.step_writer import StepWriter
 from weft.edge_node.functions.runtime.versions import RETRY_S, RETRY_S_MAX, Versions
@@ -65,6 +66,7 @@ class Derived:
         self._is_stale = False
         """True when the memory of the functions is not to be trusted."""
         self._culprits = Culprits()
+        self._rejections = Rejections(self._name, self.counters, around.clock)
         self._writer = StepWriter(self._name, streams, around, self.counters)
         self._start_from(remembered)
 
@@ -330,6 +332,7 @@ class Derived:
 
     def _is_written(self) -> None:
         self._versions.is_written()
+        self._rejections.look()
         self._culprits.written(self._inputs.positions())
 
     def _no_outputs(self) -> Outputs:

@@ -74,7 +74,7 @@ async def test_the_example_does_what_the_page_says(page: Path, tmp_path: Path) -
         out = Recorder()
         for step in stream.functions:
             kind, settings = step.chosen
-            function = KINDS[kind](settings, context)
+            function = KINDS[kind](settings, context._replace(nulls=step.takes_nulls))
             if isinstance(function, AsyncFunction):
                 await function.prepare()
                 rows = await function.process_async(rows, out)

@@ -34,6 +34,7 @@ FACTS: dict[str, Any] = {
             "state_bytes": 4 << 20,
             "trouble": "failed (KeyError: <x>) and is started again",
             "refused": "the functions of before go on",
+            "warning": "",
         },
     },
     "sources": {},

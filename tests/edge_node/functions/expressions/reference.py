@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 TEXT_MAX = 65_536
@@ -33,15 +34,17 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def evaluate(text: str, values: Mapping[str, Any], levels: Mapping[str, str], names: tuple[str, ...]) -> Any:
-    """Return the result.
+def evaluate(
+    text: str, values: Mapping[str, Any], levels: Mapping[str, str], names: tuple[str, ...], *, nulls: bool = False
+) -> Any:
+    """Return the result. With ``nulls`` a missing field is null, and null is what SQL takes it for.
 
     Raises:
         Fails: there is none.
     """
     tree = ast.parse(text, mode="eval").body
     try:
-        found = _Walk(values, levels, names).value(tree)
+        found = (_Nulls if nulls else _Walk)(values, levels, names).value(tree)
     except (TypeError, ValueError, ArithmeticError, LookupError):
         raise Fails from None
     is_made = not is_path(tree) and not isinstance(tree, ast.Constant)
@@ -222,6 +225,106 @@ class _Walk:
 
     def call_is_text(self, x: Any) -> bool:
         return isinstance(x, str)
+
+
+class _Null(Exception):
+    """A part is null, so that what is made of it is."""
+
+
+class _Nulls(_Walk):
+    """Null as in SQL: unknown, and so is what is made of it."""
+
+    def path(self, tree: ast.expr) -> Any:
+        found = super().path(tree)
+        return None if found is MISSING else found
+
+    def known(self, tree: ast.expr) -> Any:
+        found = self.value(tree)
+        if found is None and not isinstance(tree, ast.Constant):
+            raise _Null
+        return found
+
+    def truth(self, tree: ast.expr) -> Any:
+        found = self.value(tree)
+        if found is not None and not isinstance(found, bool):
+            raise Fails
+        return found
+
+    def number(self, tree: ast.expr) -> Any:
+        return _number(self.known(tree))
+
+    def of_UnaryOp(self, tree: ast.UnaryOp) -> Any:
+        if isinstance(tree.op, ast.Not):
+            found = self.truth(tree.operand)
+            return None if found is None else not found
+        return self.or_null(super().of_UnaryOp, tree)
+
+    def of_BoolOp(self, tree: ast.BoolOp) -> Any:
+        return self.joined((partial(self.truth, each) for each in tree.values), isinstance(tree.op, ast.Or))
+
+    def joined(self, conditions: Iterable[Callable[[], Any]], decides: bool) -> Any:
+        found: bool | None = not decides
+        for each in conditions:
+            value = each()
+            if value is decides:
+                return decides
+            found = None if value is None else found
+        return found
+
+    def of_BinOp(self, tree: ast.BinOp) -> Any:
+        def computed(tree: ast.BinOp) -> Any:
+            values = [self.known(tree.left), self.known(tree.right)]
+            return _Walk({"left": values[0], "right": values[1]}, {}, ()).of_BinOp(
+                ast.BinOp(ast.Name("left"), tree.op, ast.Name("right"))
+            )
+
+        return self.or_null(computed, tree)
+
+    def of_Compare(self, tree: ast.Compare) -> Any:
+        sides = [tree.left, *tree.comparators]
+
+        def compared(at: int) -> Any:
+            if is_null(sides[at]) or is_null(sides[at + 1]):
+                return _COMPARE[type(tree.ops[at])](self.listed(sides[at]), self.listed(sides[at + 1]))
+            try:
+                left = self.known(sides[at])
+                right = self.listed(sides[at + 1])
+            except _Null:
+                return None
+            return None if right is None else _COMPARE[type(tree.ops[at])](left, right)
+
+        return self.joined((partial(compared, at) for at in range(len(tree.ops))), decides=False)
+
+    def listed(self, tree: ast.expr) -> Any:
+        return [self.value(each) for each in tree.elts] if isinstance(tree, ast.List | ast.Tuple) else self.value(tree)
+
+    def of_Call(self, tree: ast.Call) -> Any:
+        assert isinstance(tree.func, ast.Name)
+        name = tree.func.id
+        if name == "exists" and not isinstance(tree.args[0], ast.Constant):
+            return self.is_there(tree.args[0])
+        if name in ("exists", "default", "is_number", "is_text"):
+            return super().of_Call(tree)
+        try:
+            return getattr(self, f"call_{name}")(*map(self.known, tree.args))
+        except _Null:
+            return None
+
+    def is_there(self, tree: ast.expr) -> bool:
+        return _Walk(self._values, self._levels, self._names).path(tree) is not MISSING
+
+    def or_null(self, of: Callable[[Any], Any], tree: ast.expr) -> Any:
+        try:
+            return of(tree)
+        except _Null:
+            return None
+
+
+def is_null(tree: ast.expr) -> bool:
+    """Return whether an expression is null by its text alone."""
+    if isinstance(tree, ast.IfExp):
+        return is_null(tree.body) and is_null(tree.orelse)
+    return isinstance(tree, ast.Constant) and tree.value is None
 
 
 def _number(value: Any) -> Any:

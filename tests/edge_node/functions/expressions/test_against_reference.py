@@ -6,6 +6,7 @@ import ast
 import math
 from typing import Any
 
+import pytest
 from hypothesis import assume, strategies
 
 from tests.edge_node.functions.expressions import reference
@@ -87,16 +88,17 @@ def _evaluated(expression: Expression, each: Row) -> tuple[Any, str | None]:
         return None, error.reason
 
 
+@pytest.mark.parametrize("nulls", [False, True], ids=["reject", "null"])
 @given(EXPRESSIONS, ROWS, few=100, many=600)
-def test_results_are_those_of_the_reference(text: str, values: Values) -> None:
+def test_results_are_those_of_the_reference(nulls: bool, text: str, values: Values) -> None:
     try:
-        expression = compile_expression(text, NAMES)
+        expression = compile_expression(text, NAMES, nulls=nulls)
     except InvalidExpression:
         assume(False)
         return
     assert set(expression.fields) <= {*FIELDS, "line"}
     try:
-        expected = reference.evaluate(text, values, LEVELS, NAMES)
+        expected = reference.evaluate(text, values, LEVELS, NAMES, nulls=nulls)
     except reference.Fails:
         expected = reference.Fails
     got, reason = _evaluated(expression, row(values))
@@ -131,10 +133,11 @@ def test_many_rows_have_the_results_of_one_by_one(one: str, other: str, found: l
     assert [reason.partition(": ")[2] for _, reason in failed] == reasons
 
 
+@pytest.mark.parametrize("nulls", [False, True], ids=["reject", "null"])
 @given(EXPRESSIONS, strategies.lists(ROWS, max_size=6), few=30, many=300)
-def test_a_condition_holds_where_its_expression_is_true(text: str, found: list[Values]) -> None:
+def test_a_condition_holds_where_its_expression_is_true(nulls: bool, text: str, found: list[Values]) -> None:
     try:
-        condition = Condition(text, NAMES)
+        condition = Condition(text, NAMES, nulls=nulls)
     except InvalidExpression:
         assume(False)
         return
@@ -148,6 +151,7 @@ def test_a_condition_holds_where_its_expression_is_true(text: str, found: list[V
         except ExpressionError:
             assert any(each is other for other in failed)
             continue
-        group = kept if result is True else dropped if result is False else failed
+        is_false = result is False or (nulls and result is None)
+        group = kept if result is True else dropped if is_false else failed
         assert any(each is other for other in group)
     assert len(kept) + len(dropped) + len(failed) == len(rows)

@@ -73,6 +73,26 @@ async def test_what_no_function_can_handle_goes_to_the_stream_of_errors() -> Non
     await edge.close()
 
 
+async def test_one_rejected_row_in_a_hundred_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    edge = Edge(FakeFileSystem(), MINUTES)
+    edge.publish("telemetry", *([1] * 199), "none", time=START)
+    await edge.settle()
+    counters = edge.functions.counters()["minutes"]
+    assert (counters.rows_rejected, counters.warning) == (1, "")
+    for at in range(3):
+        edge.publish("telemetry", *([1] * 9), "none", time=START + at)
+        await edge.settle()
+    assert counters.warning.startswith("4 of 230 rows (1 %) went to minutes-errors")
+    told = [line for line in caplog.messages if "minutes-errors" in line]
+    assert len(told) == 1
+    assert "`missing: null`" in told[0]
+    for _ in range(51):
+        edge.publish("telemetry", *([1] * 400), time=START + 9)
+        await edge.settle()
+    assert counters.warning == ""
+    await edge.close()
+
+
 async def test_functions_may_read_what_functions_wrote() -> None:
     edge = Edge(FakeFileSystem(), LARGE, definition("large-minutes", ["large"], lambda: [("minutes", Minutes())]))
     first = (START // (60 * SECOND) + 1) * 60 * SECOND
