@@ -50,6 +50,8 @@ class Job(NamedTuple):
     frame: dict[str, Any]
     rows: list[bytes]
     levels: Mapping[bytes, Mapping[str, str]]
+    cause: Row | None
+    """Row that closed it before its tick; None at a tick."""
 
 
 class SqlFunction(Windows, AsyncFunction):
@@ -230,7 +232,7 @@ class SqlFunction(Windows, AsyncFunction):
         if missing:
             frame["missing"] = missing
         keys = {*map(topic_of, rows)}
-        self._jobs.append(Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}))
+        self._jobs.append(Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}, self.cause))
         return []
 
     def _taken(self) -> list[Job]:
@@ -312,7 +314,9 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
     for job, result in zip(jobs, found, strict=True):
         if isinstance(result, str):
             # The window itself goes to the errors: which one it was, and how many rows it had.
-            out.reject(Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame), f"select: {result}")
+            out.reject(
+                Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame), f"select: {result}", job.cause
+            )
             continue
         if result.cut:
             _tell_cut(job, result.cut, out)
@@ -326,7 +330,8 @@ def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
     for at in cut:
         row = _unpacked(job.rows[at])
         count_cut(whose, row.key)
-        out.reject(row, f"the rows of its window have more than {COLUMNS_MAX} fields, and its topic has the most")
+        reason = f"the rows of its window have more than {COLUMNS_MAX} fields, and its topic has the most"
+        out.reject(row, reason, job.cause)
     frame = job.frame
     frame["count"] -= len(cut)
     frame["complete"] = False

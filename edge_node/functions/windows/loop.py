@@ -138,7 +138,7 @@ def _add_group(body: Lines, naming: Naming) -> None:
 
 def _add_window(body: Lines, plan: Plan) -> None:
     body.add("p = g.pane")
-    place = "p = w_fn.place(g, w_t, w_time)"
+    place = "p = w_fn.place(g, w_t, row)"
     if not plan.gap:
         body.add(f"if not g.start <= w_t < g.end: {place}", "a = p.numbers")
         return

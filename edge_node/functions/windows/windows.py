@@ -92,6 +92,8 @@ class Windows(Function):
         self._tick = 0
         self._early: list[Row] = []
         """Results of windows that had to close before their tick."""
+        self.cause: Row | None = None
+        """Row that closes such windows."""
         self._restored = False
         self._run: Callable[[Windows, list[Row], Out], None]
         self._arguments: list[Expression] = []
@@ -166,19 +168,26 @@ class Windows(Function):
         self.store.add(group)
         return group
 
-    def place(self, group: Group, t: int, time: int) -> Pane:
+    def place(self, group: Group, t: int, row: Row) -> Pane:
         """Return the window of a row, and open it if there is none.
 
         Raises:
             Refusal: it came too late, or there are too many windows.
         """
+        self.cause = row
+        memory = group.memory
+        if memory is not None and self.plan.by_event and t < memory[GREATEST] - self.plan.lateness:
+            # A window closes at the event that is `lateness` later, and not at the tick that puts it out: whether a
+            # row is late must not depend on how fast the node was.
+            self._close_early(group)
         try:
-            return self.shape.place(group, t, time)
+            return self.shape.place(group, t, row.time)
         except Full:
             if not self._close_early(group):
                 raise
-            return self.shape.place(group, t, time)
+            return self.shape.place(group, t, row.time)
         finally:
+            self.cause = None
             self._after(group)
 
     def look_at(self, group: Group) -> None:
@@ -270,8 +279,9 @@ class Windows(Function):
         return rows
 
     def _close_early(self, group: Group) -> bool:
-        """Close windows of a group that events have passed, before the tick: a device that sends what it kept for a
-        month would have too many open at once. Return whether there were any."""
+        """Close windows of a group that events have passed, before the tick: a late row must not be counted in them,
+        and a device that sends what it kept for a month would have too many open at once. Return whether there were
+        any."""
         memory = group.memory
         if memory is None or not self.plan.by_event or not group.panes:
             return False

@@ -79,6 +79,8 @@ class Reference:
     def _row(self, row: Row) -> None:
         key = self.keys.setdefault(row.key, Key())
         t = round(row.values["ts"] * SECOND) if self.times.event else row.time
+        if self.times.event and t < key.greatest - self.times.lateness * SECOND:
+            self._close({row.key: key}, self.now, idle=False)
         if self.times.gap:
             ends = [t + 1]
         else:
@@ -117,11 +119,15 @@ class Reference:
         return {(chain[0][0], chain[-1][0] + gap): [row for _, row in chain] for chain in chains}
 
     def _tick(self, now: int) -> None:
+        self._close(self.keys, now, idle=True)
+
+    def _close(self, keys: dict[bytes, Key], now: int, *, idle: bool) -> None:
+        """Put out the windows that are over: at a second, or those of a key that gets a row older than its lateness."""
         over: list[tuple[int, int, bytes, int, Key, list[Row]]] = []
-        for name, key in self.keys.items():
+        for name, key in keys.items():
             limit: float = now
             if self.times.event:
-                is_idle = key.seen + self.times.idle * SECOND <= now
+                is_idle = idle and key.seen + self.times.idle * SECOND <= now
                 limit = math.inf if is_idle else key.greatest - self.times.lateness * SECOND
             for (start, end), rows in self._open(key).items():
                 if end <= limit:

@@ -117,6 +117,24 @@ def test_a_late_window_of_a_new_key_knows_gaps_that_were_over_long_ago() -> None
     assert complete == {(b"a", "00:00:00Z"): False, (b"a", "00:01:00Z"): True, (b"new", "00:00:00Z"): False}
 
 
+@pytest.mark.parametrize("lateness", [0, 3])
+@pytest.mark.parametrize("size", [10, 30])
+def test_a_window_closes_at_the_event_that_is_lateness_later(lateness: int, size: int) -> None:
+    """All rows come within one second of the node: no tick lies between them."""
+    times = Times(every=10, size=size, event=True, lateness=lateness, idle=600)
+    given = [
+        row(SECOND + at, {"x": 1.0, "ts": ts}, b"a", at)
+        for at, ts in enumerate([1.0, 9.9 + lateness, 5.0, 10.0 + lateness, 5.0, 11.0, 9.0, 20.0 + lateness, 19.0])
+    ]
+    found = run(maker(times, {"n": "count()"}), given, until=UNTIL)
+    wanted = Reference(times).feed(given, UNTIL)
+    assert [(each.values["n"], each.values["late"]) for each in found.emitted] == [
+        (len(each.rows), each.late) for each in wanted
+    ]
+    first = [each.values["n"] for each in found.emitted if each.values["window_end"] == iso_text(10 * SECOND, 0)]
+    assert first == [2 if lateness else 3]
+
+
 @pytest.mark.parametrize("times", SHAPES, ids=str)
 @given(data=st.data(), few=5, many=25)
 def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
