@@ -212,6 +212,15 @@ class Link(Section, frozen=True, kw_only=True):
             "takes them only if an operator decides for this node."
         ),
     ] = "stop"
+    hold_at_start_s: Annotated[
+        Duration,
+        Meta(
+            description="Longest time that a start waits for this link's hub to say what it holds of the node's log. "
+            "Clients that connect meanwhile wait, and nothing is acknowledged. A log that was restored from an older "
+            "copy would give records numbers that the hub has for others. After this time the node takes messages "
+            "without the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait.",
+        ),
+    ] = field(default=10.0, name="hold_at_start")
     compression_level: Annotated[
         int, Meta(ge=1, le=19, description="zstd level of the connection: higher is smaller and slower.")
     ] = 3

@@ -110,9 +110,12 @@ class EdgeNode:
         self.http: Address | None = None
         """Address of the node's pages; None without them."""
 
-    async def start(self) -> None:
-        """Recover the log and the sessions, then accept clients and connect links. Close the started parts again on an
+    async def start(self, stopping: asyncio.Event | None = None) -> None:
+        """Recover the log and the sessions, connect links, then accept clients. Close the started parts again on an
         error.
+
+        Args:
+            stopping: ends the wait for the hubs' first answers, which clients wait for.
 
         Raises:
             DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
@@ -153,10 +156,13 @@ class EdgeNode:
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
+            stack.push_async_callback(links.close)
+            # Before anything is appended: a restored log gives out numbers that the hubs have for other records.
+            await links.until_compared(stopping)
+            self.listeners.accept()
             self._functions.start()
             self._be_host(broker, stack)
             self.log.settled()
-            stack.push_async_callback(links.close)
             self._imports.start()
             self._sources.start()
             stack.push_async_callback(self._sources.close)

@@ -39,6 +39,8 @@ class LinkStatus:
     next_try: int | None = None
     is_taken: bool = False
     """True while the hub has taken the link under its identity."""
+    is_compared: bool = False
+    """True once a hub has said of every lane what it holds, or why it takes none of it, since the link was started."""
     conflict: str = ""
     """Reason why the hub refuses the identity, with what to do; empty once a hub takes the link."""
     last_error: str = ""

@@ -15,6 +15,7 @@ from weft.config.streams import Link
 from weft.edge_node.check import Flow, carried_streams
 from weft.edge_node.links import acknowledged_file, conflicts
 from weft.edge_node.links.boot_clocks import BootClocks
+from weft.edge_node.links.comparison import compared
 from weft.edge_node.links.conflicts import Conflicts
 from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.edge_node.links.source import OfferedStream, SegmentLogSource
@@ -95,6 +96,22 @@ class Links:
         self._keeper = asyncio.create_task(self._acknowledged.keep())
         for status in self.statuses:
             self._start(status)
+
+    async def until_compared(self, stopping: asyncio.Event | None = None) -> None:
+        """Wait for the hubs' first answers before anything is appended, and note the conflicts that they tell.
+
+        A log that this start has made waits for none: no hub can have anything of it.
+
+        Args:
+            stopping: ends the wait.
+        """
+        awaited = {
+            name: self._config.links[name]
+            for name, streams in self._carried_if_conflicts_count().items()
+            if streams and not self._log.recovery.created and name not in self.conflicts.reasons
+        }
+        await compared(awaited, self.statuses, stopping, clock=asyncio.get_running_loop().time)
+        self.conflicts.look(self.statuses)
 
     def adopt(self, config: EdgeConfig) -> None:
         """Run the links of another configuration of the same node from now on. Those that stay what they are, go on.

@@ -201,6 +201,8 @@ class SenderConnection:
             if now >= self._next_status:
                 await self._update_status(sender, now)
             request = self._handle_events(sender)
+            if sender.connected and not sender.opening:
+                self._status.is_compared = True
             if request is not None:
                 try:
                     sender.feed(request.lane, await self._source.read(*request))

@@ -83,7 +83,7 @@ def run(config_file: str, log_level: str) -> None:
 
     async def serve(signals: Signals) -> None:
         node = EdgeNode(config, software(), file)
-        await node.start()
+        await node.start(signals.stop)
         collect_garbage_rarely()
         try:
             click.echo(f"{config.tenant}/{config.node} is ready: {_addresses(node.addresses, node.http)}")

@@ -50,12 +50,15 @@ class Acceptor:
         """Address, with the actual port where port 0 was asked for."""
 
     async def start(self) -> None:
-        """Bind and accept.
+        """Bind and listen: connections wait in the kernel until ``accept``.
 
         Raises:
             OSError: the address cannot be bound.
         """
         self._sockets, self.bound = await listening_sockets(self._settings.bind)
+
+    def accept(self) -> None:
+        """Accept connections from now on."""
         for each in self._sockets:
             self._loop.add_reader(each, self._accept, each)
 

@@ -44,7 +44,7 @@ class Listener:
         self._acceptor = Acceptor(settings, admission, make_protocol)
 
     async def start(self) -> None:
-        """Bind and accept.
+        """Bind and listen: connections wait in the kernel until ``accept``.
 
         Raises:
             SettingError: the address cannot be bound, or the TLS files cannot be used.
@@ -57,6 +57,10 @@ class Listener:
             raise SettingError((*path, "tls"), str(error)) from None
         except CannotListen as error:
             raise SettingError((*path, "bind"), str(error)) from None
+
+    def accept(self) -> None:
+        """Accept connections from now on."""
+        self._acceptor.accept()
 
     @property
     def name(self) -> str:

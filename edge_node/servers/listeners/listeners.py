@@ -71,7 +71,7 @@ class Listeners:
         return self._reloads.watched
 
     async def open(self, make_connections: Mapping[str, MakeConnection]) -> None:
-        """Listen everywhere, and watch the files.
+        """Listen everywhere, and watch the files. Connections wait in the kernel until ``accept``.
 
         Args:
             make_connections: protocol -> what makes the connections of its listeners.
@@ -91,6 +91,11 @@ class Listeners:
             await self.close()
             raise
         self._watch_accounts()
+
+    def accept(self) -> None:
+        """Accept connections everywhere from now on."""
+        for listener in self._listeners:
+            listener.accept()
         self.is_open = True
 
     async def check_files(self, *, all_of_them: bool = False) -> None:

@@ -96,6 +96,7 @@ async def echoing(
     listener.acceptor = Acceptor(settings, listener.admission, make_protocol)
     listener.acceptor.tls = tls
     await listener.acceptor.start()
+    listener.acceptor.accept()
     try:
         yield listener
     finally:

@@ -1,0 +1,86 @@
+"""A data_dir is put back to an older copy: nothing is acknowledged under numbers that the hub has for other records."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+
+from tests.support.processes import Node, Start, publish
+from tests.support.waiting import PATIENCE_S, wait_until
+from tests.weft.test_import import TOPIC, Fabric, numbered, payloads
+from weft.demo.fabric import free_port
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def fabric(tmp_path: Path, start: Start) -> Fabric:
+    return Fabric(tmp_path, start)
+
+
+def restore(fabric: Fabric, *, starts: int = 0) -> Node:
+    """The hub has 50 messages of the copy that is put back, and 20 that came after it. The hub is away then.
+
+    Args:
+        starts: times that the node was started after the copy.
+    """
+    hub, edge, copy = fabric.hub(), fabric.edge(), fabric.folder / "copy"
+    publish(edge.mqtt_port, TOPIC, numbered(0, 50))
+    wait_until(lambda: len(payloads(hub)) == 50)
+    shutil.copytree(fabric.data, copy, ignore=shutil.ignore_patterns("*.sock"))
+    for _ in range(starts):
+        edge.stop()
+        edge = fabric.edge()
+    publish(edge.mqtt_port, TOPIC, numbered(50, 70))
+    wait_until(lambda: len(payloads(hub)) == 70)
+    edge.kill()
+    hub.stop()
+    shutil.rmtree(fabric.data)
+    copy.rename(fabric.data)
+    return hub
+
+
+def holds_at_start(fabric: Fabric, seconds: str) -> int:
+    """Set the time, and a port for MQTT, which is returned."""
+    port = free_port()
+    text = fabric.edge_yaml.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}")
+    fabric.edge_yaml.write_text(text.replace("retry_min:", f"hold_at_start: {seconds}, retry_min:"))
+    return port
+
+
+def test_a_restored_copy_acknowledges_nothing_before_its_hub_was_asked(fabric: Fabric) -> None:
+    restore(fabric)
+    port = holds_at_start(fabric, "600s")
+    found: list[Node] = []
+    thread = threading.Thread(target=lambda: found.append(fabric.edge()), daemon=True)
+    thread.start()
+    device, acknowledged, ended = paho.Client(CallbackAPIVersion.VERSION2, "device"), [], threading.Event()
+    device.on_publish = lambda *_: acknowledged.append(1)
+    device.on_disconnect = lambda *_: ended.set()
+
+    def connects() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            device.connect("127.0.0.1", port)
+            return True
+        return False
+
+    wait_until(connects)  # in the kernel: the node accepts no client yet
+    device.publish(TOPIC, "message 1000", qos=1)
+    device.loop_start()
+    assert not found
+    hub = fabric.hub()
+    thread.join(PATIENCE_S)
+    [edge] = found
+    assert ended.wait(PATIENCE_S)
+    device.loop_stop()
+    link = edge.json("status")["links"]["cloud"]
+    assert link["state"] == "conflict"
+    assert "restored from an old copy" in link["last_error"]
+    assert not acknowledged
+    assert payloads(hub) == numbered(0, 70)
