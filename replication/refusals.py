@@ -5,6 +5,12 @@ from __future__ import annotations
 from weft.protocols.link import RefuseCode
 from weft.replication.events import Refusal
 
+START_EMPTY = (
+    "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
+    "`weft edge import` then brings the hub the records that only the old one has"
+)
+"""Advice for a node whose log is an old copy."""
+
 
 def of_another_cluster(found: str, wanted: str) -> Refusal:
     """Return the refusal of a hub of another cluster than the link is for. It gets no records."""
@@ -16,13 +22,41 @@ def of_another_cluster(found: str, wanted: str) -> Refusal:
     )
 
 
+def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[int, int | None]) -> tuple[str, str]:
+    """Return message and advice of a hub's refusal: it has taken this log with an epoch as high as the claimed one.
+
+    A log that was restored from an old copy claims an epoch again, or a lower one, as a second node does that runs with
+    a copy. Only a log with all that the hub has must be the copy of a node that goes on.
+
+    Args:
+        of: the edge and its log.
+        held: the hub's epoch of the lane, and the end of the records that it holds.
+        claimed: the refused epoch, and the end of the records that the refused log has; None when that is unknown.
+    """
+    (epoch, held_end), (refused, end) = held, claimed
+    lacks = end is not None and end < held_end
+    if epoch > refused and not lacks:
+        return (
+            f"{of}: a connection with epoch {epoch} has taken over, this one has {refused}",
+            "if the log was copied to a second node, give that node an empty data_dir; otherwise connect again",
+        )
+    what = (
+        f"the hub holds records of stream {stream} up to seq {held_end}, and this log has them up to {end} only"
+        if lacks
+        else f"the hub has taken this log before with epoch {epoch}, and it comes with {refused} now"
+    )
+    return (
+        f"{of}: {what}. The log was restored from an old copy, or a second node runs with a copy of it",
+        f"if a second node runs with a copy of this log, give that one an empty data_dir. Otherwise {START_EMPTY}",
+    )
+
+
 def rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
     """Return the refusal of a hub that holds more of a stream than this log can have given it."""
     return Refusal(
         RefuseCode.IDENTITY_CONFLICT,
         f"the hub holds records of stream {stream} up to seq {end}, but this log gave it none beyond "
         f"{high_watermark}. The log was restored from an old copy, or its disk lost acknowledged records",
-        "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
-        "`weft edge query` reads the records that only the old one has",
+        START_EMPTY,
         by_peer=False,
     )

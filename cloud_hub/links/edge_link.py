@@ -20,6 +20,7 @@ from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, 
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import BOOTS_MAX
+from weft.replication.accounting import RANGES_MAX
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 
@@ -177,7 +178,7 @@ class EdgeLink:
 
         claim = self._claims.get(lane)
         if claim is None or claim.epoch != opening.epoch:
-            claim = self._claims[lane] = LaneClaim(opening.epoch)
+            claim = self._claims[lane] = LaneClaim(opening.epoch, _offered_end(opening))
         session = LaneSession(
             lane, claim, opening.topics, acknowledge, refuse,
             payload=opening.payload, flags=opening.flags, origins=opening.origins,
@@ -321,6 +322,12 @@ class EdgeLink:
             self._log.refused(_named(self.hello), self._peer, reason)
         for session, sequencer in self._lanes.values():
             sequencer.leave(session)
+
+
+def _offered_end(opening: LaneOpen) -> int | None:
+    """Return where the sender's log ended. One that let go of all its records, or has very many holes, does not say."""
+    ranges = opening.ranges
+    return max(end for _, end in ranges) if 0 < len(ranges) < RANGES_MAX else None
 
 
 def _put_clock(opened: _OpenedLane, clock: Clock) -> None:

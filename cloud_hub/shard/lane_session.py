@@ -67,10 +67,12 @@ class LaneClaim:
     """A connection's claim to a lane. Sessions of one connection share it: a lane that was closed and opened again must
     not be fenced by the epoch that the same connection made durable before."""
 
-    __slots__ = ("epoch", "granted", "is_over")
+    __slots__ = ("epoch", "granted", "is_over", "offered_end")
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, offered_end: int | None = None) -> None:
         self.epoch = epoch
+        self.offered_end = offered_end
+        """Number after the last record that the sender's log had when it opened the lane; None when that is unknown."""
         self.granted = False
         """True once a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
         comes."""

@@ -12,6 +12,7 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.shard_state import BOOTS_MAX, LaneState, ShardState
+from weft.replication.refusals import taken_before
 
 
 class ShardSessions:
@@ -185,13 +186,11 @@ class ShardSessions:
 
     def _refuse_fenced(self, session: LaneSession, held: LaneState) -> None:
         lane = session.lane
-        self.refuse(
-            session,
-            RefuseCode.IDENTITY_CONFLICT,
-            f"edge {lane.edge}, log {format_log_id(lane.log_id)}: a connection with epoch {held.epoch} has taken over, "
-            f"this one has {session.epoch}",
-            "if the log was copied to a second node, give that node an empty data_dir; otherwise connect again",
-        )
+        message, advice = taken_before(
+            f"edge {lane.edge}, log {format_log_id(lane.log_id)}", lane.stream,
+            held=(held.epoch, held.records.end), claimed=(session.epoch, session.claim.offered_end),
+        )  # fmt: skip
+        self.refuse(session, RefuseCode.IDENTITY_CONFLICT, message, advice)
 
     def settle(self, state: ShardState) -> None:
         """Answer every session from the state: its opening, and the commits of its items."""

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -54,6 +55,15 @@ def holds_at_start(fabric: Fabric, seconds: str) -> int:
     return port
 
 
+def refused_link(edge: Node) -> dict[str, Any]:
+    def link() -> dict[str, Any]:
+        found: dict[str, Any] = edge.json("status")["links"]["cloud"]
+        return found
+
+    wait_until(lambda: link()["state"] == "conflict")
+    return link()
+
+
 def test_a_restored_copy_acknowledges_nothing_before_its_hub_was_asked(fabric: Fabric) -> None:
     restore(fabric)
     port = holds_at_start(fabric, "600s")
@@ -79,8 +89,18 @@ def test_a_restored_copy_acknowledges_nothing_before_its_hub_was_asked(fabric: F
     [edge] = found
     assert ended.wait(PATIENCE_S)
     device.loop_stop()
-    link = edge.json("status")["links"]["cloud"]
-    assert link["state"] == "conflict"
+    link = refused_link(edge)
     assert "restored from an old copy" in link["last_error"]
     assert not acknowledged
     assert payloads(hub) == numbered(0, 70)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starts", [1, 3])
+def test_a_restored_copy_is_called_one_at_once_though_its_epoch_is_spent(fabric: Fabric, starts: int) -> None:
+    restore(fabric, starts=starts)
+    fabric.hub()
+    link = refused_link(fabric.edge())
+    assert "holds records of stream telemetry up to seq 70, and this log has them up to 50 only" in link["last_error"]
+    assert "restored from an old copy" in link["last_error"]
+    assert "has taken over" not in link["last_error"]

@@ -72,7 +72,7 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
             status = (await get(hub, "/v1/status"))[1]
             [told] = status["conflicts"]
             assert (told["edge"], told["stream"], told["refused_epoch"]) == ("press-1", "telemetry", epochs.epoch)
-            assert "has taken over" in told["why"]
+            assert "the hub has taken this log before with epoch 1, and it comes with 1 now" in told["why"]
             assert b"weft_hub_conflicts 1" in (await text(hub, "/metrics"))
 
             connections = taken.connections
