@@ -7,7 +7,7 @@ from weft.replication.events import Refusal
 
 START_EMPTY = (
     "stop the node, keep its data directory aside and start with an empty one, which gets a new log id. "
-    "`weft edge import` then brings the hub the records that only the old one has"
+    "`weft edge import --as-new` then brings the hub the records that only the old one has"
 )
 """Advice for a node whose log is an old copy."""
 

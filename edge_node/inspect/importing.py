@@ -6,7 +6,10 @@ import contextlib
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import msgspec
 
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
@@ -14,10 +17,12 @@ from weft.edge_node.check import segment_bytes
 from weft.edge_node.inspect.exclusive_log import check_user, exclusive_log
 from weft.edge_node.inspect.view import LogDirectory
 from weft.edge_node.links import imported
+from weft.edge_node.links.conflicts import has_conflicts
+from weft.edge_node.links.forked import Fork, find_fork, write_fork
 from weft.edge_node.streams import STATE_STREAMS
 from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem
-from weft.storage.segment_log import LogSettings
+from weft.storage.segment_log import LogSettings, SegmentLog
 
 _SPARE_BYTES = 64 << 20
 """Free space that stays beyond a copied log."""
@@ -36,6 +41,8 @@ class Imported(NamedTuple):
     """Stream -> records in the log."""
     is_copy: bool
     """True when the files were copied: the given directory is as it was."""
+    left_out: tuple[str, ...] = ()
+    """Streams of a fork whose records stay in the given directory: hubs may have them."""
 
 
 def import_log(config: EdgeConfig, directory: str) -> Imported:
@@ -78,6 +85,66 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
     return Imported(log_id, target, records, is_copy=True)
 
 
+def import_fork(config: EdgeConfig, directory: str) -> Imported:
+    """Write the records that only the log in ``directory`` has into a new log, and put that where ``import_log`` does.
+
+    For a log that hubs refuse because it is an old copy that took messages. It stays where it is. Given again, it
+    becomes the same log with the same numbers, of which hubs store nothing twice.
+
+    Raises as ``import_log``.
+    """
+    directory = os.path.abspath(directory)
+    _refuse_special_files(directory)
+    _check_owner(config, directory)
+    check_user(config.data_dir)
+    if os.path.samefile(directory, config.data_dir):
+        raise NotImportable(
+            f"{directory} is the node's own data_dir. Stop the node, keep the folder aside, start the node with an "
+            "empty one, then run this again with the folder that was kept"
+        )
+    folder = imported.folder(config.data_dir)
+    if os.path.dirname(directory) != folder and not has_conflicts(directory):
+        raise NotImportable(
+            f"no hub is known to have refused the log in {directory}. Import it without --as-new: its records reach "
+            "the hubs under their own numbers"
+        )
+    filesystem = OSFileSystem()
+    filesystem.make_directory(folder)
+    settings = _settings(config, directory)
+    with _importable(directory), exclusive_log(directory, settings) as log:
+        fork = _fork(log, filesystem, directory)
+        log_id = format_log_id(fork.log_id)
+        _refuse_known(config, log_id)
+        target = os.path.join(folder, log_id)
+        part = target + imported.PART
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            owner = NodeName(config.tenant, config.node)
+            counts = write_fork(log, fork, part, settings, filesystem=filesystem, owner=owner)
+            filesystem.rename(part, target)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    if os.path.dirname(directory) == folder:
+        filesystem.rename(directory, directory + imported.DONE)
+    filesystem.sync_directory(folder)
+    return Imported(log_id, target, counts, is_copy=True, left_out=tuple(fork.sent))
+
+
+def _fork(log: SegmentLog, filesystem: FileSystem, directory: str) -> Fork:
+    try:
+        fork = find_fork(log, filesystem, directory)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise NotImportable(
+            f"it is unknown which records only the log in {directory} has: the note of what hubs were sent cannot be "
+            f"read ({error}). `weft edge query` reads all of its records"
+        ) from None
+    if fork is None or not fork.begins:
+        sent = f" Hubs were sent records of {', '.join(fork.sent)} since." if fork is not None else ""
+        raise NotImportable(f"the log in {directory} has taken no messages since it was put back.{sent}")
+    return fork
+
+
 def delete_done(config: EdgeConfig) -> list[str]:
     """Delete the imported logs of which the hubs have everything. Return their ids.
 
@@ -104,15 +171,14 @@ def _refuse_special_files(directory: str) -> None:
                 )
 
 
-def _check(config: EdgeConfig, directory: str) -> str:
-    """Return the log's id, after a look at whose it is and whether it is in use."""
+def _check_owner(config: EdgeConfig, directory: str) -> int:
+    """Return the log's id, after a look at whose it is."""
     name = NodeName(config.tenant, config.node)
     given = LogDirectory(directory)
     given.require()
     number, owner = given.log_id(), given.owner()
     if number is None:
         raise NotImportable(f"no segment in {directory} has a sound header, so it is unknown which log this is")
-    log_id = format_log_id(number)
     if owner is not None and owner != name:
         raise NotImportable(
             f"the log in {directory} belongs to {owner}, this configuration names {name}. Its records reach hubs under "
@@ -121,34 +187,58 @@ def _check(config: EdgeConfig, directory: str) -> str:
     if not os.path.isdir(config.data_dir):
         # Its owner is the node's user, as whom this process may not run.
         raise NotImportable(f"{config.data_dir} is missing. Start the node once, which makes it, then run this again")
+    return number
+
+
+def _check(config: EdgeConfig, directory: str) -> str:
+    """Return the log's id, after a look at whose it is and whether it is in use."""
+    number = _check_owner(config, directory)
+    log_id = format_log_id(number)
+    if has_conflicts(directory):
+        raise NotImportable(
+            f"a hub refused log {log_id} as an old copy: it has other records under the same numbers. Give --as-new to "
+            "bring the records that only this copy has, under new numbers"
+        )
     if LogDirectory(config.data_dir).log_id() == number:
         raise NotImportable(
             f"{directory} holds log {log_id}, which is the node's own log in {config.data_dir}: a copy of it has "
             "nothing to import. If it has records that the node lacks, the copy went on alone; read them with "
-            "`weft edge query`"
+            "`weft edge query`, or bring them as new ones with --as-new"
         )
+    _refuse_known(config, log_id)
+    return log_id
+
+
+def _refuse_known(config: EdgeConfig, log_id: str) -> None:
     for there in (imported.waiting(config.data_dir), imported.done(config.data_dir)):
         if log_id in there:
             raise NotImportable(
                 f"log {log_id} was imported before; see `weft edge status`. To import another copy of it, first "
                 "wait until it is done, then delete it with --delete-done"
             )
-    return log_id
 
 
 def _recovered(config: EdgeConfig, directory: str) -> dict[str, int]:
     """Open the log once, as the node will: recovery repairs what a crash left, or says what is wrong with it."""
+    with _importable(directory), exclusive_log(directory, _settings(config, directory)) as log:
+        counts = {name: log.ranges(number).count() for name, number in log.streams().items()}
+    return {name: count for name, count in counts.items() if count and name not in STATE_STREAMS}
+
+
+def _settings(config: EdgeConfig, directory: str) -> LogSettings:
     segment = segment_bytes(config)
     taken = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
-    settings = LogSettings(
+    return LogSettings(
         segment_bytes=segment, budget_bytes=max(config.disk.budget_bytes, 2 * taken + 8 * segment), tail_bytes=0
     )
+
+
+@contextlib.contextmanager
+def _importable(directory: str) -> Iterator[None]:
     try:
-        with exclusive_log(directory, settings) as log:
-            counts = {name: log.ranges(number).count() for name, number in log.streams().items()}
+        yield
     except DirectoryInUse:
         raise NotImportable(f"a node runs with {directory}. Stop it first, then run this again") from None
-    return {name: count for name, count in counts.items() if count and name not in STATE_STREAMS}
 
 
 def _copy(filesystem: FileSystem, source: str, target: str) -> None:

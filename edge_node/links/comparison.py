@@ -44,7 +44,9 @@ async def compared(
         open_ = [
             status.name
             for status in statuses
-            if status.name in links and not status.is_compared and not status.conflict
+            if status.name in links
+            and links[status.name].hold_at_start_s > 0
+            and not (status.is_compared or status.conflict)
         ]
         late = [name for name in open_ if links[name].hold_at_start_s > waited]
         if not late or (stopping is not None and stopping.is_set()):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from weft.replication.status import LinkStatus
-from weft.storage.filesystem import FileSystem, write_atomically
+from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Conflicts:
         self._refused: dict[int, str] = {}
         self._told: set[str] = set()
         """Links of which the log says that another one leads to the same hub."""
-        self.reasons = {link: why for link, why in self._read().items() if link in self._carried}
+        self.reasons = {link: why for link, why in _read(filesystem, path).items() if link in self._carried}
         """Link -> why the node acknowledges nothing of the streams that it carries, and what to do."""
         self._apply()
 
@@ -104,16 +104,22 @@ class Conflicts:
                 self._refuse(stream, refused.get(stream))
         self._refused = refused
 
-    def _read(self) -> dict[str, str]:
-        try:
-            return _DECODER.decode(self._filesystem.read(self._path))
-        except (OSError, msgspec.MsgspecError):
-            # Missing, as a rule. A damaged one says nothing, and a link that is refused says it again.
-            return {}
-
     def _write(self) -> None:
         if self.reasons:
             self._filesystem.make_directory(os.path.dirname(self._path))
             write_atomically(self._filesystem, self._path, msgspec.json.encode(self.reasons))
         elif self._filesystem.exists(self._path):
             self._filesystem.remove(self._path)
+
+
+def has_conflicts(data_dir: str) -> bool:
+    """Return whether hubs refuse a stopped node's log, as far as its node has noted."""
+    return bool(_read(OSFileSystem(), os.path.join(data_dir, "links", FILE)))
+
+
+def _read(filesystem: FileSystem, path: str) -> dict[str, str]:
+    try:
+        return _DECODER.decode(filesystem.read(path))
+    except (OSError, msgspec.MsgspecError):
+        # Missing, as a rule. A damaged one says nothing, and a link that is refused says it again.
+        return {}

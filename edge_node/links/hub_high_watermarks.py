@@ -29,7 +29,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -38,6 +38,8 @@ from crc32c import crc32c
 from weft.protocols.lane import NodeName, format_log_id
 from weft.storage.filesystem import FileSystem, write_atomically
 
+FILE: Final = ("links", "known-ends")
+"""Place of the file in a data_dir."""
 HUBS_MAX: Final = 16
 """Maximum number of hubs with ends of their own. Further ones share the ends of hubs in general: fewer losses are
 detected, and none wrongly."""
@@ -191,14 +193,7 @@ class HubHighWatermarks:
         """Return the file's content for this log: empty if there is no file, or it is another log's or damaged."""
         nothing = _File(self._log_id, {})
         try:
-            if self._filesystem.size(self._path) > FILE_BYTES_MAX:
-                raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
-            checksum, _, line = self._filesystem.read(self._path).removesuffix(b"\n").partition(b" ")
-            if checksum != b"%08x" % crc32c(line):
-                raise ValueError("its checksum does not match")
-            file = msgspec.json.decode(line, type=_File)
-            if OTHER_HUBS not in file.hubs:
-                raise ValueError("it does not speak of hubs in general")
+            file = _decoded(self._filesystem, self._path)
         except FileNotFoundError:
             return nothing
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -212,3 +207,41 @@ class HubHighWatermarks:
             logger.info("%s belonged to log %s and is replaced for log %s", self._path, file.log_id, self._log_id)
             return nothing
         return file
+
+
+def hub_ends(filesystem: FileSystem, data_dir: str, log_id: int) -> Callable[[str], int | None]:
+    """Return a function that tells of a stream one past the last number that any hub may have of a stopped node's log.
+
+    It returns None where hubs were sent more since the log was last opened by its node.
+
+    Raises:
+        OSError: the file is missing or cannot be read.
+        ValueError, msgspec.MsgspecError: it is damaged, or another log's.
+    """
+    file = _decoded(filesystem, os.path.join(data_dir, *FILE))
+    if file.log_id != format_log_id(log_id):
+        raise ValueError(f"it belongs to log {file.log_id}")
+    hubs = {hub: ends for hub, ends in file.hubs.items() if hub != OTHER_HUBS} or file.hubs
+
+    def end(stream: str) -> int | None:
+        known = [ends.get(stream, 0) for ends in hubs.values()]
+        return None if None in known else max(each for each in known if each is not None)
+
+    return end
+
+
+def _decoded(filesystem: FileSystem, path: str) -> _File:
+    """Read the file.
+
+    Raises:
+        OSError, ValueError, msgspec.MsgspecError: it cannot be used.
+    """
+    if filesystem.size(path) > FILE_BYTES_MAX:
+        raise ValueError(f"it is longer than {FILE_BYTES_MAX} bytes")
+    checksum, _, line = filesystem.read(path).removesuffix(b"\n").partition(b" ")
+    if checksum != b"%08x" % crc32c(line):
+        raise ValueError("its checksum does not match")
+    file = msgspec.json.decode(line, type=_File)
+    if OTHER_HUBS not in file.hubs:
+        raise ValueError("it does not speak of hubs in general")
+    return file

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Link
 from weft.edge_node.check import Flow, carried_streams
-from weft.edge_node.links import acknowledged_file, conflicts
+from weft.edge_node.links import acknowledged_file, conflicts, hub_high_watermarks
 from weft.edge_node.links.boot_clocks import BootClocks
 from weft.edge_node.links.comparison import compared
 from weft.edge_node.links.conflicts import Conflicts
@@ -231,7 +231,7 @@ class Links:
         # A stream that the log does not know begins where its numbers cannot have been given out before.
         opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
         opened.update(self._log.recovery.lanes)
-        path = os.path.join(self._config.data_dir, "links", "known-ends")
+        path = os.path.join(self._config.data_dir, *hub_high_watermarks.FILE)
         name = NodeName(self._config.tenant, self._config.node)
         return HubHighWatermarks(self._filesystem, path, self._log.log_id, opened, name=name)
 

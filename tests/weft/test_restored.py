@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from tests.support.processes import Node, Start, publish
+from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.weft.test_import import TOPIC, Fabric, numbered, payloads
 from weft.demo.fabric import free_port
@@ -104,3 +105,38 @@ def test_a_restored_copy_is_called_one_at_once_though_its_epoch_is_spent(fabric:
     assert "holds records of stream telemetry up to seq 70, and this log has them up to 50 only" in link["last_error"]
     assert "restored from an old copy" in link["last_error"]
     assert "has taken over" not in link["last_error"]
+
+
+def test_what_a_refused_copy_took_comes_to_the_hub_as_new_records_once(fabric: Fabric) -> None:
+    restore(fabric)
+    holds_at_start(fabric, "0s")
+    edge = fabric.edge()  # without its hub, so it takes messages
+    publish(edge.mqtt_port, TOPIC, numbered(100, 103))
+    edge.stop()
+    edge = fabric.edge()
+    publish(edge.mqtt_port, TOPIC, numbered(103, 105))
+    hub = fabric.hub()
+    refused_link(edge)
+    wait_until((fabric.data / "links" / "conflicts").exists)
+    aside = fabric.disk_fails(edge)
+    edge = fabric.edge()
+    refusal = weft("edge", "import", fabric.edge_yaml, aside).exception
+    assert "Give --as-new" in str(refusal)
+
+    for _ in range(2):
+        result = weft("edge", "import", fabric.edge_yaml, aside, "--as-new", "--json")
+        assert result.exception is None
+        assert json.loads(result.stdout)["records"] == {"telemetry": 5}
+        wait_until(lambda: fabric.is_done(edge))
+        found = hub.json("v1/streams/telemetry/records?limit=1000")["records"]
+        forks = {record["seq"]: dict(record["headers"])["weft.forked-from"] for record in found if "headers" in record}
+        own = [record for record in found if "headers" in record]
+        assert [record["payload"] for record in own] == numbered(100, 105)
+        numbers = {seq: fork.partition(":")[2] for seq, fork in forks.items()}
+        assert numbers == {0: "50", 1: "51", 2: "52", 3: "53", 4: "54"}
+        assert payloads(hub) == numbered(0, 70) + numbered(100, 105)
+        assert weft("edge", "import", fabric.edge_yaml, "--delete-done").exception is None
+        wait_until(lambda: fabric.imports(edge) == {})
+    assert aside.exists()
+    assert weft("edge", "import", fabric.edge_yaml, aside, "--as-new").exception is None
+    assert "was imported before" in str(weft("edge", "import", fabric.edge_yaml, aside, "--as-new").exception)
