@@ -26,7 +26,7 @@ from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.stream_rates import StreamRates, followed
 from weft.cloud_hub.api.tokens import TokenFile
-from weft.cloud_hub.api.views import View, conflict_views, table_status_view, table_view
+from weft.cloud_hub.api.views import View, conflict_views, open_gap_views, table_status_view, table_view
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -369,6 +369,7 @@ class Hub:
             "tables_more": max(0, self._tables.count - TABLES_LISTED_MAX) if self._tables else 0,
             "tables_trouble": self._tables.error if self._tables else None,
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
+            **open_gap_views(sequencer.state for sequencer in self._own()),
             "links": self._links.views(),
         }
 

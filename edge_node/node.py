@@ -134,6 +134,8 @@ class EdgeNode:
                 clock_error=wall_clock_error,
             )  # fmt: skip
             self._links = links
+            # Behind all that appends to the log: the links' last words say that nothing more comes.
+            stack.push_async_callback(links.close)
             self._imports = Imports(self.config, self._software, poster(loop))
             stack.push_async_callback(self._imports.close)
             self.status = NodeStatus(

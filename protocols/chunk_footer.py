@@ -94,6 +94,8 @@ class LaneFlag(IntFlag):
     completeness."""
     RELAY = 2
     """Another hub passed this on; it claims no epoch."""
+    LAST_WORD = 4
+    """The edge has stopped in order: it appends nothing more before it opens the lane again. Stands with a mark."""
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):

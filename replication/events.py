@@ -138,6 +138,8 @@ class MarksReceived(NamedTuple):
     time: int
     lanes: list[tuple[int, int]]
     """(lane, seq)"""
+    last: bool = False
+    """True when they are the lanes' last words."""
 
 
 SenderEvent = Welcomed | Refusal | LaneTaken | LaneEnded | ReadRequest | Acked | Unreadable | ConnectionLost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from weft.protocols.link import Frame, Marks
+from weft.protocols.link import Frame, LastWords, Marks
 from weft.replication.liveness import SECOND
 from weft.replication.sender_lanes import SenderLanes
 
@@ -26,6 +26,7 @@ class MarkSchedule:
         """Lanes that sent data since their last mark."""
         self.due: dict[int, None] = {}
         """Lanes whose marks go as soon as everything that they cover was sent."""
+        self._ends = False
 
     @property
     def deadline(self) -> int:
@@ -70,16 +71,25 @@ class MarkSchedule:
             self._sent_data.clear()
             self._with_data_at = now + WITH_DATA
 
+    def end(self, lanes: Iterable[int]) -> bool:
+        """Make a last mark of each lane due, once; return whether all of them went."""
+        if not self._ends:
+            self._ends = True
+            self.due.update(dict.fromkeys(lanes))
+        return not self.due
+
     def take_frames(self, lanes: SenderLanes, first_waiting: Callable[[int], int | None]) -> list[Frame]:
         """Return the due marks of lanes whose data has reached them, one frame for all lanes with one time.
 
         Args:
             first_waiting: the first record of a lane that was read and waits for the window, if any.
         """
-        found: dict[int, list[tuple[int, int]]] = {}
+        found: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         for key in list(self.due):
-            mark = lanes[key].take_mark(first_waiting(key))
+            lane = lanes[key]
+            mark = lane.take_mark(first_waiting(key))
             if mark is not None:
-                found.setdefault(mark.time, []).append((lanes[key].number, mark.seq))
+                last = self._ends and lane.ends_with(mark)
+                found.setdefault((mark.time, last), []).append((lane.number, mark.seq))
                 del self.due[key]
-        return [Marks(time, pairs) for time, pairs in found.items()]
+        return [(LastWords if last else Marks)(time, pairs) for (time, last), pairs in found.items()]

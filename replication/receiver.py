@@ -1,5 +1,4 @@
-"""The receiving end of a link: a machine without I/O. It takes what a sender offers and acknowledges what became
-durable.
+"""The receiving end of a link: a machine without I/O. It takes what a sender offers, acknowledges what is durable.
 
 Its owner gives it bytes (``receive_data``) and time (``handle_timeout``; monotonic nanoseconds), answers HELLO with
 ``welcome`` or ``refuse`` and each lane with ``lane_opened`` or ``close_lane``, and calls ``acknowledge`` for committed
@@ -30,6 +29,7 @@ from weft.protocols.link import (
     LaneOpen,
     LaneOpened,
     LaneOrigins,
+    LastWords,
     Marks,
     Ping,
     Pong,
@@ -287,9 +287,9 @@ class Receiver:
             case Gap():
                 if self._known(frame.lane):
                     self._events.append(GapReceived(frame.lane, GapRange(frame.first, frame.end, frame.reason)))
-            case Marks():
+            case Marks() | LastWords():
                 if lanes := [pair for pair in frame.lanes if self._known(pair[0])]:
-                    self._events.append(MarksReceived(frame.time, lanes))
+                    self._events.append(MarksReceived(frame.time, lanes, last=isinstance(frame, LastWords)))
             case LaneOpen():
                 self._open(frame)
             case LaneClosed():

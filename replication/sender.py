@@ -14,6 +14,7 @@ from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
+    LAST_WORDS,
     PROTOCOL_VERSION,
     Ack,
     Data,
@@ -185,6 +186,10 @@ class Sender:
     def tell_clocks(self, clocks: Sequence[Frame]) -> None:
         """Send clock notices, before any batch that follows."""
         self._answers[:0] = clocks
+
+    def end(self) -> bool:
+        """Say the last word of each lane once all before it was sent; return whether that is done. The log is still."""
+        return LAST_WORDS not in self.peer_features or self._marks.end(self._lanes.open())
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
         """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""

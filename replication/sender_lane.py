@@ -161,6 +161,10 @@ class SenderLane:
         del self._gaps[:taken]
         return frames
 
+    def ends_with(self, mark: Mark) -> bool:
+        """Return whether a mark says all of a log that takes nothing in any more: it is no last word otherwise."""
+        return self._latest.is_settled and mark == self._latest.mark and mark.seq >= self.end
+
     def take_mark(self, held_back: int | None) -> Mark | None:
         """Return the mark to send, once everything that it covers has been sent.
 

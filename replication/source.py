@@ -43,6 +43,9 @@ class LaneSnapshot(NamedTuple):
     """Sequence number after the last one ever assigned."""
     gaps: list[GapRange]
     mark: Mark
+    is_settled: bool = False
+    """True when the mark speaks of this instant: all that was appended is durable, and no function has rows to make of
+    earlier ones."""
 
 
 class LogSource(Protocol):

@@ -25,6 +25,7 @@ from weft.cloud_hub.api.parameters import choice, integer, moment
 from weft.cloud_hub.api.records import Beginning, RecordReader, Search
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_rates import StreamRates
+from weft.cloud_hub.api.stream_summary import renamed_lanes
 from weft.cloud_hub.api.views import LaneOf, View
 from weft.cloud_hub.shard.shards import Shards
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -281,7 +282,8 @@ class Api:
         )
         answer = await self._moments.of(shards.states, tenant, stream)
         skipped = views.skipped_views(shards.states, tenant, stream)
-        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped)
+        renamed = renamed_lanes(shards.states, tenant, stream)
+        view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, renamed=renamed)
         return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **shards.missing_view()}))
 
     async def _get_records(self, request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from weft.cloud_hub.api.stream_summary import StreamSummary, summarise
+from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import Completeness, Tally
@@ -48,8 +48,11 @@ class StreamCompleteness:
             states: of all shards.
         """
         expected = self._expected.get((tenant, stream), ())
-        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind)
+        ended = renamed_lanes(states, tenant, stream)
+        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind, renamed=ended)
         for state in states:
+            for gap in state.open_gaps.get((tenant, stream), ()):
+                tally.add_gap(gap)
             names = state.stream_lane_names(tenant, stream)
             for start in range(0, len(names), SLICE_LANES):
                 for lane in names[start : start + SLICE_LANES]:

@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from weft.bounds import Shares
+from weft.cloud_hub.api.stream_summary import renamed_lanes
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import moment_of
 from weft.protocols.shard.shard_state import StreamKey
 
@@ -171,6 +173,7 @@ class StreamFigures:
     async def _complete_up_to(self) -> dict[StreamKey, int]:
         """Return the earliest moment of each label's lanes, walking the lanes in slices."""
         earliest: dict[StreamKey, int] = {}
+        ended: dict[StreamKey, set[Lane]] = {}
         for sequencer in list(self._sequencers):
             # Copies, since chunks are applied between slices. Marks only move on: an older one claims nothing false.
             # Two lists of what is there anyway: a list of pairs makes so many new objects that Python's collector
@@ -182,6 +185,11 @@ class StreamFigures:
                     if not held.counts:
                         continue
                     key = lane.tenant, lane.stream
+                    if held.last_word is not None:
+                        if key not in ended:
+                            ended[key] = renamed_lanes([each.state for each in self._sequencers], *key)
+                        if lane in ended[key]:
+                            continue
                     moment = moment_of(held, peers=self._peers)
                     moment = _UNKNOWN if moment is None else moment
                     if moment < earliest.get(key, moment + 1):

@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
 from weft.protocols.shard.completeness import has_spoken, is_heard, moment_of
+from weft.protocols.shard.open_gaps import renamed
 from weft.protocols.shard.shard_state import ShardState
 
 SLICE_LANES = 2_000
@@ -26,6 +28,19 @@ class StreamSummary(NamedTuple):
     """The payload kind that a new table of the stream would get: the strictest kind that an edge declares."""
     complete_up_to: int | None
     """Nanoseconds since 1970; None while a lane that counts, or an expected edge, has not said anything."""
+
+
+def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> set[Lane]:
+    """Return the lanes of a stream that ended by a rename. The two names of a log may be in different shards."""
+    logs = {lane.log_id for state in states for lane in state.stopped_lanes(tenant, stream)}
+    if not logs:  # nearly always
+        return set()
+    return renamed({
+        lane: state.lanes[lane]
+        for state in states
+        for lane in state.stream_lane_names(tenant, stream)
+        if lane.log_id in logs
+    })  # fmt: skip
 
 
 async def summarise(
@@ -45,6 +60,7 @@ async def summarise(
     kinds: set[int] = set()
     earliest: int | None = None
     all_known, any_counts = True, False
+    ended = renamed_lanes(states, tenant, stream)
     for state in states:
         names = state.stream_lane_names(tenant, stream)
         lanes += len(names)
@@ -57,7 +73,7 @@ async def summarise(
                 kinds.add(held.payload)
                 if has_spoken(held):
                     heard.add(lane.edge)
-                if held.counts:
+                if held.counts and lane not in ended:
                     any_counts = True
                     moment = moment_of(held, peers=peers)
                     if moment is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +14,9 @@ from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.completeness import Completeness, HeldBack
+from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldBack
+from weft.protocols.shard.lane_state import RetiredBy
+from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.storage.hub_keys import table_key
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 _NS = 1_000_000_000
 
 View = dict[str, Any]
+
+RETIRED_LOOKED_AT_MAX = 2_000
+"""Retired lanes of which one answer looks for open gaps, those that retired last."""
 
 
 def moment(time: int | None) -> str | None:
@@ -79,8 +85,35 @@ def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
         "gaps": _gaps(held.gaps),
         "mark": _mark(held.mark),
         "newest_mark": _mark(held.newest_mark),
+        "last_word": _mark(held.last_word),
+        "retired": _retired(held),
+        "open_gap": open_gap_view(open_gap(lane, held)),
         "topics": held.topics,
         "payload": label_of(held.payload),
+    }
+
+
+def _retired(held: LaneState) -> View | None:
+    retired = held.retired
+    if retired is None:
+        return None
+    by = RetiredBy(retired.by).name.lower() if retired.by in RetiredBy._value2member_map_ else str(retired.by)
+    return {"since": moment(retired.time), "by": by, "reason": retired.reason}
+
+
+def open_gap_view(gap: OpenGap | None) -> View | None:
+    """Return a loss without a number: from a number on, between two moments."""
+    if gap is None:
+        return None
+    return {
+        "edge": gap.edge,
+        "log": format_log_id(gap.log_id),
+        "first": gap.first,
+        "records": None,
+        "since": moment(gap.since),
+        "until": moment(gap.until),
+        "other_lanes": gap.others,
+        "why": gap.why,
     }
 
 
@@ -117,6 +150,9 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
         "complete_below_seq": held.whole_end() if peers else held.ranges.contiguous_end(),
         "newest_mark": _mark(newest),
         "gaps": _gaps(held.gaps),
+        "open_gap": open_gap_view(open_gap(lane, held, peers=peers)),
+        "last_word": _mark(held.last_word),
+        "retired": _retired(held),
         "holes": _ranges(held.ranges.missing(0, told)),
     }
 
@@ -141,19 +177,27 @@ def stream_completeness_view(
     lanes: Sequence[LaneOf],
     *,
     skipped: Sequence[View] = (),
+    renamed: Set[Lane] = frozenset(),
 ) -> View:
     """Return a stream's moment, the lanes that it speaks of, what holds it back, and what its table skips.
 
     Args:
         lanes: some of the stream's; the moment speaks of those of all its lanes that count.
+        renamed: lanes that ended by a rename, which do not count.
     """
     return {
         "tenant": tenant,
         "stream": stream,
         "complete_up_to": moment(answer.complete_up_to),
-        "covers": [{"edge": lane.edge, "log": format_log_id(lane.log_id)} for _, lane, held in lanes if held.counts],
+        "covers": [
+            {"edge": lane.edge, "log": format_log_id(lane.log_id)}
+            for _, lane, held in lanes
+            if held.counts and lane not in renamed
+        ],
         "held_back_by": [held_back_view(each) for each in answer.held_back_by],
         "held_back_by_more": answer.more,
+        "open_gaps": [open_gap_view(gap) for gap in answer.open_gaps],
+        "open_gaps_more": answer.open_gaps_more,
         "skipped": list(skipped),
     }
 
@@ -192,6 +236,22 @@ def conflict_views(states: Iterable[ShardState]) -> list[View]:
                 "why": held.conflict.reason,
             })  # fmt: skip
     return found
+
+
+def open_gap_views(states: Iterable[ShardState]) -> View:
+    """Return the open gaps of retired lanes, the latest first, and how many more there are at least."""
+    retired = [(state, lane) for state in states for lane in islice(reversed(state.retired), RETIRED_LOOKED_AT_MAX)]
+    found = [
+        (gap, lane, state.shard)
+        for state, lane in retired[:RETIRED_LOOKED_AT_MAX]
+        if (gap := open_gap(lane, state.lanes[lane])) is not None
+    ]
+    found.sort(key=lambda each: (-each[0].until, each[1]))
+    shown = [
+        {"tenant": lane.tenant, "stream": lane.stream, "shard": shard, **(open_gap_view(gap) or {})}
+        for gap, lane, shard in found[:OPEN_GAPS_MAX]
+    ]
+    return {"open_gaps": shown, "open_gaps_more": len(found) - len(shown)}
 
 
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:

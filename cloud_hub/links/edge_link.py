@@ -287,11 +287,19 @@ class EdgeLink:
         A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead
         must not claim that the future is complete.
         """
+        self._put_marks(time, lanes, last=False)
+
+    def _put_marks(self, time: int, lanes: list[tuple[int, int]], *, last: bool) -> None:
         time = min(time, self._wall_clock())
         for number, seq in lanes:
             opened = self._lanes.get(number)
             if opened is not None:
+                opened.session.says_last_word = last
                 opened.sequencer.put_mark(opened.session, Mark(time, seq))
+
+    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Pass the last marks of an edge that stops to the shards of their lanes."""
+        self._put_marks(time, lanes, last=True)
 
     def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
         """Return the epochs that the edge claimed and that are another node's, by shard; nothing when it was not

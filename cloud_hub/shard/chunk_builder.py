@@ -18,6 +18,7 @@ from weft.protocols.chunk import (
     ClockUpdate,
     Control,
     GapRange,
+    LaneFlag,
     LaneUpdate,
     Mark,
     StreamSection,
@@ -40,6 +41,9 @@ LOOKS_PER_EDGE = 1024
 and an item may be of a few bytes. The rest comes with the next chunk."""
 LANE_BYTES, RANGE_BYTES, CLOCK_BYTES = 512, 24, 512
 """Bytes in the footer that a lane, a range or gap, and a clock take at most, each with its names."""
+
+
+_LAST_WORD = int(LaneFlag.LAST_WORD)
 
 
 class Draft(NamedTuple):
@@ -173,7 +177,7 @@ class ChunkBuilder:
         # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
         returns = bool(session.items) and session.lane not in self._state.lanes
         told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
-        substantial = told or ungranted or returns
+        substantial = told or ungranted or returns or (draft.mark is not None and session.says_last_word)
         if substantial or draft.mark is not None:
             if not session.is_relay:
                 self._epochs[session.lane] = epoch
@@ -361,10 +365,12 @@ class ChunkBuilder:
 
     @staticmethod
     def _update(draft: _LaneDraft) -> LaneUpdate:
-        session = draft.session
+        session, flags = draft.session, draft.session.flags
+        if draft.mark is not None and session.says_last_word:
+            flags |= _LAST_WORD
         return LaneUpdate(
             *session.lane, session.epoch, draft.ranges, draft.gaps, draft.mark, draft.topics, draft.payload,
-            draft.origins, draft.floor, session.flags,
+            draft.origins, draft.floor, flags,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ that comes back years later is asked only for what the hub never had, and nothin
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
@@ -20,17 +21,23 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.lane_state import LaneState, RetiredBy
-from weft.protocols.shard.shard_state import RetireBody, ShardState
+from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy
+from weft.protocols.shard.open_gaps import OpenGap, open_gap
+from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store import AlreadyExists, StoreError
+from weft.storage.open_gaps import named
+
+logger = logging.getLogger(__name__)
 
 EMPTY_NS = 3600 * 10**9
 """Age at which a lane leaves the state of which nothing was ever said but that it is there. Edges say something each
 minute."""
 LOOK_UPS_MAX, LOOK_UPS_AT_ONCE = 1024, 64
 """Lanes that are looked up in the store before one commit, and at a time."""
+LOGGED_MAX = 10
+"""Lanes of one chunk that the log names."""
 ATTEMPTS_MAX = 100
 """Number of attempts at a chunk number that other nodes take first. Each is a round trip behind them."""
 
@@ -105,9 +112,9 @@ def adoption(lane: Lane, body: bytes = b"") -> Control:
     return Control(ControlKind.ADOPT, *lane, body)
 
 
-def retirement(lane: Lane, by: RetiredBy, reason: str) -> Control:
+def retirement(lane: Lane, by: RetiredBy, reason: str, missing: Missing = Missing.UNSAID) -> Control:
     """Return the record that takes a lane out of completeness."""
-    return Control(ControlKind.RETIRE, *lane, msgspec.msgpack.encode(RetireBody(by, reason)))
+    return Control(ControlKind.RETIRE, *lane, msgspec.msgpack.encode(RetireBody(by, reason, missing)))
 
 
 def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
@@ -180,19 +187,58 @@ def _kept(lane: Lane, held: LaneState) -> bytes:
     return snapshots.encode_lane(snapshots.lane_snapshot(lane, held))
 
 
-async def retire(state: ShardState, lanes: Iterable[Lane], reason: str) -> Ending:
-    """Plan an operator's retirement of lanes: out of completeness, and what never came is named as given up."""
+async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing: Missing = Missing.UNSAID) -> Ending:
+    """Plan an operator's retirement of lanes: out of completeness, and what never came is named as given up.
+
+    Args:
+        missing: the operator's word on what the hub never got. It may be given later, too.
+    """
     ending = Ending([], [])
     for lane in lanes:
         held = state.lanes.get(lane)
         if held is None:
             continue  # it has left the state, and counts for nothing
-        if held.retired is None or held.retired.by != RetiredBy.OPERATOR:
-            ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason))
+        retired = held.retired
+        if retired is None or retired.by != RetiredBy.OPERATOR or (missing and retired.missing != missing):
+            ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason, missing))
             lost = given_up(lane, held)
             if lost is not None:
                 ending.updates.append(lost)
     return ending
+
+
+def open_gaps(state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, OpenGap]]:
+    """Return the open gaps of retired lanes, with those that have left."""
+    found = []
+    for lane in lanes:
+        held = state.lanes.get(lane)
+        if held is not None and (gap := open_gap(lane, held)) is not None:
+            found.append((lane, gap))
+    return found
+
+
+def log_ends(state: ShardState, folded: Folded) -> None:
+    """Log what a chunk says of retired lanes: open gaps that begin, and those that are closed.
+
+    Args:
+        state: the state before the chunk.
+    """
+    begun = []
+    for control in folded.chunk.footer.controls:
+        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
+        held = folded.lanes.get(lane) if control.kind == ControlKind.RETIRE else None
+        if held is not None and (gap := open_gap(lane, held)) is not None:
+            begun.append((lane, gap))
+    for lane, gap in begun[:LOGGED_MAX]:
+        logger.warning("lane %s is retired. Open gap: %s", lane, named(gap).sentence)
+    if len(begun) > LOGGED_MAX:
+        logger.warning("and %d more lanes are retired with open gaps", len(begun) - LOGGED_MAX)
+    closed = []
+    for lane, held in folded.lanes.items() if state.retired else ():
+        if lane in state.retired and held is not None and held.retired is not None and open_gap(lane, held) is None:
+            closed += [lane] if open_gap(lane, state.lanes[lane]) is not None else []
+    for lane in closed[:LOGGED_MAX]:
+        logger.info("lane %s delivered what it had: its open gap is closed", lane)
 
 
 async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane]) -> Ending:

@@ -115,6 +115,7 @@ class LaneSession:
         "registered",
         "run_end",
         "run_first",
+        "says_last_word",
         "topics",
         "trails",
     )  # fmt: skip
@@ -152,6 +153,8 @@ class LaneSession:
         self.gaps_pending = 0
         """Gap notices among the items."""
         self.mark: Mark | None = None
+        self.says_last_word = False
+        """True once the mark is the edge's last word."""
         self.trails = False
         """True when the mark says something of records, or is the lane's first: it waits less long."""
         self.known = RangeSet()
@@ -240,7 +243,7 @@ class LaneSession:
     @property
     def urgent(self) -> bool:
         """Return whether there is more than a mark, which can wait."""
-        return bool(self.items) or self.opening
+        return bool(self.items) or self.opening or (self.says_last_word and self.mark is not None)
 
     def settle(self, held: LaneState | None) -> int:
         """Remove the items and the mark that the state accounts for.

@@ -18,7 +18,7 @@ from weft.cloud_hub.shard.bounds import Full, GapBounds, OpeningLanes, no_room, 
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.drafting import Drafted, Drafting
-from weft.cloud_hub.shard.lane_ends import EndedLanes
+from weft.cloud_hub.shard.lane_ends import EndedLanes, log_ends
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.retry import TROUBLE, RetryLoop
 from weft.cloud_hub.shard.schedule import CommitSchedule
@@ -359,8 +359,8 @@ class Sequencer:
     def _accept(self, folded: Folded) -> bool:
         """Apply the next chunk, of any node. Return whether this node wrote it."""
         chunk = folded.chunk
-        changed = ((lane, folded.lanes.get(lane)) for lane in self._state.conflicts)
-        decided = [lane for lane, held in changed if held is not None and held.conflict is None]
+        decided = [lane for lane in self._state.conflicts if (held := folded.lanes.get(lane)) and not held.conflict]
+        log_ends(self._state, folded)
         taken_over = folded.new_epochs(self._state.lanes)
         self._state.accept(folded)
         self._ended.forget(folded.lanes)

@@ -149,7 +149,7 @@ class ShardSessions:
         """Note that the link is gone. What it brought is still committed, unless a new session opens first."""
         session.closed = True
         session.opened.cancel()
-        if not session.items:
+        if not session.items and not (session.says_last_word and session.mark is not None):
             self._forget(session)
 
     def fence(self, state: ShardState, lanes: Iterable[Lane]) -> None:

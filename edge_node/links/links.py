@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -31,9 +32,12 @@ from weft.replication.runner import LinkIdentity, LinkSettings, no_token, read_t
 from weft.replication.settings import SenderSettings
 from weft.replication.status import LinkState, LinkStatus
 from weft.storage.filesystem import FileSystem, OSFileSystem, write_atomically
-from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log import LogError, SegmentLog
 
 logger = logging.getLogger(__name__)
+
+LAST_WORD_S = 1.0
+"""Time in which links that are up say that the node stops. A hub that gets no last word cannot know what it lacks."""
 
 
 class Links:
@@ -74,6 +78,7 @@ class Links:
         self._ended: set[asyncio.Task[None]] = set()
         """Tasks of links that are no more, or are other ones now, on their way to the end."""
         self._keeper: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self._carried = _carried(config)
         self._watermarks = self._high_watermarks()
         path = os.path.join(config.data_dir, "links", acknowledged_file.FILE)
@@ -166,7 +171,11 @@ class Links:
         return ended
 
     async def close(self) -> None:
-        """Stop every link. Records that hubs have not acknowledged stay in the log."""
+        """Stop every link. Records that hubs have not acknowledged stay in the log.
+
+        A link that is up and has sent everything says its last word: call this when the log takes nothing in any more.
+        """
+        await self._say_last_words()
         tasks = [*self._tasks.values(), *self._ended, *([self._keeper] if self._keeper is not None else [])]
         for task in tasks:
             task.cancel()
@@ -174,6 +183,16 @@ class Links:
         self._tasks.clear()
         await asyncio.to_thread(self._watermarks.close)
         await self._acknowledged.save()
+
+    async def _say_last_words(self) -> None:
+        taken = [self._tasks[status.name] for status in self.statuses if status.is_taken and status.name in self._tasks]
+        if not taken:
+            return
+        with contextlib.suppress(TimeoutError, LogError):
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._log.durable()
+                self._stopping.set()
+                await asyncio.wait(taken)
 
     @property
     def is_unsent(self) -> bool:
@@ -244,13 +263,15 @@ class Links:
                 await run_link(
                     source, self._identity, settings, self._epochs, status,
                     tls=self._tls, rng=self._rng, wall_clock=self._wall_clock, clocks=self.clocks,
-                    acknowledged=self._acknowledged.acknowledged,
+                    acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
                 )  # fmt: skip
             except Exception as error:
                 # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.
                 logger.exception("link %s failed", status.name)
                 status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
                 status.last_error_time = self._wall_clock()
+            if self._stopping.is_set():
+                return
             await asyncio.sleep(settings.retry_max_s)
 
 

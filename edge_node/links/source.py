@@ -79,7 +79,8 @@ class SegmentLogSource:
         gaps += [GapRange(first, end, GapReason.ABSENT) for first, end in now.gone]
         said, seq = self._log.mark(lane, time)
         mark = Mark(said + correction, seq)
-        return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark))
+        settled = said == time  # otherwise a function has rows to make, or records are not durable yet
+        return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark, settled))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
         """Return batches, from memory at once, or from the disk in a thread.

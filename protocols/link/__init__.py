@@ -39,7 +39,8 @@ BATCHES_MAX = 2048
 FEATURES_MAX = 64
 ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
-FEATURES: tuple[str, ...] = ()
+LAST_WORDS = "last-words"
+FEATURES: tuple[str, ...] = (LAST_WORDS,)
 """Features that this release announces. A frame that belongs to a feature goes only to a peer that announced it too."""
 
 
@@ -65,6 +66,7 @@ class FrameType(IntEnum):
     LANE_CLOSED = 16
     CLOCK = 17
     ORIGINS = 18
+    LAST_WORDS = 128
 
 
 class RefuseCode(IntEnum):
@@ -198,6 +200,15 @@ class Marks(msgspec.Struct, frozen=True, array_like=True):
     """(lane, seq)"""
 
 
+class LastWords(msgspec.Struct, frozen=True, array_like=True):
+    """Marks of a sender that stops: it appends nothing more to the lanes before it opens them again. Belongs to the
+    feature ``LAST_WORDS``."""
+
+    time: Nanoseconds
+    lanes: Annotated[list[tuple[U32, Seq]], Meta(max_length=LANES_MAX)]
+    """(lane, seq)"""
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True):
     """A statement that ``ranges`` of a lane are durable at the receiver (records or gap notices): the sender may forget
     them."""
@@ -240,11 +251,11 @@ class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
 
 Frame = (
     Hello | Welcome | Refuse | Data | Gap | Marks | Ack | Ping | Pong
-    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins
+    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords
 )  # fmt: skip
 _Control = (
     Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
-    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins
+    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords
 )  # fmt: skip
 
 _CONTROL: dict[FrameType, type[_Control]] = {
@@ -261,6 +272,7 @@ _CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.LANE_CLOSED: LaneClosed,
     FrameType.CLOCK: Clock,
     FrameType.ORIGINS: LaneOrigins,
+    FrameType.LAST_WORDS: LastWords,
 }
 _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {

@@ -15,12 +15,15 @@ from typing import NamedTuple
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
+from weft.protocols.shard.open_gaps import OpenGap, open_gap, renamed
 
 SILENT_NS = 240 * 10**9
 """Age of a lane's newest mark from which on the lane counts as silent: an idle edge tells its mark every minute, and an
 idle shard stores it a minute later, so this is twice what is usual."""
 HELD_BACK_MAX = 100
 """Maximum number of reasons in one answer; those that hold the moment back the most come first."""
+OPEN_GAPS_MAX = 100
+"""Maximum number of open gaps in one answer; the latest come first."""
 ABSENT_MAX = 3
 """Maximum number of ranges that one reason names."""
 _SECOND = 10**9
@@ -62,6 +65,10 @@ class Completeness(NamedTuple):
     held_back_by: list[HeldBack]
     more: int
     """Number of further reasons that are left out."""
+    open_gaps: list[OpenGap] = []
+    """Losses without a number, of lanes that do not count any more. They hold nothing back."""
+    open_gaps_more: int = 0
+    """Number of further open gaps that are left out."""
 
 
 Behind = Callable[[Lane], int | None]
@@ -75,6 +82,7 @@ def completeness(
     *,
     peers: bool = False,
     behind: Behind = lambda _: None,
+    left: Iterable[OpenGap] = (),
 ) -> Completeness:
     """Return what is known of a stream.
 
@@ -84,17 +92,26 @@ def completeness(
         now: nanoseconds since 1970 by the hub's clock.
         peers: whether records that this hub's senders do not have may still come from another hub.
         behind: for lanes whose edges are linked to this node.
+        left: open gaps of lanes that have left the state.
     """
-    tally = Tally(expected, now, peers=peers, behind=behind)
+    tally = Tally(expected, now, peers=peers, behind=behind, renamed=renamed(lanes))
+    for gap in left:
+        tally.add_gap(gap)
     for lane in sorted(lanes):
         tally.add(lane, lanes[lane])
     return tally.answer()
 
 
 class Tally:
-    """Completeness of a stream whose lanes come one by one. Args as ``completeness``."""
+    """Completeness of a stream whose lanes come one by one. Args as ``completeness``.
 
-    def __init__(self, expected: Sequence[str], now: int, *, peers: bool, behind: Behind) -> None:
+    Args:
+        renamed: lanes that ended by a rename, which hold nothing back.
+    """
+
+    def __init__(
+        self, expected: Sequence[str], now: int, *, peers: bool, behind: Behind, renamed: Set[Lane] = frozenset()
+    ) -> None:
         self._unheard = list(dict.fromkeys(expected))
         self._now = now
         self._peers = peers
@@ -104,12 +121,28 @@ class Tally:
         self._is_known = True
         self._held_back: list[HeldBack] = []
         self._more = 0
+        self._renamed = renamed
+        self._open_gaps: list[OpenGap] = []
+        self._open_gaps_more = 0
+
+    def add_gap(self, gap: OpenGap) -> None:
+        """Take an open gap into account."""
+        self._open_gaps.append(gap)
+        if len(self._open_gaps) >= 2 * OPEN_GAPS_MAX:
+            self._cut_gaps()
+
+    def _cut_gaps(self) -> None:
+        self._open_gaps.sort(key=lambda gap: (-gap.until, gap.edge, gap.log_id))
+        self._open_gaps_more += len(self._open_gaps[OPEN_GAPS_MAX:])
+        del self._open_gaps[OPEN_GAPS_MAX:]
 
     def add(self, lane: Lane, held: LaneState) -> None:
         """Take a lane into account."""
         if self._unheard and has_spoken(held):
             self._unheard = [pattern for pattern in self._unheard if not is_heard(pattern, {lane.edge})]
-        if not held.counts:
+        if held.retired is not None and (gap := open_gap(lane, held, peers=self._peers)) is not None:
+            self.add_gap(gap)
+        if not held.counts or lane in self._renamed:
             return
         self._covers.append(lane)
         moment = moment_of(held, peers=self._peers)
@@ -130,7 +163,9 @@ class Tally:
         self._cut(max(0, HELD_BACK_MAX - len(missing)))
         reasons = [*missing, *self._held_back]
         more = self._more + max(0, len(reasons) - HELD_BACK_MAX)
-        return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more)
+        self._cut_gaps()
+        gaps = self._open_gaps, self._open_gaps_more
+        return Completeness(complete, self._covers, reasons[:HELD_BACK_MAX], more, *gaps)
 
     def _cut(self, most: int) -> None:
         """Keep the reasons that hold the moment back the most."""
@@ -193,6 +228,11 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
     return pattern in heard or ("*" in pattern and any(matches(pattern, edge) for edge in heard))
 
 
+def _silence(held: LaneState, seconds: int) -> str:
+    said = ": it stopped in order, with everything delivered" if held.ended_in_order else ""
+    return f"the edge has said nothing for {seconds} s{said}"
+
+
 def held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
     """Return the reason why a lane that counts stands still; None while it does not. Args as ``completeness``."""
     moment = moment_of(held, peers=peers)
@@ -232,7 +272,7 @@ def held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind
         )  # fmt: skip
     if now - newest.time >= SILENT_NS:
         return told(
-            Reason.SILENT, held.last_seen or None, f"the edge has said nothing for {(now - newest.time) // _SECOND} s",
+            Reason.SILENT, held.last_seen or None, _silence(held, (now - newest.time) // _SECOND),
             "restore its link; if its disk is gone for good, `weft hub retire`",
         )  # fmt: skip
     return None

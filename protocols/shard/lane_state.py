@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, LaneUpdate, Mark
+from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.fields import U32, Epoch, Nanoseconds
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
@@ -37,6 +37,15 @@ class RetiredBy(IntEnum):
     """A person, and only a person takes it back."""
 
 
+class Missing(IntEnum):
+    """Words of an operator on what a lane had and the hub never got. The numbers are persisted."""
+
+    UNSAID = 0
+    """None: the edge's last word counts, and without one it is unknown."""
+    NOTHING = 1
+    UNKNOWN = 2
+
+
 class Retirement(msgspec.Struct, frozen=True, array_like=True):
     """A lane's leave from completeness."""
 
@@ -44,6 +53,8 @@ class Retirement(msgspec.Struct, frozen=True, array_like=True):
     """Moment by the hub's clock."""
     by: U32
     reason: str
+    missing: U32 = 0
+    """``Missing``."""
 
 
 class RetireBody(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +63,8 @@ class RetireBody(msgspec.Struct, frozen=True, array_like=True):
     by: int
     """``RetiredBy``."""
     reason: str
+    missing: U32 = 0
+    """``Missing``."""
 
 
 class Conflict(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +116,9 @@ class LaneState:
     """None while the lane counts for completeness."""
     conflict: Conflict | None = None
     """The oldest claim of a second node that no operator has decided."""
+    last_word: Mark | None = None
+    """The edge's word, as it stopped in order, that it took in nothing but what is below ``last_word.seq``; None while
+    it runs, and of an edge that never said one."""
 
     @property
     def is_empty(self) -> bool:
@@ -160,8 +176,30 @@ class LaneState:
         # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it has something of.
         return LaneState(
             self.epoch, self.ranges, self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
-            self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict,
+            self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict, self.last_word,
         )  # fmt: skip
+
+    @property
+    def ended_in_order(self) -> bool:
+        """Return whether the lane's last word stands, and all that it speaks of is accounted for."""
+        word = self.last_word
+        return word is not None and self.conflict is None and word.seq <= self.ranges.contiguous_end()
+
+    def hear(self, update: LaneUpdate) -> None:
+        """Take the last word of an update. One that shows the edge at work again takes an earlier one back.
+
+        Call it before the update changes anything else. A relay has no say: it is not the edge.
+        """
+        mark, word = update.mark, self.last_word
+        if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
+            self.last_word = mark
+        elif word is not None and (
+            (update.epoch > self.epoch and not update.flags & LaneFlag.RELAY)
+            or (mark is not None and mark.time > word.time)
+            or any(end > word.seq for _, end in update.ranges)
+            or any(gap.end > word.seq for gap in update.gaps)
+        ):
+            self.last_word = None
 
     def take(self, ranges: Sequence[Range], gaps: Sequence[GapRange], mark: Mark | None) -> Range | None:
         """Take in what a chunk adds.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from weft.protocols.batch import Buffer
 from weft.protocols.chunk_footer import (
     LEVEL_MAX,
@@ -25,20 +23,11 @@ from weft.protocols.chunk_footer import (
     LaneUpdate,
 )
 from weft.protocols.errors import Corrupt
-from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
-from weft.protocols.shard.lane_state import (
-    PENDING_MARKS_MAX,
-    Conflict,
-    ConflictBody,
-    LaneState,
-    RetireBody,
-    RetiredBy,
-    Retirement,
-    earliest,
-    lane_of,
-)
+from weft.protocols.shard.lane_controls import controlled
+from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
+from weft.protocols.shard.open_gaps import OpenGap, open_gap, with_gap, without
 from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
 from weft.protocols.topics import named_levels
 
@@ -66,7 +55,6 @@ StreamKey = tuple[str, str]
 LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
-_CONFLICT, _RETIRE = msgspec.msgpack.Decoder(ConflictBody), msgspec.msgpack.Decoder(RetireBody)
 
 
 @dataclass(slots=True)
@@ -78,6 +66,7 @@ class Folded:
     """Lanes that change; None for one that leaves."""
     fields: dict[StreamKey, dict[str, str]] = field(default_factory=dict)
     skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
+    open_gaps: dict[StreamKey, list[OpenGap]] = field(default_factory=dict)
     clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
     extensions: dict[int, bytes] = field(default_factory=dict)
     drops: int = 0
@@ -92,8 +81,9 @@ class ShardState:
     """The fold up to chunk ``n``."""
 
     __slots__ = (
-        "_edges", "_fields", "_names", "_streams", "_tenants", "clocks", "cluster_id", "conflicts", "created", "drops",
-        "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "rules", "shard", "skips",
+        "_edges", "_fields", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
+        "created", "drops", "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "open_gaps",
+        "retired", "rules", "shard", "skips",
     )  # fmt: skip
 
     def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
@@ -118,6 +108,12 @@ class ShardState:
         """Clocks of the boots of each log, the last heard of at the end."""
         self.extensions: dict[int, bytes] = {}
         self.skips: dict[StreamKey, list[Skip]] = {}
+        self.open_gaps: dict[StreamKey, list[OpenGap]] = {}
+        """Those of lanes that have left the state."""
+        self.retired: dict[Lane, None] = {}
+        """Lanes that do not count any more."""
+        self._stopped: dict[StreamKey, dict[Lane, None]] = {}
+        """Lanes whose edges said a last word."""
         self._fields: dict[StreamKey, dict[str, str]] = {}
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
         self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
@@ -171,6 +167,7 @@ class ShardState:
             self.set_lane(lane, held)
         self._fields.update(folded.fields)
         self.skips.update(folded.skips)
+        self.open_gaps.update(folded.open_gaps)
         self.clocks.update(folded.clocks)
         self.extensions.update(folded.extensions)
         self.drops += folded.drops
@@ -197,6 +194,7 @@ class ShardState:
             self.conflicts.pop(lane, None)
         if held is not None and held.conflict is not None:
             self.conflicts[lane] = None
+        self._note_end(lane, held)
         if held is not None and lane in self.lanes:  # nearly always
             self.lanes[lane] = held
             return
@@ -214,6 +212,17 @@ class ShardState:
             log = (lane.tenant, lane.edge, lane.log_id)
             if log in self.clocks and not any(other.log_id == lane.log_id for other in self._edges[edge]):
                 del self.clocks[log]
+
+    def _note_end(self, lane: Lane, held: LaneState | None) -> None:
+        """Note whether a lane is retired, and whether it said a last word."""
+        if held is not None and held.retired is not None:
+            self.retired[lane] = None
+        elif self.retired:
+            self.retired.pop(lane, None)
+        if held is not None and held.last_word is not None:
+            self._stopped.setdefault((lane.tenant, lane.stream), {})[lane] = None
+        elif self._stopped:
+            self._stopped.get((lane.tenant, lane.stream), {}).pop(lane, None)
 
     def _check(self, chunk: Chunk) -> None:
         header = chunk.header
@@ -240,45 +249,24 @@ class ShardState:
             return
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
         held = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
-        if control.kind == ControlKind.RETIRE and held is not None:
-            body = unpack(_RETIRE, control.body, "a RETIRE record")
-            created = max(self.created, folded.chunk.header.created)
-            new = held.copy()
-            new.retired = Retirement(created, body.by, body.reason)
-            folded.lanes[lane] = new
-        elif control.kind == ControlKind.ADOPT and held is not None:
-            if control.body:
-                raise Corrupt(f"chunk {folded.chunk.header.n} brings back {lane}, which is there")
-            new = held.copy()
-            new.retired = None
-            if new.conflict is not None:
-                # The refused node may be the right one: the epoch that it proposes again is new once more. Sessions
-                # of the lane end at this chunk, or two could go on under one epoch.
-                new.epoch = max(0, min(new.epoch, new.conflict.epoch - 1))
-                new.conflict = None
-            folded.lanes[lane] = new
-        elif control.kind == ControlKind.CONFLICT and held is not None:
-            claim = unpack(_CONFLICT, control.body, "a CONFLICT record")
-            if held.conflict is None and claim.epoch <= held.epoch:
-                created = max(self.created, folded.chunk.header.created)
-                new = held.copy()
-                new.conflict = Conflict(created, claim.epoch, held.complete_up_to, held.whole_up_to, claim.reason)
-                folded.lanes[lane] = new
-        elif control.kind == ControlKind.ADOPT and control.body:
-            folded.lanes[lane] = self._returned(lane, control.body)
-        elif control.kind == ControlKind.DROP and held is not None:
-            folded.lanes[lane] = None
+        created = max(self.created, folded.chunk.header.created)
+        new = controlled(control, lane, held, created, folded.chunk.header.n)
+        if new is held:
+            return
+        folded.lanes[lane] = new
+        if new is None:
             folded.drops += 1
+        if held is None or new is None:
+            self._fold_open_gap(folded, lane, held)
 
-    @staticmethod
-    def _returned(lane: Lane, body: bytes) -> LaneState:
-        kept = snapshots.decode_lane(body)
-        if (kept.tenant, kept.edge, kept.log_id, kept.stream) != lane:
-            raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
-        new = snapshots.lane_state(kept)
-        if new.retired is not None and new.retired.by == RetiredBy.AGE:
-            new.retired = None  # an operator's word stands
-        return new
+    def _fold_open_gap(self, folded: Folded, lane: Lane, left: LaneState | None) -> None:
+        """Keep the open gap of a lane that left, and take out that of one that is back."""
+        key = lane.tenant, lane.stream
+        known = folded.open_gaps.get(key, self.open_gaps.get(key, []))
+        gap = None if left is None else open_gap(lane, left)
+        kept = without(known, lane.edge, lane.log_id) if gap is None else with_gap(known, gap)
+        if kept != known:
+            folded.open_gaps[key] = kept
 
     def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:
         lane, partial = lane_of(update), bool(update.flags & _PARTIAL)
@@ -287,6 +275,7 @@ class ShardState:
             raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
         held = LaneState(partial=partial) if known is None else known.successor()
         held.partial &= partial
+        held.hear(update)
         if not update.flags & _RELAY:
             held.epoch = max(held.epoch, update.epoch)
         doubled = held.take(update.ranges, update.gaps, update.mark)
@@ -318,6 +307,10 @@ class ShardState:
         """Return the lanes of a stream in this shard."""
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
+    def stopped_lanes(self, tenant: str, stream: str) -> list[Lane]:
+        """Return the lanes of a stream in this shard whose edges said a last word."""
+        return list(self._stopped.get((tenant, stream), ()))
+
     def stream_lane_names(self, tenant: str, stream: str) -> list[Lane]:
         """Return the names of the lanes of a stream in this shard: quick, however many they are."""
         return list(self._streams.get((tenant, stream), ()))
@@ -346,15 +339,17 @@ class ShardState:
         """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
         # Shallow copies: what stands in the tables is replaced by the fold, never changed.
         lanes = dict(self.lanes)
-        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields}}
+        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields, *self.open_gaps}}
         fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
-        skips = dict(self.skips)
+        skips, open_gaps = dict(self.skips), dict(self.open_gaps)
         head = self.cluster_id, self.shard, self.n, self.footer_crc
         folded = self.rules.level, self.fold_level, self.created, self.drops
 
         def encode() -> bytes:
             told = [
-                StreamSnapshot(*key, streams[key], list(named), list(named.values()), skips.get(key, []))
+                StreamSnapshot(
+                    *key, streams[key], list(named), list(named.values()), skips.get(key, []), open_gaps.get(key, [])
+                )
                 for key in sorted(streams)
                 for named in (fields.get(key, {}),)
             ]
@@ -391,6 +386,8 @@ class ShardState:
                 state._fields[stream.tenant, stream.stream] = dict(zip(stream.fields, stream.named_by, strict=False))
             if stream.skips:
                 state.skips[stream.tenant, stream.stream] = stream.skips
+            if stream.open_gaps:
+                state.open_gaps[stream.tenant, stream.stream] = stream.open_gaps
         for lane in snapshot.lanes:
             state.set_lane(Lane(lane.tenant, lane.edge, lane.log_id, lane.stream), snapshots.lane_state(lane))
         for log in snapshot.clocks:

@@ -23,6 +23,7 @@ from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import Conflict, LaneState, Retirement
+from weft.protocols.shard.open_gaps import OpenGap
 
 MAGIC = b"WFN"
 VERSION = 1
@@ -83,6 +84,8 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """For each of them the edge that named it first."""
     skips: list[Skip]
     """Ranges that are not in the table, ascending."""
+    open_gaps: list[OpenGap] = []
+    """Those of lanes that have left the state, by their ends."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -105,6 +108,7 @@ class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
     last_seen: Nanoseconds
     retired: Retirement | None
     conflict: Conflict | None = None
+    last_word: Mark | None = None
 
 
 class BootClock(msgspec.Struct, frozen=True, array_like=True):
@@ -213,6 +217,7 @@ def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
     return LaneSnapshot(
         *lane, held.epoch, list(held.ranges), list(held.gaps), held.mark, held.whole_mark, held.pending_marks,
         held.topics, held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
+        held.last_word,
     )  # fmt: skip
 
 
@@ -221,6 +226,7 @@ def lane_state(lane: LaneSnapshot) -> LaneState:
     return LaneState(
         lane.epoch, RangeSet(lane.ranges), GapSet(lane.gaps), lane.mark, lane.whole_mark, lane.pending_marks,
         lane.topics, lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
+        lane.last_word,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ async def run_link(
     wall_clock: Callable[[], int] = time.time_ns,
     clocks: ClockSource | None = None,
     acknowledged: Acknowledged | None = None,
+    stopping: asyncio.Event | None = None,
 ) -> None:
     """Replicate ``source`` to a hub until cancelled. Never raises for errors of the network, the hub or the log.
 
@@ -52,6 +53,7 @@ async def run_link(
         rng: for the jitter.
         clocks: the clocks of the boots that wrote the log; None when they were right.
         acknowledged: what hubs have acknowledged before; None when that is unknown.
+        stopping: set once the log takes nothing in any more: an open link then says its last words and ends.
     """
     rng = rng or random.Random()
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
@@ -69,17 +71,9 @@ async def run_link(
                     attempt += 1
                 status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
                 connection = SenderConnection(
-                    source,
-                    identity,
-                    settings.sender,
-                    epochs,
-                    progress,
-                    link_log=link_log,
-                    clock=clock,
-                    wall_clock=wall_clock,
-                    stay=target.stay_s is not None,
-                    clocks=clocks,
-                )
+                    source, identity, settings.sender, epochs, progress, link_log=link_log, clock=clock,
+                    wall_clock=wall_clock, stay=target.stay_s is not None, clocks=clocks, stopping=stopping,
+                )  # fmt: skip
                 try:
                     async with asyncio.timeout(target.stay_s):
                         outcome = await _attempt(session, connection, target.url, settings, tls)
@@ -90,6 +84,8 @@ async def run_link(
                 except Exception as error:
                     log.exception("link %s: an attempt failed", status.name)
                     outcome = Outcome(LinkState.WAITING, f"{type(error).__name__}: {error}")
+                if stopping is not None and stopping.is_set():
+                    return
                 if connection.proven(int(settings.retry_max_s * SECOND)):
                     backoff.reset()
                 target = redirects.after(target, outcome, taken=connection.proven(0), now=clock() / SECOND)

@@ -63,7 +63,10 @@ class SenderConnection:
         wall_clock: Callable[[], int],
         stay: bool = False,
         clocks: ClockSource | None = None,
+        stopping: asyncio.Event | None = None,
     ) -> None:
+        self._stopping = stopping or asyncio.Event()
+        self._is_ending = False
         self._stay = stay
         self._clocks = clocks
         self._source = source
@@ -113,15 +116,18 @@ class SenderConnection:
         unsubscribe = self._source.listen(self._on_commit)
         reader = asyncio.create_task(self._read(socket, sender))
         pump = asyncio.create_task(self._pump(socket, sender))
+        stop = asyncio.create_task(self._stopping.wait())
+        stop.add_done_callback(lambda _: self._wake.set())
         try:
             await asyncio.wait({reader, pump}, return_when=asyncio.FIRST_COMPLETED)
-            if pump.done() and not sender.closed:
+            if pump.done() and not sender.closed and not self._is_ending:
                 # The write failed, but the reason may still lie in what the hub sent before it closed.
                 await asyncio.wait({reader}, timeout=LAST_WORDS_S)
         finally:
             unsubscribe()
             reader.cancel()
             pump.cancel()
+            stop.cancel()
             results = await asyncio.gather(reader, pump, return_exceptions=True)
             self._status.connected_since, self._status.is_taken = None, False
         self._handle_events(sender)
@@ -192,7 +198,10 @@ class SenderConnection:
         while not sender.closed:
             self._wake.clear()
             now = self._clock()
+            if self._stopping.is_set() and not self._is_ending:
+                self._is_ending = self._all_touched = True
             self._offer_touched(sender, now)
+            is_over = self._is_ending and (not sender.connected or sender.end())
             patience = sender.patience
             if patience.is_over(now) and self._drain.goes_on(again=patience.since == self._asked_at):
                 self._asked_at = now
@@ -221,6 +230,9 @@ class SenderConnection:
                 self._status.bytes_sent += len(data)
                 self._status.messages_sent += 1
                 await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
+            elif is_over:
+                self._outcome = Outcome(LinkState.STOPPED, "this node stops")
+                return
             elif request is None:
                 await self._sleep(sender, now)
 

@@ -110,6 +110,9 @@ class LinkHandler(Protocol):
         """Take marks, each (lane, seq): all records that the lane received up to ``time`` are below ``seq``. They need
         no acknowledgement."""
 
+    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        """Take the last marks of a sender that stops."""
+
     async def room(self) -> None:
         """Wait until there is room for more, after each message. Nothing more is read from the edge before."""
 
@@ -261,7 +264,10 @@ class LinkSession:
             if isinstance(event, BatchesReceived):
                 self._handler.data(event.lane, event.batches)
             elif isinstance(event, MarksReceived):
-                self._handler.marks(event.time, event.lanes)
+                if event.last:
+                    self._handler.last_words(event.time, event.lanes)
+                else:
+                    self._handler.marks(event.time, event.lanes)
             else:
                 await self._handle(event)
         if not self._receiver.closed:

@@ -17,10 +17,12 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from weft.protocols.ranges import RangeSet
 from weft.storage.audit.comparison import Comparison, shard_end
 from weft.storage.audit.counts import LaneKey
-from weft.storage.audit.log_plan import ShardBase, log_tasks, read_base, read_skips
+from weft.storage.audit.log_plan import ShardBase, log_tasks, read_base, read_head
 from weft.storage.audit.log_task import LogTask
 from weft.storage.audit.part import TABLE_PLACE, Part
 from weft.storage.audit.report import AuditReport
@@ -28,6 +30,7 @@ from weft.storage.audit.scope import Scope
 from weft.storage.audit.table_task import AuditedTable, TableTask, table_columns
 from weft.storage.chunk_log import ShardLog, open_cluster, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
+from weft.storage.open_gaps import NamedOpenGap
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ATTEMPTS_MAX = 3
@@ -83,6 +86,7 @@ class _Audit:
         self._table: AuditedTable | None = None
         self._bases: dict[int, ShardBase] = {}
         self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+        self._open_gaps: list[NamedOpenGap] = []
 
     async def run(self, *, payloads: bool, is_last: bool) -> AuditReport:
         await self._open_table(payloads=payloads)
@@ -101,7 +105,8 @@ class _Audit:
             for lane, ranges in base.stated.items():
                 stated[lane].update(ranges)
         version = self._table.version if self._table is not None else None
-        return Comparison(self._scope, self._part, stated, self._skipped, ends, version).report()
+        report = Comparison(self._scope, self._part, stated, self._skipped, ends, version).report()
+        return msgspec.structs.replace(report, open_gaps=self._open_gaps)
 
     async def _count(self, tasks: Sequence[Task]) -> None:
         if tasks:
@@ -113,7 +118,8 @@ class _Audit:
 
     async def _open_table(self, *, payloads: bool) -> None:
         scope = self._scope
-        shards = range(scope.cluster.shards)
+        heads = {shard: await read_head(self._log(shard), scope) for shard in range(scope.cluster.shards)}
+        self._open_gaps = [gap for head in heads.values() for gap in head.open_gaps]
         try:
             uri, options = self._store.location(table_key(scope.tenant, scope.stream))
         except StoreUnfit:
@@ -122,12 +128,9 @@ class _Audit:
         self._table = table = await asyncio.to_thread(AuditedTable.open, uri, options, scope.cluster, scope.stream)
         if table is None:
             return
-        skips = {}
-        for shard in shards:
-            offsets, records = await read_skips(self._log(shard), scope)
-            if offsets:
-                skips[shard] = offsets
-            for lane, ranges in records.items():
+        skips = {shard: head.offsets for shard, head in heads.items() if head.offsets}
+        for head in heads.values():
+            for lane, ranges in head.records.items():
                 self._skipped[lane].update(ranges)
         kept = [name for name in ("payload", BYTES_COLUMN) if name in table.schema.names] if payloads else []
         self._scope = replace(

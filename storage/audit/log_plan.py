@@ -16,6 +16,7 @@ from weft.storage.audit.part import Part
 from weft.storage.audit.scope import Scope
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.hub_keys import chunk_key, chunk_prefix
+from weft.storage.open_gaps import NamedOpenGap, open_gaps_of
 
 RUN_CHUNKS = 64
 """Chunks of one task: a few seconds of work, and the counts of a task stay small beside its records."""
@@ -60,17 +61,28 @@ async def read_base(log: ShardLog, scope: Scope, part: Part) -> ShardBase:
     return base
 
 
-async def read_skips(log: ShardLog, scope: Scope) -> tuple[RangeSet, dict[LaneKey, RangeSet]]:
-    """Return the offsets that operators took out of the table, and their records; none where the log cannot be
-    folded: its reading says so."""
-    offsets = RangeSet()
-    records: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
+@dataclass
+class Head:
+    """Facts about a stream in the state at the end of a shard's log."""
+
+    offsets: RangeSet = field(default_factory=RangeSet)
+    """Those that operators took out of the table."""
+    records: dict[LaneKey, RangeSet] = field(default_factory=lambda: defaultdict(RangeSet))
+    """The records at those offsets."""
+    open_gaps: list[NamedOpenGap] = field(default_factory=list)
+
+
+async def read_head(log: ShardLog, scope: Scope) -> Head:
+    """Return what operators skipped, and the open gaps; nothing where the log cannot be folded: its reading says so."""
+    head = Head()
     with contextlib.suppress(CodecError, CollectedPast):
-        for skip in (await log.load()).skips.get((scope.tenant, scope.stream), ()):
-            offsets.add(skip.first, skip.end)
+        state = await log.load()
+        head.open_gaps = open_gaps_of(state, scope.tenant, scope.stream)
+        for skip in state.skips.get((scope.tenant, scope.stream), ()):
+            head.offsets.add(skip.first, skip.end)
             for run in skip.runs:
-                records[run.edge, format_log_id(run.log_id)].add(run.first, run.end)
-    return offsets, records
+                head.records[run.edge, format_log_id(run.log_id)].add(run.first, run.end)
+    return head
 
 
 async def log_tasks(log: ShardLog, first: int, part: Part) -> list[LogTask]:

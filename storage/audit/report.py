@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from weft.protocols.segment import GapReason
+from weft.storage.open_gaps import NamedOpenGap
 
 HOLES_LISTED_MAX = 20
 DAMAGE_LISTED_MAX = 100
@@ -82,6 +83,8 @@ class AuditReport(msgspec.Struct, frozen=True):
     agrees: bool
     """True when every record in the log is there once, and every one below the table's position is in the table
     once."""
+    open_gaps: list[NamedOpenGap] = []
+    """Losses without a number, of lanes that ended without a last word. Log and table may agree all the same."""
 
     def origins(self) -> dict[str, int]:
         """Return the sums of ``LaneAudit.origins`` over the lanes, by name."""

@@ -16,6 +16,7 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
+from weft.storage.open_gaps import NamedOpenGap, open_gap_of
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.payload_columns import BYTES_COLUMN
 from weft.storage.trace.errors import TraceError
@@ -59,6 +60,8 @@ class Step(msgspec.Struct):
     """True when the records are exactly those that the row was made of."""
     more: bool
     """True when the range has more records than were asked for."""
+    open_gap: NamedOpenGap | None = None
+    """Loss without a number of the range's lane: it ended without a last word."""
 
 
 class Trace(msgspec.Struct):
@@ -117,7 +120,8 @@ class Tracer:
         rows = found.rows[: self._left]
         self._left -= len(rows)
         is_exact = not more and len(rows) == min(used.count, used.numbers)
-        step = Step(lane.stream, used, [], used.numbers, found.narrowed_by, is_exact, more)
+        gap = open_gap_of(state, lane)
+        step = Step(lane.stream, used, [], used.numbers, found.narrowed_by, is_exact, more, gap)
         for each in rows:
             step.records.append(await self._record(each, (*behind, lane.stream)))
         return step

@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "table"),
+        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps", "table"),
         ("object_store", "segment_log"),
         ("cluster", "manifest", "nodes", "offset_index", "table_log"),
         ("chunk_log",),

@@ -176,6 +176,7 @@ CONTROL_FRAMES = st.one_of(
     st.builds(link.LaneClosed, U32, U32, st.text(max_size=20), st.text(max_size=20)),
     st.builds(link.LaneOrigins, U32, _ORIGINS),
     st.builds(link.Gap, U32, st.just(4), st.integers(5, SEQ_END), U32),
+    st.builds(link.LastWords, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(link.Marks, INT64, st.lists(st.tuples(U32, st.integers(0, SEQ_END)), max_size=3)),
     st.builds(link.Ack, U32, ranges()),
     st.builds(link.Ping, INT64),

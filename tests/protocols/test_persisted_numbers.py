@@ -13,7 +13,7 @@ import pytest
 
 from weft.protocols import batch, batch_header, chunk, chunk_footer, link, origin, payloads, segment
 from weft.protocols.segment import header as segment_header
-from weft.protocols.shard import lane_state, placement, shard_state, snapshot
+from weft.protocols.shard import lane_state, open_gaps, placement, shard_state, snapshot
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -41,7 +41,7 @@ ENUMS = {
     },
     segment.GapReason: {"BUDGET": 1, "CORRUPTION": 2, "EXPIRED": 3, "OPERATOR": 4, "RENAMED": 5, "ABSENT": 6},
     origin.OriginKind: {"FUNCTION": 1, "SCHEMA": 2},
-    chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2},
+    chunk.LaneFlag: {"PARTIAL": 1, "RELAY": 2, "LAST_WORD": 4},
     chunk.ControlKind: {
         "SCHEMA": 1,
         "CONFIG": 2,
@@ -53,6 +53,7 @@ ENUMS = {
         "SKIP": 8,
     },
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
+    lane_state.Missing: {"UNSAID": 0, "NOTHING": 1, "UNKNOWN": 2},
     link.FrameType: {
         "HELLO": 1,
         "WELCOME": 2,
@@ -72,6 +73,7 @@ ENUMS = {
         "LANE_CLOSED": 16,
         "CLOCK": 17,
         "ORIGINS": 18,
+        "LAST_WORDS": 128,
     },
     link.RefuseCode: {
         "VERSION": 1,
@@ -131,21 +133,21 @@ ARRAYS = {
     chunk_footer._Foot: "header must_understand",
     origin.Origin: "number kind name version hash",
     lane_state.Conflict: "time epoch up_to whole_up_to reason",
-    lane_state.Retirement: "time by reason",
+    lane_state.Retirement: "time by reason missing",
     lane_state.ConflictBody: "epoch reason",
-    shard_state.RetireBody: "by reason",
+    shard_state.RetireBody: "by reason missing",
     snapshot.Snapshot: (
         "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams lanes clocks "
         "extensions"
     ),
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
-    snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips",
+    snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
     snapshot.SkippedRun: "edge log_id first end",
     snapshot.LaneSnapshot: (
         "tenant edge log_id stream epoch ranges gaps mark whole_mark pending_marks topics payload origins partial "
-        "last_seen retired conflict"
+        "last_seen retired conflict last_word"
     ),
     snapshot.LogClocks: "tenant edge log_id boots",
     snapshot.BootClock: "boot_id monotonic offset error",
@@ -155,6 +157,8 @@ ARRAYS = {
     link.LaneOrigins: "lane origins",
     link.Gap: "lane first end reason",
     link.Marks: "time lanes",
+    link.LastWords: "time lanes",
+    open_gaps.OpenGap: "edge log_id first since until others",
     link.Ack: "lane ranges",
     link.Ping: "sent",
     link.Pong: "sent clock",

@@ -90,6 +90,9 @@ class _Handler:
         self.hub.sessions.append(session)
         self.keys: dict[int, int] = {}
 
+    def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
+        self.marks(time, lanes)
+
     async def open_lane(self, opening: LaneOpen) -> None:
         self.hub.openings.append(opening)
         key = self.keys[opening.lane] = self.hub.lanes.setdefault(

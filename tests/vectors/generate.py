@@ -77,7 +77,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
-    "shard-state": {"one_lane": STATE, "empty": EMPTY_STATE},
+    "shard-state": {"ended": STATE, "empty": EMPTY_STATE},
     "link": {"control": CONTROL, "data": DATA},
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
@@ -136,7 +136,7 @@ def rejects() -> Iterator[tuple[str, str, str, bytes]]:
         ("batch", "small", "batch"),
         ("segment", "open", "segment"),
         ("chunk", "two_streams", "chunk"),
-        ("shard-state", "one_lane", "snapshot"),
+        ("shard-state", "ended", "snapshot"),
     ):
         data = notation.encode(kind, GOLDEN[kind][name])
         yield kind, "wrong_magic", "Corrupt", patched(data, 0, b"XYZ")

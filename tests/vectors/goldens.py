@@ -239,6 +239,7 @@ STATE: Notation = {
             "fields": ["line", "machine"],
             "named_by": ["pi-1", "pi-1"],
             "skips": [[700, 702, T + 6, "no row", [["pi-1", 0xFEDCBA9876543210, 700, 702]]]],
+            "open_gaps": [["pi-0", 0x0123456789ABCDEF, 200, T - 60, T - 50, 0]],
         }
     ],
     "lanes": [
@@ -258,8 +259,9 @@ STATE: Notation = {
             "origins": [[1, 1, "mean", "3", "q80="]],
             "partial": False,
             "last_seen": T + 7,
-            "retired": [T + 7, 1, "not seen for 90 days"],
+            "retired": [T + 7, 1, "not seen for 90 days", 2],
             "conflict": [T + 5, 1, T, T - 9, "a connection with epoch 2 has taken over"],
+            "last_word": [T + 1, 1011],
         }
     ],
     "clocks": [["default", "pi-1", 0xFEDCBA9876543210, [[0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]]]],

@@ -201,6 +201,7 @@ _FRAMES: dict[str, Any] = {
     "LANE_CLOSED": link.LaneClosed,
     "CLOCK": link.Clock,
     "ORIGINS": link.LaneOrigins,
+    "LAST_WORDS": link.LastWords,
 }
 
 
@@ -245,7 +246,9 @@ def _encode_state(meaning: Notation) -> bytes:
 
 def _decode_state(data: bytes) -> Notation:
     found = snapshot.decode(data)
-    assert ShardState.decode(data).encode() == data, "the state says what its snapshot says, in the same bytes"
+    again = ShardState.decode(data).encode()
+    assert snapshot.decode(again) == found, "the state says what its snapshot says"
+    assert ShardState.decode(again).encode() == again, "one state has one encoding"
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
     return {**noted, "streams": [*map(_named, found.streams)], "lanes": [*map(_named, found.lanes)]}
 

@@ -238,6 +238,14 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     ]
     if conflicts:
         print_table(("conflict: edge", "log", "stream", "since", "why"), conflicts)
+    open_gaps = [
+        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["first"], each["since"], each["until"])
+        for each in facts.get("open_gaps", [])
+    ]
+    if open_gaps:
+        print_table(("open gap: edge", "log", "stream", "from seq", "since", "until"), open_gaps)
+    if facts.get("open_gaps_more"):
+        click.echo(f"and {facts['open_gaps_more']} more open gaps")
     for table in facts["tables"]:
         for stopped in table["stopped"]:
             print_stopped(config_file, table, stopped)
@@ -271,6 +279,8 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
     facts["shards"] = [shown[number] for number in sorted(shown)]
     facts["links"] += others["links"]
     facts["conflicts"] += others["conflicts"]
+    facts["open_gaps"] = facts.get("open_gaps", []) + others.get("open_gaps", [])
+    facts["open_gaps_more"] = facts.get("open_gaps_more", 0) + others.get("open_gaps_more", 0)
     facts["edges"] += edges["edges"]
     facts["missing_shards"] = [*facts.get("missing_shards", []), *edges.get("missing_shards", [])]
 

@@ -81,20 +81,36 @@ def finalize(config_file: str) -> None:
 @config_argument
 @on_edge
 @click.option("--reason", required=True, help="Why, in a few words; it stands with the lanes.")
-def retire(config_file: str, edge: str, tenant: str, log_id: str | None, reason: str) -> None:
+@click.option(
+    "--missing",
+    type=click.Choice(["nothing", "unknown"]),
+    help="What the hub never got. Unset: nothing if the edge stopped in order with everything delivered, otherwise "
+    "unknown. May be said later, too.",
+)
+def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reason: str, missing: str | None) -> None:
     """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
 
     The edge no longer holds completeness back. What it told of and never sent is named as a gap with the reason
-    `operator`. Records that come all the same are stored and heal that gap. `weft hub adopt` takes it back.
+    `operator`. An edge that ended without a last word leaves an open gap: the hub cannot know what it took in and never
+    sent. Records that come all the same are stored and heal both. `weft hub adopt` takes it back.
+
+    Say `--missing unknown` if the edge ran again after its last word, without its link; and `--missing nothing` if you
+    know that the hub has everything.
     """
     from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.shard.lane_state import Missing
+    from weft.storage.open_gaps import named
+
+    said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:  # noqa: ARG001
-        return await lane_ends.retire(state, lanes, reason)
+        return await lane_ends.retire(state, lanes, reason, said)
 
-    ending = _end(config_file, tenant, edge, log_id, plan)
+    ending, state = _end(config_file, tenant, edge, log_id, plan)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records are named as lost")
+    for lane, gap in lane_ends.open_gaps(state, _lanes_of(ending)):
+        click.echo(f"open gap in {lane.stream}: {named(gap).sentence}")
 
 
 @click.command()
@@ -110,9 +126,15 @@ def adopt(config_file: str, edge: str, tenant: str, log_id: str | None) -> None:
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
         return await lane_ends.adopt(state, log, lanes)
 
-    ending = _end(config_file, tenant, edge, log_id, plan)
+    ending, _ = _end(config_file, tenant, edge, log_id, plan)
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
+
+
+def _lanes_of(ending: Ending) -> list[Lane]:
+    from weft.protocols.lane import Lane
+
+    return [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
 
 
 def _end(
@@ -121,15 +143,15 @@ def _end(
     edge: str,
     log_id: str | None,
     plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
-) -> Ending:
-    """Write what a plan makes of an edge's lanes, those that left included."""
+) -> tuple[Ending, ShardState]:
+    """Write what a plan makes of an edge's lanes, those that left included. Return it and the state with it."""
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError
     from weft.protocols.lane import format_log_id
     from weft.protocols.shard.placement import shard_of
     from weft.storage.chunk_log import ShardLog, open_cluster
 
-    async def work(store: ObjectStore) -> Ending:
+    async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
         cluster = await open_cluster(store, None)
         log = ShardLog(store, cluster, shard_of(tenant, edge, cluster.shards))
         gone = await log.ended_lanes(tenant, edge)
@@ -143,9 +165,10 @@ def _end(
                 raise Failed(f"the hub knows no such lane of edge {tenant}/{edge}: {has}")
             return await plan(state, log, lanes)
 
-        return await lane_ends.write_ending(
+        ended = await lane_ends.write_ending(
             log, ending, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
         )
+        return ended, await log.load()
 
     try:
         return on_store(config_file, work)

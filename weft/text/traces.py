@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from weft.output import counted
+from weft.output import counted, harmless
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def _lines(step: Step, indent: str) -> Iterator[str]:
     used = step.used
     span = f"seq {used.first}" if step.numbers == 1 else f"seq {used.first} to {used.last}"
     yield f"{indent}{step.stream}, lane {used.edge}/{used.log}, {span}: {_verdict(step)}"
+    if step.open_gap is not None:
+        yield f"{indent}  OPEN GAP: {harmless(step.open_gap.sentence)}"
     for record in step.records:
         yield f"{indent}  {_record(record)}"
         for each in record.made_of:

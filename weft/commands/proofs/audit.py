@@ -91,6 +91,8 @@ def _show(report: AuditReport) -> None:
     say = print_wrapped if sys.stdout.isatty() else click.echo
     for problem in report.problems:
         say(f"PROBLEM: {problem}")
+    for gap in report.open_gaps:
+        say(f"OPEN GAP: {harmless(gap.sentence)}")
     for origin, count in report.origins().items():
         say(f"{counted(count, 'record')} {'was' if count == 1 else 'were'} made by {harmless(origin)}")
     holes = report.total("holes")
@@ -102,7 +104,8 @@ def _show(report: AuditReport) -> None:
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:
-        say(f"good: every record is in the log once, {report.total('table_records')} of them are table rows")
+        verdict = "good" if not report.open_gaps else "log and table agree, and the hub may lack records"
+        say(f"{verdict}: every record is in the log once, {report.total('table_records')} of them are table rows")
 
 
 def _show_lanes(report: AuditReport) -> None:

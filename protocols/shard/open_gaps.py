@@ -1,0 +1,126 @@
+"""Open gaps: losses of which no number is known. A lane that ended without a last word has one.
+
+The hub cannot know what an edge took in behind a cut link before its disk was lost. It knows that the lane ended, and
+that the edge never said what its last record is: from the next number on, from the lane's last mark to its retirement,
+records may be missing. The gap is derived from the lane's state, so it closes by itself once the disk is back and has
+delivered what it had. Lanes that leave the state leave their gaps with their stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from weft.protocols.chunk_footer import GapRange
+from weft.protocols.fields import U32, U64, Nanoseconds, Seq
+from weft.protocols.lane import Lane
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.lane_state import LaneState, Missing, Retirement
+
+KEPT_MAX = 256
+"""Maximum number of open gaps of one stream in a shard whose lanes have left. One more joins the two that are closest
+in time: the joined one speaks of more time, never of less."""
+
+
+class OpenGap(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a lane that may be missing, in unknown number."""
+
+    edge: str
+    log_id: U64
+    first: Seq
+    """Number from which on they are."""
+    since: Nanoseconds | None
+    """Edge wall clock: none of them was taken in before. None when no mark ever came."""
+    until: Nanoseconds
+    """Moment of the lane's retirement by the hub's clock."""
+    others: U32 = 0
+    """Number of further lanes whose gaps are joined to this one."""
+
+    @property
+    def why(self) -> str:
+        """Return the reason, for people."""
+        others = f", and {self.others} more lanes" if self.others else ""
+        return (
+            f"the lane ended without a last word{others}; records from seq {self.first} on that its edge never "
+            "delivered may be missing, in unknown number"
+        )
+
+
+def open_gap(lane: Lane, held: LaneState, *, peers: bool = False) -> OpenGap | None:
+    """Return the open gap of a lane that was retired; None when it has none.
+
+    Args:
+        peers: whether another cluster may have what this one lacks.
+    """
+    retired = held.retired
+    return None if retired is None else gap_until(lane, held, retired, peers=peers)
+
+
+def gap_until(lane: Lane, held: LaneState, retired: Retirement, *, peers: bool = False) -> OpenGap | None:
+    """Return the open gap that a lane has if it is retired like this; None when it has none."""
+    if held.partial or held.is_empty or retired.missing == Missing.NOTHING:
+        return None
+    if held.ended_in_order and retired.missing != Missing.UNKNOWN:
+        return None
+    since = held.whole_up_to if peers else held.complete_up_to
+    if since is not None and since >= retired.time:
+        return None  # the edge came back, and all that it took in until then is accounted for
+    return OpenGap(lane.edge, lane.log_id, held.ranges.contiguous_end(), since, retired.time)
+
+
+def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
+    """Return the open gaps of a stream with that of a lane that leaves."""
+    gaps = sorted([*without(kept, gap.edge, gap.log_id), gap], key=_order)
+    while len(gaps) > KEPT_MAX:
+        at = min(range(len(gaps) - 1), key=lambda i: gaps[i + 1].until - gaps[i].until)
+        gaps[at : at + 2] = [_joined(gaps[at], gaps[at + 1])]
+    return gaps
+
+
+def without(kept: Sequence[OpenGap], edge: str, log_id: int) -> list[OpenGap]:
+    """Return the open gaps without that of a lane that is back. One that was joined to others stays."""
+    return [gap for gap in kept if gap.others or (gap.edge, gap.log_id) != (edge, log_id)]
+
+
+def _order(gap: OpenGap) -> tuple[int, str, int]:
+    return gap.until, gap.edge, gap.log_id
+
+
+def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
+    since = None if earlier.since is None or later.since is None else min(earlier.since, later.since)
+    others = earlier.others + later.others + 1
+    return OpenGap(later.edge, later.log_id, later.first, since, later.until, others)
+
+
+def renamed(lanes: Mapping[Lane, LaneState]) -> set[Lane]:
+    """Return those of a stream's lanes that ended by a rename: they hold nothing back and lack nothing.
+
+    Both names have to say so: the former one by its last word, and the new one, of the same log, by the gap with which
+    it begins. An edge could otherwise take another one out of completeness that is only cut off.
+
+    Args:
+        lanes: at least those of a stream that said a last word, and all others of their logs.
+    """
+    logs: dict[int, list[Lane]] = {}
+    for lane in lanes:
+        logs.setdefault(lane.log_id, []).append(lane)
+    return {
+        lane
+        for names in logs.values()
+        if len(names) > 1
+        for lane in names
+        if lanes[lane].ended_in_order and any(_follows(lanes[other], lanes[lane]) for other in names if other != lane)
+    }
+
+
+def _follows(held: LaneState, former: LaneState) -> bool:
+    """Return whether a lane of the same log begins where the former one has its last word."""
+    assert former.last_word is not None
+    return held.epoch > former.epoch and _begin(held.gaps) == former.last_word.seq
+
+
+def _begin(gaps: Iterable[GapRange]) -> int:
+    """Return the number at which a lane begins under its name."""
+    first = next(iter(gaps), None)
+    return 0 if first is None or first.first or first.reason != GapReason.RENAMED else first.end
