@@ -194,7 +194,7 @@ class Reader:
         words = "names with their " + ("settings, such as `NAME: {...}`" if is_of_sections else "values: `NAME: VALUE`")
         if not isinstance(node, yaml.MappingNode):
             return self._refuse(path, words, node)
-        entries = self._entries(node, path, getattr(type_.cls, "renamed", None))
+        entries = self._entries(node, path)
         if type_.max_length is not None and len(entries) > type_.max_length:
             self.findings.append(Finding(path, f"expected at most {type_.max_length} entries, got {len(entries)}"))
             return INVALID
