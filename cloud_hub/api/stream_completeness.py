@@ -53,6 +53,7 @@ class StreamCompleteness:
         for state in states:
             for gap in state.open_gaps.get((tenant, stream), ()):
                 tally.add_gap(gap)
+            await asyncio.sleep(0)
             names = state.stream_lane_names(tenant, stream)
             for start in range(0, len(names), SLICE_LANES):
                 for lane in names[start : start + SLICE_LANES]:

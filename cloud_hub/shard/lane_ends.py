@@ -36,6 +36,9 @@ EMPTY_NS = 3600 * 10**9
 minute."""
 LOOK_UPS_MAX, LOOK_UPS_AT_ONCE = 1024, 64
 """Lanes that are looked up in the store before one commit, and at a time."""
+DROPS_MAX = 128
+"""Retired lanes that leave the state in one round: each may leave an open gap among its stream's, which takes a part of
+a millisecond in every node's loop. The others leave in the next rounds."""
 LOGGED_MAX = 10
 """Lanes of one chunk that the log names."""
 ATTEMPTS_MAX = 100
@@ -208,12 +211,14 @@ async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing:
 
 
 def open_gaps(state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, OpenGap]]:
-    """Return the open gaps of retired lanes, with those that have left."""
+    """Return the open gaps of lanes: of their retirement, and of nodes that an operator decided against."""
     found = []
-    for lane in lanes:
+    for lane in dict.fromkeys(lanes):
         held = state.lanes.get(lane)
         if held is not None and (gap := open_gap(lane, held)) is not None:
             found.append((lane, gap))
+        kept = state.open_gaps.get((lane.tenant, lane.stream), ())
+        found += [(lane, gap) for gap in kept if (gap.edge, gap.log_id) == (lane.edge, lane.log_id)]
     return found
 
 
@@ -226,13 +231,17 @@ def log_ends(state: ShardState, folded: Folded) -> None:
     begun = []
     for control in folded.chunk.footer.controls:
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
-        held = folded.lanes.get(lane) if control.kind == ControlKind.RETIRE else None
-        if held is not None and (gap := open_gap(lane, held)) is not None:
-            begun.append((lane, gap))
-    for lane, gap in begun[:LOGGED_MAX]:
-        logger.warning("lane %s is retired. Open gap: %s", lane, named(gap).sentence)
+        held = folded.lanes.get(lane)
+        if control.kind == ControlKind.RETIRE and held is not None and (gap := open_gap(lane, held)) is not None:
+            begun.append((lane, "is retired", gap))
+        elif control.kind == ControlKind.ADOPT:
+            kept = folded.open_gaps.get((lane.tenant, lane.stream), ())
+            mine = [gap for gap in kept if gap.forked and (gap.edge, gap.log_id) == (lane.edge, lane.log_id)]
+            begun += [(lane, "is decided about", gap) for gap in mine]
+    for lane, what, gap in begun[:LOGGED_MAX]:
+        logger.warning("lane %s %s. Open gap: %s", lane, what, named(gap).sentence)
     if len(begun) > LOGGED_MAX:
-        logger.warning("and %d more lanes are retired with open gaps", len(begun) - LOGGED_MAX)
+        logger.warning("and %d more lanes have open gaps", len(begun) - LOGGED_MAX)
     closed = []
     for lane, held in folded.lanes.items() if state.retired else ():
         if lane in state.retired and held is not None and held.retired is not None and open_gap(lane, held) is None:
@@ -241,16 +250,23 @@ def log_ends(state: ShardState, folded: Folded) -> None:
         logger.info("lane %s delivered what it had: its open gap is closed", lane)
 
 
-async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane]) -> Ending:
-    """Plan that lanes count again, also those that left the state."""
+async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing: Missing = Missing.UNSAID) -> Ending:
+    """Plan that lanes count again, also those that left the state.
+
+    Args:
+        missing: the operator's word on what a node took in that an operator decided against.
+    """
     ending = Ending([], [])
     for lane in lanes:
         held = state.lanes.get(lane)
         if held is None:
             kept = await log.ended(lane, state.n)
             ending.controls.extend([adoption(lane, kept), adoption(lane)] if kept is not None else [])
-        elif held.retired is not None or held.conflict is not None:
+        elif held.retired is not None or held.conflict is not None or missing:
             ending.controls.append(adoption(lane))
+            if missing:
+                said = retirement(lane, RetiredBy.OPERATOR, "", missing)
+                ending.controls.extend([said, adoption(lane)])
     return ending
 
 
@@ -264,7 +280,7 @@ def by_age(
         retired_after: nanoseconds since a lane was last seen after which it no longer counts.
         dropped_after: nanoseconds after that when it leaves the state.
     """
-    ending = Ending([], [])
+    ending, drops = Ending([], []), 0
     if not state.is_whole:
         return ending  # a later release knows more of these lanes than this one would keep
     for lane, held in state.lanes.items():
@@ -276,6 +292,7 @@ def by_age(
             ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
             # One that could not come back, because no record has room for its state, stays.
-            is_small = len(_kept(lane, held)) <= CONTROL_BYTES_MAX
-            ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if is_small else [])
+            leaves = drops < DROPS_MAX and len(_kept(lane, held)) <= CONTROL_BYTES_MAX
+            ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if leaves else [])
+            drops += leaves
     return ending

@@ -3,11 +3,13 @@
 The hub cannot know what an edge took in behind a cut link before its disk was lost. It knows that the lane ended, and
 that the edge never said what its last record is: from the next number on, from the lane's last mark to its retirement,
 records may be missing. The gap is derived from the lane's state, so it closes by itself once the disk is back and has
-delivered what it had. Lanes that leave the state leave their gaps with their stream.
+delivered what it had. Lanes that leave the state leave their gaps with their stream, and so does a second node of the
+lane's log that an operator decides against.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -36,11 +38,19 @@ class OpenGap(msgspec.Struct, frozen=True, array_like=True):
     """Moment of the lane's retirement by the hub's clock."""
     others: U32 = 0
     """Number of further lanes whose gaps are joined to this one."""
+    forked: bool = False
+    """True when a second node had the log until an operator decided: the records are on that node's disk, if anywhere,
+    under numbers that the hub may have for others."""
 
     @property
     def why(self) -> str:
         """Return the reason, for people."""
         others = f", and {self.others} more lanes" if self.others else ""
+        if self.forked:
+            return (
+                f"a second node had the log until an operator decided{others}; records that it took in and never "
+                "delivered may be missing, in unknown number"
+            )
         return (
             f"the lane ended without a last word{others}; records from seq {self.first} on that its edge never "
             "delivered may be missing, in unknown number"
@@ -71,16 +81,55 @@ def gap_until(lane: Lane, held: LaneState, retired: Retirement, *, peers: bool =
 
 def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
     """Return the open gaps of a stream with that of a lane that leaves."""
-    gaps = sorted([*without(kept, gap.edge, gap.log_id), gap], key=_order)
+    gaps = list(kept)
+    # One of each sort for a lane; a second conflict of it reaches back to the first.
+    at = next((at for at, each in enumerate(gaps) if _is_like(each, gap)), None)
+    if at is not None:
+        same = gaps.pop(at)
+        gap = msgspec.structs.replace(_joined(same, gap), others=0) if gap.forked else gap
+    insort(gaps, gap, key=_order)
     while len(gaps) > KEPT_MAX:
         at = min(range(len(gaps) - 1), key=lambda i: gaps[i + 1].until - gaps[i].until)
         gaps[at : at + 2] = [_joined(gaps[at], gaps[at + 1])]
     return gaps
 
 
-def without(kept: Sequence[OpenGap], edge: str, log_id: int) -> list[OpenGap]:
-    """Return the open gaps without that of a lane that is back. One that was joined to others stays."""
-    return [gap for gap in kept if gap.others or (gap.edge, gap.log_id) != (edge, log_id)]
+def without(kept: Sequence[OpenGap], edge: str, log_id: int, *, forked: bool = False) -> list[OpenGap]:
+    """Return the open gaps without that of a lane that is back. One that was joined to others stays.
+
+    Args:
+        forked: leave out that of a second node, too.
+    """
+    return [
+        gap for gap in kept if gap.others or (gap.edge, gap.log_id) != (edge, log_id) or (gap.forked and not forked)
+    ]
+
+
+def after_control(
+    kept: Sequence[OpenGap], lane: Lane, before: LaneState | None, after: LaneState | None, created: int
+) -> Sequence[OpenGap]:
+    """Return what is kept of a stream's open gaps after a control record of one of its lanes.
+
+    Args:
+        kept: what was kept before.
+        before: the lane's state; None when it comes back.
+        after: None when it leaves.
+        created: moment of the record by the hub's clock.
+    """
+    edge, log_id = lane.edge, lane.log_id
+    if before is None or after is None:
+        gap = None if before is None else open_gap(lane, before)
+        return without(kept, edge, log_id) if gap is None else with_gap(kept, gap)
+    if before.conflict is not None and after.conflict is None and not (before.partial or before.is_empty):
+        # Decided: what the node that has to give way took in is on its disk alone.
+        return with_gap(kept, OpenGap(edge, log_id, 0, before.conflict.up_to, created, forked=True))
+    if after.retired is not None and after.retired.missing == Missing.NOTHING:
+        return without(kept, edge, log_id, forked=True)
+    return kept
+
+
+def _is_like(one: OpenGap, other: OpenGap) -> bool:
+    return one.log_id == other.log_id and one.edge == other.edge and one.forked == other.forked and not one.others
 
 
 def _order(gap: OpenGap) -> tuple[int, str, int]:
@@ -90,7 +139,7 @@ def _order(gap: OpenGap) -> tuple[int, str, int]:
 def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
     since = None if earlier.since is None or later.since is None else min(earlier.since, later.since)
     others = earlier.others + later.others + 1
-    return OpenGap(later.edge, later.log_id, later.first, since, later.until, others)
+    return OpenGap(later.edge, later.log_id, later.first, since, later.until, others, later.forked)
 
 
 def renamed(lanes: Mapping[Lane, LaneState]) -> set[Lane]:

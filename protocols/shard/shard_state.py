@@ -27,7 +27,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.lane_controls import controlled
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
-from weft.protocols.shard.open_gaps import OpenGap, open_gap, with_gap, without
+from weft.protocols.shard.open_gaps import OpenGap, after_control
 from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
 from weft.protocols.topics import named_levels
 
@@ -109,7 +109,7 @@ class ShardState:
         self.extensions: dict[int, bytes] = {}
         self.skips: dict[StreamKey, list[Skip]] = {}
         self.open_gaps: dict[StreamKey, list[OpenGap]] = {}
-        """Those of lanes that have left the state."""
+        """Those of lanes that have left the state, and of nodes that an operator decided against."""
         self.retired: dict[Lane, None] = {}
         """Lanes that do not count any more."""
         self._stopped: dict[StreamKey, dict[Lane, None]] = {}
@@ -256,16 +256,10 @@ class ShardState:
         folded.lanes[lane] = new
         if new is None:
             folded.drops += 1
-        if held is None or new is None:
-            self._fold_open_gap(folded, lane, held)
-
-    def _fold_open_gap(self, folded: Folded, lane: Lane, left: LaneState | None) -> None:
-        """Keep the open gap of a lane that left, and take out that of one that is back."""
         key = lane.tenant, lane.stream
-        known = folded.open_gaps.get(key, self.open_gaps.get(key, []))
-        gap = None if left is None else open_gap(lane, left)
-        kept = without(known, lane.edge, lane.log_id) if gap is None else with_gap(known, gap)
-        if kept != known:
+        gaps = folded.open_gaps.get(key, self.open_gaps.get(key, []))
+        kept = list(after_control(gaps, lane, held, new, created))
+        if kept != gaps:
             folded.open_gaps[key] = kept
 
     def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_sinks.completeness.moment import ALL, Complete, in_datetime, lanes_at, stream_options, waited_for
+from spark_sinks.completeness.moment import ALL, Complete, in_datetime, lanes_at, open_gaps, stream_options, waited_for
 from spark_sinks.completeness.states import LanesAt
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import completeness as rule
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
+from weft.protocols.shard.open_gaps import OpenGap, renamed
 
 RANGE = "first: bigint, last: bigint"
 COLUMNS = {
@@ -32,6 +33,8 @@ COLUMNS = {
     "held_back_by": "struct<reason: string, since: timestamp, why: string, advice: string>",
     "retired": "struct<at: timestamp, by: string, reason: string>",
     "conflict": "struct<at: timestamp, reason: string>",
+    "open_gap": "struct<first: bigint, since: timestamp, until: timestamp, why: string>",
+    "last_word": "struct<time: timestamp, seq: bigint>",
 }
 """Columns of ``lanes``; docs/reference/spark.md explains each."""
 
@@ -69,12 +72,15 @@ def lanes(
 
 def _rows(at: LanesAt, complete: Complete) -> list[tuple[Any, ...]]:
     counted, _ = waited_for(at, complete)
+    ended = renamed(counted)
+    gaps = {(gap.edge, gap.log_id): gap for gap in open_gaps(at, complete) if not gap.others}
     rows = []
     for lane in sorted(at.lanes):
         held = at.lanes[lane]
         alone = rule.completeness({lane: held}, (), at.clock, peers=complete.peers)
-        counts = lane in counted and held.counts
-        rows.append(_row(lane, held, at.shards[lane], alone, complete, counts=counts))
+        counts = lane in counted and held.counts and lane not in ended
+        gap = gaps.get((lane.edge, lane.log_id))
+        rows.append((*_row(lane, held, at.shards[lane], alone, complete, counts=counts), *_end(held, gap)))
     return rows
 
 
@@ -101,6 +107,15 @@ def _row(
         reason and (reason.reason.value, reason.since and in_datetime(reason.since), reason.why, reason.advice),
         retired and (in_datetime(retired.time), _retired_by(retired.by), retired.reason),
         conflict and (in_datetime(conflict.time), conflict.reason),
+    )
+
+
+def _end(held: LaneState, gap: OpenGap | None) -> tuple[Any, Any]:
+    word = held.last_word
+    since = None if gap is None or gap.since is None else in_datetime(gap.since)
+    return (
+        None if gap is None else (gap.first, since, in_datetime(gap.until), gap.why),
+        None if word is None else (in_datetime(word.time), word.seq),
     )
 
 

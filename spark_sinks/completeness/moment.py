@@ -18,7 +18,9 @@ from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_names, p
 from weft.config.units import parse_duration_ns
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.shard import completeness as rule
-from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
+from weft.protocols.shard.open_gaps import OpenGap, gap_until
+from weft.storage.open_gaps import named
 
 ALL = "all"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,6 +85,8 @@ class CompleteUntil:
     """Number of further reasons that are left out."""
     moment_ns: int | None = None
     """``moment`` in nanoseconds since 1970."""
+    open_gaps: list[OpenGap] = field(default_factory=list)
+    """Losses without a number, of lanes that ended without a last word: no window over their time is complete."""
 
     def __str__(self) -> str:
         """Return the moment and the reasons as text."""
@@ -91,7 +95,8 @@ class CompleteUntil:
         for each in self.held_back_by:
             log = "" if each.log_id is None else f" log {format_log_id(each.log_id)}"
             lines.append(f"  {each.edge}{log}: {each.why}; {each.advice}")
-        return "\n".join([*lines, *([f"  and {self.more} more"] if self.more else [])])
+        lines += [f"  and {self.more} more"] if self.more else []
+        return "\n".join([*lines, *(f"  open gap: {named(gap).sentence}" for gap in self.open_gaps)])
 
 
 def complete_until(
@@ -136,6 +141,7 @@ def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
     """Return the completeness of lanes at a position. What is silent is so by the fabric's clock."""
     counted, expected = waited_for(at, complete)
     found = rule.completeness(counted, expected, at.clock, peers=complete.peers)
+    gaps = open_gaps(at, complete)
     moment, held_back = found.complete_up_to, found.held_back_by
     if at.unknown_shards:
         shards = ", ".join(map(str, at.unknown_shards))
@@ -149,7 +155,25 @@ def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
             *held_back,
         ]  # fmt: skip
     at_moment = None if moment is None else in_datetime(moment)
-    return CompleteUntil(at_moment, in_datetime(at.clock), at.offsets, held_back, found.more, moment)
+    return CompleteUntil(at_moment, in_datetime(at.clock), at.offsets, held_back, found.more, moment, gaps)
+
+
+def open_gaps(at: LanesAt, complete: Complete) -> list[OpenGap]:
+    """Return the open gaps of the edges that count, by their ends.
+
+    An edge that is not waited for any more, after ``retired_after``, has one as if the hub had retired it then.
+    """
+    expected, silent = complete.expected, complete.retired_after_ns
+    found = [gap for gap in at.left if not expected or any(rule.matches(each, gap.edge) for each in expected)]
+    for lane, held in at.lanes.items():
+        if expected and not any(rule.matches(pattern, lane.edge) for pattern in expected):
+            continue
+        retired = held.retired
+        if retired is None and silent is not None and at.clock - held.last_seen >= silent:
+            retired = Retirement(held.last_seen + silent, RetiredBy.AGE, "retired_after of the query")
+        gap = None if retired is None else gap_until(lane, held, retired, peers=complete.peers)
+        found += [] if gap is None else [gap]
+    return sorted(found, key=lambda gap: (gap.until, gap.edge, gap.log_id))
 
 
 def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], list[str]]:

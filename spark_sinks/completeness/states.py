@@ -17,6 +17,7 @@ from spark_sinks.source.stream_log import StreamLog, open_hub
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import NotFound
@@ -32,6 +33,8 @@ class LanesAt(NamedTuple):
     """The fabric's clock there, nanoseconds since 1970: when the hub made the newest chunk that was folded. A shard
     that was not folded to its end holds the clock back, since what follows in it is older than that. 0 before the first
     chunk."""
+    left: tuple[OpenGap, ...] = ()
+    """Open gaps of lanes that have left the state."""
     unknown_shards: tuple[int, ...] = ()
     """Shards whose state at the offset is not kept any more: chunks of that time were deleted after tiering."""
 
@@ -122,7 +125,9 @@ def _merged(
     for shard, state in states.items():
         for lane, held in state.stream_lanes(options.tenant, options.stream).items():
             lanes[lane], shards[lane] = held, shard
-    return LanesAt(dict(offsets), lanes, shards, clock, tuple(unknown))
+    key = options.tenant, options.stream
+    left = tuple(gap for state in states.values() for gap in state.open_gaps.get(key, ()))
+    return LanesAt(dict(offsets), lanes, shards, clock, left, tuple(unknown))
 
 
 def checked_offsets(at: Mapping[Any, Any]) -> Offsets:

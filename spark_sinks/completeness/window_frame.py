@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
@@ -59,12 +59,15 @@ class WindowFrame:
             found = _checked("prepare", self.prepare(found), (START_COLUMN, END_COLUMN))
         return found
 
-    def windows(self, frame: DataFrame, complete_end: int, log_end: int) -> DataFrame:
+    def windows(
+        self, frame: DataFrame, complete_end: int, log_end: int, opened: Iterable[tuple[int, int]] = ()
+    ) -> DataFrame:
         """Return one row per window and key of a stream's rows.
 
         Args:
             complete_end: number below which windows are complete.
             log_end: number of records that the log has.
+            opened: ranges of windows over open gaps, which are not complete.
 
         Raises:
             ReadError: the aggregate is none, or its result lacks a key.
@@ -73,7 +76,12 @@ class WindowFrame:
         made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
         # Far below all times of Spark where no window is complete.
         end = max(complete_end * self.every_us, -(1 << 62))
-        made = made.withColumn(COMPLETE_COLUMN, F.unix_micros(F.col(END_COLUMN)) <= F.lit(end))
+        ends = F.unix_micros(F.col(END_COLUMN))
+        complete = ends <= F.lit(end)
+        for first, last in opened:
+            # By the end, since that of window k is the start of window k + 1.
+            complete &= ~ends.between(F.lit(max((first + 1) * self.every_us, -(1 << 62))), F.lit(last * self.every_us))
+        made = made.withColumn(COMPLETE_COLUMN, complete)
         return made.withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
 
     def _aggregated(self, rows: DataFrame) -> DataFrame:

@@ -6,6 +6,7 @@ Nothing here knows Spark or the log.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -14,6 +15,8 @@ from spark_sinks.completeness.definition import Definition
 from spark_sinks.errors import ReadError
 from weft.protocols.ranges import RangeSet
 
+OPEN_MAX = 200
+"""Maximum number of ranges of windows over open gaps. Beyond it, those between the nearest count as incomplete, too."""
 RANGES_MAX = 1000
 """Maximum number of ranges of windows that a state keeps. Beyond it, the nearest ranges are joined: windows between
 them are computed without need, and none is forgotten."""
@@ -45,12 +48,33 @@ class Limits:
     """Number below which every window has ended before the stream's moment."""
     given_end: int
     """Number below which every window has ended longer ago than the grace, by the fabric's clock."""
+    open: RangeSet = field(default_factory=RangeSet)
+    """Windows over the time of an open gap: they are not complete, wherever the moment stands."""
 
     @classmethod
-    def at(cls, moment_us: int | None, clock_us: int, every_us: int, grace_us: int) -> Limits:
-        """Return the limits at a moment and the fabric's clock; no moment means that no window is complete."""
+    def at(
+        cls,
+        moment_us: int | None,
+        clock_us: int,
+        every_us: int,
+        grace_us: int,
+        gaps_us: Iterable[tuple[int | None, int]] = (),
+    ) -> Limits:
+        """Return the limits at a moment and the fabric's clock; no moment means that no window is complete.
+
+        Args:
+            gaps_us: first moment of each open gap, None where it is unknown, and the moment after its last.
+        """
         complete = _LOWEST if moment_us is None else moment_us // every_us
-        return cls(complete, (clock_us - grace_us) // every_us)
+        opened = RangeSet()
+        for first, last in gaps_us:
+            start = _LOWEST if first is None else first // every_us
+            opened.add(start, max(start + 1, -(-last // every_us)))
+        return cls(complete, (clock_us - grace_us) // every_us, bounded(opened, OPEN_MAX))
+
+    def opened(self, windows: RangeSet) -> RangeSet:
+        """Return those of the windows that lie over open gaps."""
+        return RangeSet(part for first, end in self.open for part in windows.within(first, end))
 
 
 @dataclass(slots=True)
@@ -93,8 +117,9 @@ class WindowState:
             healing: whether to give out again what was given out already and has changed. A backlog that trickles in
                 changes the same windows with each chunk, so a query does this less often than it looks.
         """
-        complete = _below(self.pending, limits.complete_end)
+        complete = _below(self.pending, limits.complete_end).minus(limits.open)
         late = _within(self.fresh, limits.complete_end, limits.given_end)
+        late.update(limits.opened(_below(self.fresh, min(limits.complete_end, limits.given_end))))
         if not healing:
             complete = _from(complete, self.complete_end)
             late = _from(late, self.given_end)
@@ -109,6 +134,8 @@ class WindowState:
             self.pending.remove(first, min(end, limits.complete_end))
             # Between two windows that were due may lie one that was complete before the moment went back.
             self.pending.add(max(first, limits.complete_end), end)
+        self.pending.update(limits.opened(windows))
+        self.pending = bounded(self.pending)
 
     def close(self, limits: Limits) -> None:
         """Note that all that was due at ``limits`` has been given out. The ends never go back."""

@@ -37,7 +37,10 @@ from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
 from weft.protocols.ranges import Range, RangeSet
+from weft.storage.open_gaps import named
 
+OPEN_GAPS_TOLD_MAX = 10
+"""Open gaps that the progress of a query names, the latest."""
 WINDOWS_MAX = 1000
 """Maximum number of windows of one commit; more that are due follow in further commits."""
 READS_MAX = 8
@@ -167,7 +170,8 @@ class WindowSteps:
 
     def _limits(self, until: CompleteUntil, at: LanesAt) -> Limits:
         moment = None if until.moment_ns is None else until.moment_ns // 1000
-        return Limits.at(moment, at.clock // 1000, self._frame.every_us, self._complete.grace_ns // 1000)
+        gaps = ((None if gap.since is None else gap.since // 1000, gap.until // 1000) for gap in until.open_gaps)
+        return Limits.at(moment, at.clock // 1000, self._frame.every_us, self._complete.grace_ns // 1000, gaps)
 
     def _give(self, due: RangeSet, limits: Limits, at: LanesAt) -> int:
         _, state = self._opened()
@@ -216,7 +220,8 @@ class WindowSteps:
         rows = reduce(DataFrame.unionByName, (self._read(at, schema=schema, **self._between(*each)) for each in reads))
         if portion.reads_more:
             rows = self._frame.within(rows, portion.filled)
-        return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()))
+        opened = limits.opened(RangeSet([(portion.ranges[0][0], portion.ranges[-1][1])]))
+        return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()), opened)
 
     def _replaced(self, ranges: list[Range], at: LanesAt, *, continues: bool) -> Replaced:
         """Return the windows of a portion, of which the sink gets all rows."""
@@ -248,6 +253,7 @@ class WindowSteps:
             "windowsGiven": due.count(),
             "windowsPending": kept.pending.count(),
             "windowsChanged": kept.fresh.count(),
+            "openGaps": [named(gap).sentence for gap in until.open_gaps[-OPEN_GAPS_TOLD_MAX:]],
             "heldBackBy": [f"{each.edge}: {each.why}" for each in until.held_back_by],
             "durationMs": round(seconds * 1000),
         }

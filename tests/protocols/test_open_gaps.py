@@ -14,7 +14,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX, completeness
-from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy
+from weft.protocols.shard.lane_state import ConflictBody, LaneState, Missing, RetiredBy
 from weft.protocols.shard.open_gaps import KEPT_MAX, OpenGap, open_gap, renamed, with_gap
 from weft.protocols.shard.shard_state import RetireBody, ShardState
 
@@ -138,6 +138,37 @@ def test_a_lane_that_leaves_the_state_leaves_its_open_gap_with_the_stream() -> N
     at(held, 800, controls=(control(ControlKind.ADOPT, kept),))
     assert held.open_gaps[STREAM] == []
     assert held.encode() == ShardState.decode(held.encode()).encode()
+
+
+def conflict(epoch: int = 1) -> Control:
+    return control(ControlKind.CONFLICT, msgspec.msgpack.encode(ConflictBody(epoch, "a second node")))
+
+
+def test_a_node_that_an_operator_decides_against_leaves_one() -> None:
+    held = at(state(), 150, update(ranges=[(0, 9)], mark=Mark(100, 9)))
+    at(held, 300, controls=(conflict(),))
+    at(held, 400, update(ranges=[(9, 12)], mark=Mark(390, 12)))
+    at(held, 500, controls=(control(ControlKind.ADOPT),))
+    [gap] = held.open_gaps[STREAM]
+    assert (gap.since, gap.until, gap.forked) == (100, 500, True)
+    assert "a second node had the log" in gap.why
+    at(held, 600, update(epoch=2))
+    at(held, 650, controls=(conflict(2),))
+    at(held, 700, controls=(control(ControlKind.ADOPT),))
+    [gap] = held.open_gaps[STREAM]
+    assert (gap.since, gap.until) == (100, 700)
+    at(held, 800, controls=(retire(), control(ControlKind.DROP)))
+    assert [each.forked for each in held.open_gaps[STREAM]] == [True, False]
+    assert ShardState.decode(held.encode()).open_gaps == held.open_gaps
+
+
+def test_an_operator_who_knows_that_the_other_node_had_nothing_closes_it() -> None:
+    held = at(state(), 150, update(ranges=[(0, 9)], mark=Mark(100, 9)))
+    at(held, 300, controls=(conflict(),))
+    controls = control(ControlKind.ADOPT), retire(missing=Missing.NOTHING), control(ControlKind.ADOPT)
+    at(held, 500, controls=controls)
+    assert held.open_gaps.get(STREAM, []) == []
+    assert held.lanes[LANE].counts
 
 
 def test_open_gaps_are_bounded_and_speak_of_no_less_time() -> None:

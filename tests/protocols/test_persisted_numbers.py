@@ -158,7 +158,7 @@ ARRAYS = {
     link.Gap: "lane first end reason",
     link.Marks: "time lanes",
     link.LastWords: "time lanes",
-    open_gaps.OpenGap: "edge log_id first since until others",
+    open_gaps.OpenGap: "edge log_id first since until others forked",
     link.Ack: "lane ranges",
     link.Ping: "sent",
     link.Pong: "sent clock",

@@ -239,7 +239,7 @@ STATE: Notation = {
             "fields": ["line", "machine"],
             "named_by": ["pi-1", "pi-1"],
             "skips": [[700, 702, T + 6, "no row", [["pi-1", 0xFEDCBA9876543210, 700, 702]]]],
-            "open_gaps": [["pi-0", 0x0123456789ABCDEF, 200, T - 60, T - 50, 0]],
+            "open_gaps": [["pi-0", 0x0123456789ABCDEF, 200, T - 60, T - 50, 0, False]],
         }
     ],
     "lanes": [

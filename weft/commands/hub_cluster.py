@@ -99,7 +99,6 @@ def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reas
     """
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.shard.lane_state import Missing
-    from weft.storage.open_gaps import named
 
     said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
@@ -109,32 +108,45 @@ def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reas
     ending, state = _end(config_file, tenant, edge, log_id, plan)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records are named as lost")
-    for lane, gap in lane_ends.open_gaps(state, _lanes_of(ending)):
-        click.echo(f"open gap in {lane.stream}: {named(gap).sentence}")
+    _tell_open_gaps(state, ending)
 
 
 @click.command()
 @config_argument
 @on_edge
-def adopt(config_file: str, edge: str, tenant: str, log_id: str | None) -> None:
+@click.option(
+    "--missing",
+    type=click.Choice(["nothing"]),
+    help="Nothing, if the node that was decided against has nothing of its own. May be said later, too.",
+)
+def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missing: str | None) -> None:
     """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
 
-    When two nodes have one log, stop the copy first. Completeness moves on, and the node that is left may connect.
+    When two nodes have one log, stop the copy first. Completeness moves on, and the node that is left may connect. What
+    the copy took in is on its disk alone, and becomes an open gap.
     """
     from weft.cloud_hub.shard import lane_ends
+    from weft.protocols.shard.lane_state import Missing
+
+    said = Missing.UNSAID if missing is None else Missing[missing.upper()]
 
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
-        return await lane_ends.adopt(state, log, lanes)
+        return await lane_ends.adopt(state, log, lanes, said)
 
-    ending, _ = _end(config_file, tenant, edge, log_id, plan)
+    ending, state = _end(config_file, tenant, edge, log_id, plan)
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
+    _tell_open_gaps(state, ending)
 
 
-def _lanes_of(ending: Ending) -> list[Lane]:
+def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
+    from weft.cloud_hub.shard import lane_ends
     from weft.protocols.lane import Lane
+    from weft.storage.open_gaps import named
 
-    return [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
+    lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
+    for lane, gap in lane_ends.open_gaps(state, lanes):
+        click.echo(f"open gap in {lane.stream}: {named(gap).sentence}")
 
 
 def _end(

@@ -204,6 +204,68 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
     play(story)
 
 
+def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_next_one() -> None:
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        session.lane_session.says_last_word = True
+        hub.sequencer.put_mark(session.lane_session, Mark(now_ns(), 5))
+        hub.sequencer.leave(session.lane_session)
+        await asyncio.sleep(2)
+        state = await hub.state()
+        assert state.lanes[LANE].ended_in_order
+        assert state.stopped_lanes("default", "telemetry") == [LANE]
+        back = await hub.session(epoch=2)
+        state = await hub.state()
+        assert state.lanes[LANE].last_word is None
+        assert state.stopped_lanes("default", "telemetry") == []
+        hub.sequencer.leave(back.lane_session)
+
+    play(story)
+
+
+def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_closes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async def story(hub: Hub) -> None:
+        keeper = hub.keeper()
+        stopped, lost = await hub.session(OTHER), await hub.session()
+        for session in (stopped, lost):
+            await session.send(0, 5)
+            await session.until_acked(0, 5)
+            hub.sequencer.put_mark(session.lane_session, Mark(now_ns(), 5))
+        stopped.lane_session.says_last_word = True
+        hub.sequencer.put_mark(stopped.lane_session, Mark(now_ns() + 1, 5))
+        await asyncio.sleep(5)
+        for session in (stopped, lost):
+            hub.sequencer.leave(session.lane_session)
+        hub.ahead_s += 91 * DAY_S
+        await keeper.look()
+        state = await hub.state()
+        [(lane, gap)] = lane_ends.open_gaps(state, [LANE, OTHER])
+        retired = state.lanes[LANE].retired
+        assert retired is not None
+        assert (lane, gap.first, gap.until) == (LANE, 5, retired.time)
+        await asyncio.sleep(3)
+        assert f"lane {LANE} is retired. Open gap: edge-1/" in caplog.text
+        assert f"lane {OTHER} is retired" not in caplog.text
+        hub.ahead_s += 31 * DAY_S
+        await keeper.look()
+        state = await hub.state()
+        assert state.lanes == {}
+        assert state.open_gaps["default", "telemetry"] == [gap]
+        back = await hub.session(epoch=2)
+        state = await hub.state()
+        assert (state.lanes[LANE].counts, state.open_gaps["default", "telemetry"]) == (True, [])
+        hub.sequencer.leave(back.lane_session)
+        hub.sequencer.leave((await hub.session(OTHER, epoch=2)).lane_session)
+
+    play(story)
+
+
 def test_records_that_came_after_a_first_absence_must_be_in_the_table_too() -> None:
     async def story(hub: Hub) -> None:
         hub.position, keeper = 5, hub.keeper()

@@ -135,6 +135,12 @@ def test_an_edge_that_was_silent_for_long_is_not_waited_for_until_it_is_back(fle
     assert until(fleet, retired_after="8h").moment == at_hour(10)
     assert until(fleet, edges=["press-1", "paint-1"], retired_after="8h").moment == at_hour(10)
     assert until(fleet, retired_after="9h").moment == at_hour(2)
+    found = until(fleet, retired_after="8h")
+    [gap] = found.open_gaps
+    assert (gap.edge, gap.first) == ("paint-1", 2 * PER_HOUR)
+    assert (gap.since, gap.until) == (MIDNIGHT + 2 * HOUR, MIDNIGHT + 10 * HOUR), "until it was not waited for"
+    assert "open gap: paint-1/" in str(found)
+    assert until(fleet, edges="press-*", retired_after="8h").open_gaps == []
     fleet.deliver(fleet.records("paint-1", 3 * PER_HOUR, Mark(MIDNIGHT + 3 * HOUR, 3 * PER_HOUR)), hour=10)
     assert until(fleet, retired_after="8h").moment == at_hour(3)
 

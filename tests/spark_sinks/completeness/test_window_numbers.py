@@ -24,12 +24,13 @@ STEP = st.tuples(
     st.integers(0, 2),  # hours by which the clock goes on
     st.booleans(),  # a round of healing
     st.booleans(),  # the query is killed and started again
+    st.one_of(st.none(), st.tuples(st.integers(-3, 10), st.integers(1, 4))),  # an open gap: first hour and length
 )
 
 
 @given(st.lists(STEP, max_size=25))
 def test_in_the_end_every_window_was_given_with_all_its_rows(
-    steps: list[tuple[list[int], int | None, int, bool, bool]],
+    steps: list[tuple[list[int], int | None, int, bool, bool, tuple[int, int] | None]],
 ) -> None:
     rows: dict[int, int] = {}
     table: dict[int, tuple[int, bool]] = {}
@@ -37,35 +38,52 @@ def test_in_the_end_every_window_was_given_with_all_its_rows(
     position = clock = 0
     log: list[list[int]] = []
 
-    def step(moment: int | None, clock: int, *, healing: bool) -> None:
+    def step(moment: int | None, clock: int, gap: tuple[int, int] | None = None, *, healing: bool) -> None:
         nonlocal state, kept, position
         new = {window for entry in log[state.offsets.get(0, 0) :] for window in entry}
         state.see({0: len(log)}, RangeSet((k, k + 1) for k in sorted(new)))
-        at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOUR_US, 2 * HOUR_US)
+        gaps = [(gap[0] * HOUR_US + 1, sum(gap) * HOUR_US)] if gap else []
+        at = Limits.at(None if moment is None else moment * HOUR_US, clock * HOUR_US, HOUR_US, 2 * HOUR_US, gaps)
+        is_open = range(gap[0], sum(gap)) if gap else range(0)
         for portion in portions(state.due(at, healing=healing), 3, 2, lambda first, end: first % 2 == 0):
             for first, end in portion.ranges:
                 for k in range(first, end):
                     assert k < max(at.complete_end, at.given_end), "too early"
                     if k in rows:
-                        table[k] = (rows[k], k < at.complete_end)
+                        table[k] = (rows[k], k < at.complete_end and k not in is_open)
             state.give(RangeSet(portion.ranges), at)
             kept = WindowState.decode(state.encode(), "s", HOUR_US)
         state.close(at)
 
-    for windows, moment, later, healing, killed in steps:
+    for windows, moment, later, healing, killed, gap in steps:
         clock += later
         log.append(windows)
         for k in windows:
             rows[k] = rows.get(k, 0) + 1
         if killed:
             state = kept.copy()
-        step(moment, clock, healing=healing)
+        step(moment, clock, gap, healing=healing)
         if moment is not None:
             assert all(table[k][1] for k in rows if state.complete_end <= k < moment), (
                 "complete at once, never throttled"
             )
     step(100, clock, healing=True)
     assert table == {k: (count, True) for k, count in rows.items()}
+
+
+def test_windows_over_an_open_gap_are_given_after_the_grace_and_again_once_it_is_closed() -> None:
+    state = WindowState("s", HOUR_US)
+    state.see({0: 10}, RangeSet([(0, 8)]))
+    at = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOUR_US, HOUR_US, [(2 * HOUR_US, 6 * HOUR_US - 1), (None, -HOUR_US)])
+    assert list(at.opened(RangeSet([(0, 99)]))) == [(2, 6)]
+    assert list(state.due(at, healing=False)) == [(0, 4), (6, 8)], "two of them are not four hours old"
+    state.give(RangeSet([(0, 4), (6, 8)]), at)
+    state.close(at)
+    assert list(state.pending) == [(2, 6)]
+    assert list(state.fresh) == [(4, 6)]
+    assert not state.due(at, healing=True)
+    closed = Limits.at(8 * HOUR_US, 5 * HOUR_US, HOUR_US, HOUR_US)
+    assert list(WindowState.decode(state.encode(), "s", HOUR_US).due(closed, healing=True)) == [(2, 6)]
 
 
 def test_windows_wait_for_completeness_or_the_grace() -> None:
