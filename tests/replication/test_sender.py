@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from weft.protocols.batch import decode_header
 from weft.protocols.chunk import LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import (
+    LAST_WORDS,
     Ack,
     Data,
     Frame,
@@ -22,6 +24,7 @@ from weft.protocols.link import (
     LaneOpen,
     LaneOpened,
     LaneOrigins,
+    LastWords,
     Marks,
     Ping,
     Pong,
@@ -515,6 +518,26 @@ def test_marks_ride_with_the_data_and_follow_it_within_a_second(log: ModelLog) -
     assert peer.sender.deadline() == 2 * SECOND
     assert message(2 * SECOND) == [Marks]
     assert message(3 * SECOND) == []
+
+
+@pytest.mark.parametrize("features", [[LAST_WORDS], []])
+def test_last_words_go_behind_all_data_of_lanes_that_are_settled(log: ModelLog, features: list[str]) -> None:
+    peer = Peer(log)
+    taken, *opened = welcome()
+    assert isinstance(taken, Welcome)
+    [request] = [each for each in peer.say(msgspec.structs.replace(taken, features=features), *opened)
+                 if isinstance(each, ReadRequest)]  # fmt: skip
+    peer.sender.offer(1, log.state(1)._replace(mark=Mark(WALL + 9, 10), is_settled=True))
+    peer.sender.offer(2, log.state(2)._replace(mark=Mark(WALL + 9, 0)))  # a function has rows to make
+    assert peer.sender.end() is not bool(features)
+    assert not any(isinstance(frame, LastWords) and (1, 10) in frame.lanes for frame in peer.heard()), "not yet sent"
+    peer.sender.feed(1, log.read_now(*request))
+    kinds = [frame for frame in peer.heard() if isinstance(frame, Data | Marks | LastWords)]
+    assert isinstance(kinds[0], Data)
+    assert [frame for frame in kinds if isinstance(frame, LastWords)] == (
+        [LastWords(WALL + 9, [(1, 10)])] if features else []
+    )
+    assert peer.sender.end()
 
 
 @settings(max_examples=150, deadline=None)
