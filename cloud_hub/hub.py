@@ -48,6 +48,7 @@ from weft.protocols.shard.shard_state import RELEASE, FoldRules
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
+from weft.storage.store_formats import check_store
 
 if TYPE_CHECKING:
     from weft.cloud_hub.tables.service import TableService
@@ -143,6 +144,7 @@ class Hub:
         self._links.start(self._tokens)
         store = self._given_store or open_store(settings.store, settings.store_options)
         is_bucket = self._given_store is None and settings.store.startswith("s3://")
+        await check_store(store, self._rules.level)  # before the probe, which writes
         await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
         self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
         node_id = f"{self._random_bits(64):016x}"

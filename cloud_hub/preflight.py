@@ -20,6 +20,7 @@ from weft.config.units import Address, parse_bind
 from weft.storage import hub_keys
 from weft.storage.cluster import ClusterUnusable, open_cluster
 from weft.storage.object_store import NotFound, StoreError, StoreUnfit, open_store, probe
+from weft.storage.store_formats import check_store
 
 ANSWER_S_MAX = 1.0
 _ANSWER_BYTES_MAX = 1 << 20
@@ -126,6 +127,7 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> N
 
 async def _open_store(config: HubConfig, *, probed: bool) -> None:
     store = open_store(config.store)
+    await check_store(store)
     if probed:
         await probe(store, open_store(config.store) if config.store.startswith("s3://") else None)
     with contextlib.suppress(NotFound):

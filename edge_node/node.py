@@ -14,6 +14,7 @@ from weft.bounds import Refusals
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
+from weft.edge_node.check.data_directory import formats_of
 from weft.edge_node.check.derived import is_derived
 from weft.edge_node.control.client import ReloadReply
 from weft.edge_node.control.server import Control
@@ -277,6 +278,7 @@ class EdgeNode:
             post=poster(loop),
             end_of_turn=self.turn.at_end,
             owner=NodeName(self.config.tenant, self.config.node),
+            guard=formats_of(self.config.data_dir, self._software),
         )
         stack.push_async_callback(asyncio.to_thread, log.close)
         for name, policy in stream_policies(self.config).items():

@@ -3,6 +3,7 @@ alone."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -110,11 +111,26 @@ def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFi
     if problem:
         found.needed.append(Finding(("data_dir",), problem))
         return
+    _look_at_formats(config.data_dir, found)
     beyond_disk, beyond_free = too_small(config.data_dir, config.disk.budget_bytes)
     if beyond_disk:
         (found.unfit if _BUDGET in written else found.doubtful).append(Finding(_BUDGET, beyond_disk))
     elif beyond_free:
         found.doubtful.append(Finding(_BUDGET, beyond_free))
+
+
+def _look_at_formats(directory: str, found: EdgeFindings) -> None:
+    # Modules that a check of a node that has never run can do without.
+    if os.path.isdir(directory):
+        from weft.edge_node.check.data_directory import formats_of
+        from weft.storage.segment_log import LogVersionError
+
+        try:
+            formats_of(directory, "").check()
+        except LogVersionError as error:
+            found.needed.append(Finding(("data_dir",), str(error)))
+        except OSError as error:
+            found.needed.append(Finding(("data_dir",), f"{directory}: {why_unreadable(error)}"))
 
 
 def _look_at_accounts(config: EdgeConfig, found: EdgeFindings) -> None:

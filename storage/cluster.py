@@ -115,13 +115,24 @@ async def _read(store: ObjectStore) -> Cluster | None:
         return None
     try:
         # The version is looked at by itself: a later release may have changed everything else.
-        version = msgspec.json.decode(data, type=dict[str, object]).get("format")
+        fields = msgspec.json.decode(data, type=dict[str, object])
+        version = fields.get("format")
         if isinstance(version, int) and version > FORMAT:
-            raise ClusterUnusable(f"the store has format {version}, this release knows {FORMAT}: use a newer release")
+            raise ClusterUnusable(
+                f"the store was written by a later release of Weft (format {version}; this one knows {FORMAT}): "
+                "install that release again"
+            )
+        if version == FORMAT and "placement" not in fields:
+            # Every release has written it; states before the first one had the same number.
+            raise ClusterUnusable(
+                "the store was written by a state before release 0.1.0, which no release opens. Name another store, "
+                "and keep this one for the state that wrote it"
+            )
         file = msgspec.json.decode(data, type=_ClusterFile)
         if file.placement != TENANT_EDGE:
             raise ClusterUnusable(
-                f"the store places edges by {file.placement!r}, this release knows {TENANT_EDGE!r}: use a newer release"
+                f"the store was written by a later release of Weft, which places edges by {file.placement!r}; this one "
+                f"knows {TENANT_EDGE!r}: install that release again"
             )
         cluster = Cluster(bytes.fromhex(file.cluster_id), file.shards, file.level)
         if (

@@ -14,6 +14,8 @@ def naming(key: str) -> Iterator[None]:
     try:
         yield
     except UnsupportedVersion as error:
-        raise UnsupportedVersion(f"{key}: {error}: use a newer release") from error
+        raise UnsupportedVersion(
+            f"{key} was written by a later release of Weft ({error}): install that release again"
+        ) from error
     except CodecError as error:
         raise Corrupt(f"{key} is damaged: {error}; restore this object from a backup of the store") from error

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from weft.config.machine import run_as, user
 from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.storage.data_directory import DataDirectory
+from weft.storage.filesystem import OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 
@@ -36,11 +38,25 @@ def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]
         random_bits=random.SystemRandom().getrandbits,
         post=_at_once,
         start_writer=False,
+        guard=_Formats(directory),
     )
     try:
         yield log
     finally:
         log.close()
+
+
+class _Formats:
+    """The formats of the folder, which a command checks. The node states them, which writes more than the log."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = DataDirectory(OSFileSystem(), directory, "")
+
+    def check(self) -> None:
+        self._directory.check()
+
+    def state(self) -> None:
+        pass
 
 
 def check_user(directory: str) -> None:

@@ -26,7 +26,7 @@ HEADER_BYTES = HEADER.size
 POSITION_MAX = (1 << 63) - 1
 """Largest position of a log."""
 _FILE_NAME = re.compile(r"([0-9]{20})\.seg")
-_CODEC_AT, _COLUMNS_AT = 8, 9
+_BATCH_VERSION_AT, _CODEC_AT, _COLUMNS_AT = 3, 8, 9
 """Offsets in a batch."""
 
 
@@ -53,6 +53,8 @@ KIND_VERSIONS: dict[EntryKind, int] = dict.fromkeys(EntryKind, 1)
 """Kind of entry -> the first version of a segment in which it may stand."""
 CODEC_VERSIONS: dict[int, int] = dict.fromkeys(map(int, Codec), 1)
 """Codec of a batch -> the same."""
+BATCH_VERSIONS: dict[int, int] = {1: 1}
+"""Version of a batch -> the same."""
 COLUMN_VERSIONS: dict[int, int] = {int(Column.HEADERS): 1, int(Column.FLAGS): 1}
 """Column of a batch -> the same. Who first writes a reserved one gives it a version here, and raises ``VERSION``."""
 
@@ -65,8 +67,7 @@ def version_needed(kind: EntryKind, body: Buffer) -> int:
     """
     version = KIND_VERSIONS[kind]
     if kind is EntryKind.BATCH or kind is EntryKind.MOVED:
-        of_codec = CODEC_VERSIONS[body[_CODEC_AT]]
-        version = version if version >= of_codec else of_codec
+        version = max(version, BATCH_VERSIONS[body[_BATCH_VERSION_AT]], CODEC_VERSIONS[body[_CODEC_AT]])
         columns = body[_COLUMNS_AT]
         while columns:
             column = columns & -columns

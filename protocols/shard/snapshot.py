@@ -307,19 +307,25 @@ def decode_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[tuple[str, str
 
 def _body(data: Buffer) -> memoryview:
     """Return the msgpack of a snapshot, checked against its header."""
-    if len(data) < HEADER_BYTES:
-        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
-    magic, crc, length = _HEADER.unpack_from(data)
-    if magic[:3] != MAGIC:
-        raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
+    check_header(data)
+    _, crc, length = _HEADER.unpack_from(data)
     body = memoryview(data)[HEADER_BYTES:]
-    if magic[3] != VERSION:
-        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
     if len(body) < length:
         raise Truncated(f"a snapshot of {length} bytes has only {len(body)} of them")
     if len(body) > length or crc32c(body) != crc:
         raise Corrupt("a snapshot's length or checksum does not match")
     return body
+
+
+def check_header(data: Buffer) -> None:
+    """Check that a snapshot begins with these bytes, in a version that this release reads. Raises as ``decode``."""
+    if len(data) < HEADER_BYTES:
+        raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
+    magic = bytes(_HEADER.unpack_from(data)[0])
+    if magic[:3] != MAGIC:
+        raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
+    if magic[3] != VERSION:
+        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
 
 
 def _unpack(body: Buffer) -> Snapshot:

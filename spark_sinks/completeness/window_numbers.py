@@ -40,6 +40,12 @@ class _Kept(msgspec.Struct, frozen=True):
     given: bool = False
 
 
+class _Beginning(msgspec.Struct):
+    """Part of a stored state that each release can read."""
+
+    format: int
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Ends of windows that may be given out at a position."""
@@ -164,13 +170,16 @@ class WindowState:
             ReadError: it is damaged, a later release's, or another stream's or window length's.
         """
         try:
+            # By itself: a later release may have changed all else.
+            found = msgspec.json.decode(text, type=_Beginning).format
+            if found > FORMAT:
+                raise ReadError(
+                    f"the state of the windows was written by a later release of Weft (format {found}; this one knows "
+                    f"{FORMAT}): install that release again"
+                )
             kept = msgspec.json.decode(text, type=_Kept)
         except msgspec.MsgspecError as error:
             raise ReadError(f"the state of the windows is damaged: {error}; delete it to compute all again") from None
-        if kept.format != FORMAT:
-            raise ReadError(
-                f"the state of the windows has format {kept.format}, this release knows {FORMAT}: use the newer release"
-            )
         if kept.source != source:
             raise ReadError(
                 f"the sink has windows of {kept.source}, and this query reads {source}: give this query a sink of its "

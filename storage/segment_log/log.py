@@ -23,7 +23,7 @@ from weft.storage.segment_log.read.answers import LogAnswers
 from weft.storage.segment_log.read.pages import READS_MAX, PageReader
 from weft.storage.segment_log.read.reader import LogReader
 from weft.storage.segment_log.recover.identity import Identity, keep_identity
-from weft.storage.segment_log.recover.open_log import OpenedLog, open_log
+from weft.storage.segment_log.recover.open_log import Guard, OpenedLog, open_log
 from weft.storage.segment_log.room.drop_backlog import drop_backlog, whole_batches
 from weft.storage.segment_log.room.log_room import LogRoom
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, DUE_BYTES, RECORD_BYTES_MAX, LogSettings
@@ -83,6 +83,7 @@ class SegmentLog(LogAnswers, LogRoom):
         filesystem: FileSystem | None = None,
         start_writer: bool = True,
         owner: NodeName | None = None,
+        guard: Guard | None = None,
     ) -> SegmentLog:
         """Open or create the log in ``directory``, recovering by itself from whatever a crash or bad disk left.
 
@@ -97,16 +98,18 @@ class SegmentLog(LogAnswers, LogRoom):
             start_writer: False leaves every commit to calls of ``committer.run_once``.
             owner: the name under which its records are known. A log that does not say whose it is becomes this one's.
                 None opens it whosever it is.
+            guard: asked before anything is written, and told once the log is open.
 
         Raises:
             WrongOwner: it is another's. Nothing was written.
             DirectoryInUse: another process, or another log of this one, has it open.
-            LogVersionError: a later release wrote it.
+            LogVersionError: another release has to open it. Nothing was written.
             LogFailed: the disk refused a read or write that opening needs.
         """
         opened = open_log(
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
             post=post, filesystem=filesystem or OSFileSystem(), owner=owner,
+            guard=guard,
         )  # fmt: skip
         log = cls(opened, wall_clock, end_of_turn)
         if start_writer:

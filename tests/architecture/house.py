@@ -59,9 +59,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps", "table"),
         ("object_store", "segment_log"),
-        ("cluster", "manifest", "nodes", "offset_index", "table_log"),
+        ("cluster", "data_directory", "manifest", "nodes", "offset_index", "table_log"),
         ("chunk_log",),
-        ("audit",),
+        ("audit", "store_formats"),
         ("trace",),
     ),
     "storage.segment_log": (

@@ -83,7 +83,7 @@ async def test_two_nodes_that_start_at_once_agree(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b'{"format":2,"everything":"else"}', "newer release"),
+        (b'{"format":2,"everything":"else"}', "later release"),
         (b'{"format":1,"cluster_id":"abcd","shards":4,"placement":"tenant-edge"}', "damaged"),
         (b'{"format":1,"cluster_id":"' + b"ab" * 16 + b'","shards":0,"placement":"tenant-edge"}', "damaged"),
         (b'{"format":1,"cluster_id":"zz","shards":4,"placement":"tenant-edge"}', "damaged"),
@@ -194,7 +194,7 @@ async def test_a_snapshot_of_a_later_release_is_not_called_damage(store: MemoryS
     data[3] += 1
     await store.delete(key)
     await store.create(key, bytes(data))
-    with pytest.raises(UnsupportedVersion, match=r"snapshot.*: snapshot version 2; this release reads version 1"):
+    with pytest.raises(UnsupportedVersion, match=r"later release of Weft .snapshot version 2; this release reads"):
         await log.load()
 
 

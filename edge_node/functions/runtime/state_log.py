@@ -22,6 +22,7 @@ from weft.edge_node.functions.contract import State
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import RangeSet
+from weft.storage.data_directory import FORMATS
 from weft.storage.segment_log.read.answers import Gone
 
 READ_BYTES = 1 << 20
@@ -31,7 +32,7 @@ COPY_BYTES_MIN = 256 << 10
 """Least bytes of changes after which a copy is begun."""
 COPY_FACTOR = 2
 """Times that the changes outweigh the last copy when the next is begun."""
-VERSION = 1
+VERSION = FORMATS["functions"]
 
 logger = logging.getLogger(__name__)
 

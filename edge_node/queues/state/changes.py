@@ -6,8 +6,9 @@ import msgspec
 
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
 from weft.protocols.errors import Corrupt, UnsupportedVersion
+from weft.storage.data_directory import FORMATS
 
-VERSION = 1
+VERSION = FORMATS["queues"]
 
 
 class Runs(msgspec.Struct, array_like=True):

@@ -21,11 +21,12 @@ from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
+from weft.storage.data_directory import FORMATS
 from weft.storage.segment_log import SegmentLog
 
 KEY_CHARACTERS_MAX = 255
 READ_BYTES = 1 << 20
-VERSION = 1
+VERSION = FORMATS["http"]
 DIGEST_BYTES = 16
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft.protocols.batch import ClockReading
 from weft.protocols.lane import NodeName
@@ -18,6 +18,16 @@ from weft.storage.segment_log.recover.loading import load_directory
 from weft.storage.segment_log.recover.recovery import RecoveryReport, recover
 from weft.storage.segment_log.settings import LogSettings
 from weft.storage.segment_log.state.log_state import LogState
+
+
+class Guard(Protocol):
+    """Knowledge of what else is in the log's directory, and of which release may write it."""
+
+    def check(self) -> None:
+        """Raise ``LogVersionError`` where this release must write nothing."""
+
+    def state(self) -> None:
+        """Note that this release writes from now on."""
 
 
 class OpenedLog(NamedTuple):
@@ -39,6 +49,7 @@ def open_log(
     post: Post,
     filesystem: FileSystem,
     owner: NodeName | None,
+    guard: Guard | None = None,
 ) -> OpenedLog:
     """Open or create the log in ``directory``; arguments and errors as for ``SegmentLog.open``."""
     began = clock_reading().monotonic
@@ -48,6 +59,8 @@ def open_log(
     except OSError as error:
         raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error
     try:
+        if guard is not None:
+            guard.check()
         known = read_identity(filesystem, directory)
         loaded, strange = load_directory(filesystem, directory, known.log_id if known else None)
         state, writer, report = recover(
@@ -66,6 +79,10 @@ def open_log(
         if state.failed:
             committer.close(seal=False)
             raise state.failed
+        if guard is not None:
+            # Not before: a log that is refused, as another node's may be, stays as it was. What was written so far
+            # stands in segments, whose headers state their version.
+            guard.state()
     except OSError as error:
         lock.close()
         raise LogFailed(f"the log in {directory} cannot be opened: {error}") from error

@@ -164,7 +164,7 @@ def test_a_bound_joins_the_nearest() -> None:
     [
         ("{", "damaged"),
         ('{"format": 9, "source": "s", "every_us": 1, "offsets": {}, "pending": [], "fresh": [], "complete_end": 0, '
-         '"given_end": 0}', "newer release"),
+         '"given_end": 0}', "later release of Weft .format 9; this one knows 1"),
         (WindowState("other", HOUR_US).encode(), "windows of other"),
         (WindowState("s", HOUR_US // 2).encode(), "windows of 1800 s"),
     ],

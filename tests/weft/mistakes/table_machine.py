@@ -241,7 +241,8 @@ MACHINE = [
     Mistake(
         "a store of a later release",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:1: store: the store has format 9, this release knows 1: use a newer release",
+        "weft: hub.yaml:1: store: the store was written by a later release of Weft (format 9; this one knows 1): "
+        "install that release again",
         exit_status=1,
         files=hub("store: store\nlisten: 127.0.0.1:0\n", **{"store/cluster.json": '{"format":9}'}),
     ),
@@ -256,8 +257,8 @@ MACHINE = [
     Mistake(
         "a bucket that does not answer",
         "hub run hub.yaml --log-level error",
-        "weft: hub.yaml:1: store: probe/<key>/object: "
-        "GET http://127.0.0.1:1/weft-mistakes/x/probe/<key>/object failed: connection refused, "
+        "weft: hub.yaml:1: store: cluster.json: "
+        "GET http://127.0.0.1:1/weft-mistakes/x/cluster.json failed: connection refused, "
         "so nothing listens there (the address is from AWS_ENDPOINT_URL). "
         "Check the store's address, AWS_ENDPOINT_URL and the credentials in the environment",
         exit_status=1,

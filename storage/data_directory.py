@@ -1,0 +1,145 @@
+"""Formats of what an edge node keeps in its data directory, and the file that states them: ``formats.json``.
+
+A release reads the file before it changes anything in the folder. One that finds a number above its own refuses the
+folder as a whole, because the parts are opened one after the other: the first would be written before the last is
+refused. Segments of the log state a version of their own, in each header, and only as high as their content needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.segment import HEADER_BYTES, decode_header, parse_file_name
+from weft.storage.filesystem import FileSystem, write_atomically
+from weft.storage.segment_log.errors import LogVersionError
+
+FILE = "formats.json"
+FIRST = 1
+"""Format of every part that the file does not name, and of a folder without the file."""
+FORMATS: Mapping[str, int] = {
+    "log": 1,
+    "sessions": 1,
+    "queues": 1,
+    "amqp1": 1,
+    "functions": 1,
+    "http": 1,
+    "links": 1,
+    "sources": 1,
+    "imported": 1,
+}
+"""Part of a data directory -> the format that this release writes, the highest that it reads. The table of
+docs/reference/formats/data-directory.md says what belongs to each. Raise a number where an earlier release would lose
+or misread what this one writes, and keep the reader of the earlier format (docs/upgrades.md)."""
+
+
+class Stated(msgspec.Struct, frozen=True):
+    """Content of the file. A later release may add fields."""
+
+    release: str
+    """Release that raised a format last, or made the folder."""
+    formats: dict[str, int]
+
+
+class DataDirectory:
+    """The formats of one data directory, looked at before it is written. Blocks.
+
+    Args:
+        release: name of this release, such as ``weft 0.1.0``.
+        also: further looks at the folder, which raise ``LogVersionError`` and write nothing.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        release: str,
+        also: Callable[[str], None] | None = None,
+        formats: Mapping[str, int] = FORMATS,
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._release = release
+        self._also = also
+        self._formats = formats
+
+    def check(self) -> None:
+        """Compare what is in the folder with what this release reads. Writes nothing.
+
+        Raises:
+            LogVersionError: another release has to open it; the sentence says which.
+            OSError: a file that is there cannot be read.
+        """
+        stated = self._read()
+        unknown = {part: n for part, n in stated.formats.items() if n > self._formats.get(part, 0)}
+        if unknown:
+            told = ", ".join(f"format {n} of {part}, {self._known(part)}" for part, n in sorted(unknown.items()))
+            raise LogVersionError(
+                f"{self._directory} was written by a later release of Weft ({stated.release}: {told}): install that "
+                "release again"
+            )
+        self._check_segments()
+        if self._also is not None:
+            self._also(self._directory)
+
+    def state(self) -> None:
+        """State the formats of this release, before anything is written in them. A file that says so already stays.
+
+        Raises:
+            OSError: a format that is higher than before cannot be stated, so nothing may be written in it.
+        """
+        stated = self._read()
+        formats = {part: max(n, stated.formats.get(part, FIRST)) for part, n in self._formats.items()}
+        path = os.path.join(self._directory, FILE)
+        if formats == stated.formats:
+            return
+        data = msgspec.json.encode(Stated(self._release, formats))
+        try:
+            write_atomically(self._filesystem, path, data + b"\n")
+        except OSError:
+            # A full disk stops no node whose folder means the same without the file.
+            if stated.formats or any(n > FIRST for n in formats.values()):
+                raise
+
+    def _known(self, part: str) -> str:
+        known = self._formats.get(part)
+        return "which this release does not have" if known is None else f"this release knows {known}"
+
+    def _read(self) -> Stated:
+        path = os.path.join(self._directory, FILE)
+        try:
+            return msgspec.json.decode(self._filesystem.read(path), type=Stated)
+        except FileNotFoundError:
+            return Stated("", {})
+        except msgspec.MsgspecError as error:
+            raise LogVersionError(
+                f"{path} is damaged ({error}), so nothing says which release may open the folder. If no release after "
+                "this one has, remove the file and start again"
+            ) from None
+
+    def _check_segments(self) -> None:
+        """Look at the header of each segment. What stands behind it is looked at as the log is loaded."""
+        if not self._filesystem.exists(self._directory):
+            return
+        for name in self._filesystem.list_names(self._directory):
+            path = os.path.join(self._directory, name)
+            if parse_file_name(name) is None or self._filesystem.is_directory(path):
+                continue
+            try:
+                file = self._filesystem.open(path, read_only=True)
+            except FileNotFoundError:
+                continue  # a running node, whose folder a check may look at, has deleted it meanwhile
+            try:
+                decode_header(file.read_at(0, HEADER_BYTES))
+            except UnsupportedVersion as error:
+                raise LogVersionError(
+                    f"{path} was written by a later release of Weft ({error}): install that release again, or move "
+                    f"{self._directory} away to begin an empty log"
+                ) from None
+            except (CodecError, OSError):
+                continue  # damage, which opening the log deals with
+            finally:
+                file.close()

@@ -1,0 +1,82 @@
+"""The look at a hub's store before anything is written in it: which release may open it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.protocols import chunk
+from weft.protocols.chunk_footer import LEVEL_MAX
+from weft.protocols.errors import CodecError, UnsupportedVersion
+from weft.protocols.shard import snapshot
+from weft.storage import hub_keys
+from weft.storage.chunk_log import ShardLog
+from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
+from weft.storage.damage import naming
+from weft.storage.object_store import NotFound, ObjectStore
+
+SHARDS_AT_ONCE = 16
+_LISTED_MAX = 1000
+
+
+async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> None:
+    """Compare what is in a store with what this release reads: the cluster, and of each shard the manifest, the
+    snapshots that a start needs, and the last chunk. Writes nothing. A store without a cluster is new.
+
+    A release that added something which this one must not pass over left it in the last chunk: this one would have
+    written none behind it. Damage is left to the start, which has other shards work on.
+
+    Raises:
+        ClusterUnusable: another release has to open the store; the sentence says which.
+        StoreError: the store did not answer.
+    """
+    try:
+        await store.get(hub_keys.CLUSTER)
+    except NotFound:
+        return
+    cluster = await open_cluster(store, None, release_level=release_level)
+    at_once = asyncio.Semaphore(SHARDS_AT_ONCE)
+
+    async def look(shard: int) -> None:
+        async with at_once:
+            await _check_shard(store, cluster, shard)
+
+    await asyncio.gather(*map(look, range(cluster.shards)))
+
+
+async def _check_shard(store: ObjectStore, cluster: Cluster, shard: int) -> None:
+    log = ShardLog(store, cluster, shard)
+    try:
+        manifest = (await log.manifest())[0]
+        if manifest.watermark > 0 and manifest.snapshot is not None:
+            await _check_snapshot(log, manifest.snapshot)
+        await _check_chunk(log, await _last_chunk(log, max(manifest.snapshot_n, 0)))
+    except UnsupportedVersion as error:
+        raise ClusterUnusable(str(error)) from None
+    except (CodecError, NotFound):
+        return
+
+
+async def _check_snapshot(log: ShardLog, key: str) -> None:
+    """Look at the snapshot without which a shard cannot be loaded: chunks before it are gone."""
+    with naming(key):
+        snapshot.check_header(await log.store.get_range(key, 0, snapshot.HEADER_BYTES))
+
+
+async def _check_chunk(log: ShardLog, n: int) -> None:
+    """Look at both ends of a chunk. Folding reads the footer alone, which a later release may have left as it was."""
+    if await log.index(n) is not None:
+        key = hub_keys.chunk_key(log.shard, n)
+        with naming(key):
+            chunk.decode_header(await log.store.get_range(key, 0, chunk.HEADER_BYTES))
+
+
+async def _last_chunk(log: ShardLog, n: int) -> int:
+    """Return the number of the last chunk, which is ``n`` or later."""
+    prefix = hub_keys.chunk_prefix(log.shard)
+    while found := await log.store.list(prefix, after=hub_keys.chunk_key(log.shard, n), limit=_LISTED_MAX):
+        numbers = [chunk.parse_file_name(item.key.removeprefix(prefix)) for item in found]
+        last = max((number for number in numbers if number is not None), default=n)
+        if last == n:
+            break
+        n = last
+    return n
