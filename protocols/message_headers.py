@@ -39,6 +39,9 @@ POSITION: Final = "weft.position"
 """Text, ``shard:offset:ordinal``: the source record that caused the row of a query, and the row's place behind it."""
 POSITION_CHUNK: Final = "weft.position-chunk"
 """Text, ``number:crc``: the chunk of the source's log that holds the source record; on the last record of a batch."""
+DELIVERY_MODE: Final = "amqp.delivery-mode"
+"""Integer, as AMQP 0-9-1 has it: 2 for a message that is to survive a restart, 1 for one that need not."""
+PERSISTENT: Final = (DELIVERY_MODE, 2)
 USER_ID: Final = "weft.user-id"
 """Text: user name of the publisher, as authenticated or checked against it."""
 

@@ -26,6 +26,8 @@ class QueueTargets(Protocol):
 
     width: int
     """Number of the queues, which is what a message of the route costs."""
+    is_of_topic: bool
+    """True if publishers that named no exchange reach them, by a topic: those of other protocols than AMQP 0-9-1."""
 
     def admit(self, headers: HeaderPairs, size: int) -> Admitted | None:
         """Return those that take a message; None when none does.

@@ -7,7 +7,9 @@ from typing import Protocol
 
 from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
 from weft.edge_node.ingest.record import Gathering, Records, Source
+from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.fields import PackedHeaders
+from weft.protocols.message_headers import DELIVERY_MODE, PERSISTENT
 
 
 class Queueing(Protocol):
@@ -47,6 +49,13 @@ class QueuedRun(Records):
         """Queues of each record."""
 
 
+def persistent(headers: HeaderPairs) -> HeaderPairs:
+    """Return headers that say so of a message whose publisher is answered once it is on disk."""
+    if any(name == DELIVERY_MODE for name, _ in headers):
+        return headers
+    return headers.plus(PERSISTENT) if type(headers) is PackedHeaders else (*headers, PERSISTENT)
+
+
 def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedRun:
     """Return what is to be stored for queues.
 
@@ -62,7 +71,10 @@ def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedR
         payload = records.payloads[index]
         admitted = queues.admit(headers, len(payload))
         if admitted is not None:
+            flags = records.flags.get(index, 0)
+            if queues.is_of_topic and not flags & Flag.PUBLISHED_QOS0:
+                headers = persistent(headers)
             named = headers.plus(admitted.header) if type(headers) is PackedHeaders else (*headers, admitted.header)
-            run.add(records.keys[index], payload, source, records.flags.get(index, 0), named)
+            run.add(records.keys[index], payload, source, flags, named)
             run.admitted.append(admitted)
     return run

@@ -20,6 +20,7 @@ from weft.protocols.message_headers import (
     CONTENT_ENCODING,
     CONTENT_TYPE,
     CORRELATION_ID,
+    DELIVERY_MODE,
     EXPIRES,
     MESSAGE_ID,
     PRIORITY,
@@ -33,7 +34,6 @@ from weft.protocols.message_headers import (
 
 APP_ID: Final = "amqp.app-id"
 CLUSTER_ID: Final = "amqp.cluster-id"
-DELIVERY_MODE: Final = "amqp.delivery-mode"
 EXPIRATION: Final = "amqp.expiration"
 """Milliseconds as the publisher wrote them; ``weft.expires`` has the time that follows from it."""
 

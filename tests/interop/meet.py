@@ -302,6 +302,8 @@ def check(publisher: str, reader: str, shown: dict[str, Any]) -> None:
             value: Any = shown.get(name)
             if header == "weft.priority" and reader == AMQP10 and not is_sent:
                 assert value == 4  # what Proton says of a message without one
+            elif header == "amqp.delivery-mode" and reader == AMQP091 and not is_sent:
+                assert value == 2  # it was acknowledged when it was on disk
             elif header == "weft.expires" and is_sent:
                 assert 0 < value <= EXPIRY_S + 1, (publisher, reader, header, value)
             elif is_sent:

@@ -347,3 +347,34 @@ def test_what_is_internal_is_reached_by_no_protocol(node: Meet, name: str) -> No
     assert connection.getresponse().status in (400, 404, 405)
     connection.close()
     assert node.post(f"/v1/streams/{name}", b"x", {}) in (400, 403, 404, 405)
+
+
+def test_what_is_acknowledged_on_disk_is_persistent_for_amqp_0_9_1(node: Meet) -> None:
+    """delivery-mode 2: of QoS 1, of HTTP, of AMQP 1.0. What AMQP 0-9-1 says itself stays as it is, also nothing."""
+    number = next(NUMBERS)
+    topic = f"plant/{number}/x"
+    channel, name = node.channel(), f"q{number}"
+    channel.queue_declare(name)
+    channel.queue_bind(name, "amq.topic", topic.replace("/", "."))
+    mqtt, _ = node.mqtt_client()
+    proton, durable = node.proton(), Message(body=b"x", inferred=True, durable=True)
+    by_name, by_topic = proton.create_sender(f"queue/{name}"), proton.create_sender(topic)
+
+    def by_amqp(mode: int | None) -> None:
+        properties = pika.BasicProperties(delivery_mode=mode)
+        channel.basic_publish("amq.topic", topic.replace("/", "."), b"x", properties)
+
+    for publish, expected in (
+        (lambda: mqtt.publish(topic, b"x", 1).wait_for_publish(PATIENCE_S), 2),
+        (lambda: mqtt.publish(topic, b"x", 0), None),
+        (lambda: node.post(f"/v1/topics/{topic}", b"x", {}), 2),
+        (lambda: by_topic.send(Message(body=b"x", inferred=True)), 2),
+        (lambda: by_topic.send(durable), 2),
+        (lambda: by_name.send(durable), 2),
+        (lambda: by_amqp(None), None),
+        (lambda: by_amqp(1), 1),
+        (lambda: by_amqp(2), 2),
+    ):
+        publish()
+        _, properties, _ = got(channel, name)
+        assert properties.delivery_mode == expected

@@ -94,7 +94,7 @@ class BoundQueues:
         reserved: ``Admission.takes`` was asked for each message of theirs, whose publisher has its answer.
     """
 
-    __slots__ = ("_admission", "all", "queues", "reserved", "width")
+    __slots__ = ("_admission", "all", "is_of_topic", "queues", "reserved", "width")
 
     def __init__(self, queues: Iterable[Queue], admission: Admission, *, reserved: bool) -> None:
         self.all = QueueSet(queues)
@@ -102,6 +102,7 @@ class BoundQueues:
         self.width = len(self.queues)
         self._admission = admission
         self.reserved = reserved
+        self.is_of_topic = not reserved
 
     def admit(self, _headers: HeaderPairs, size: int) -> QueueSet | None:
         """Return the queues that take a message, None for none of them."""
@@ -120,6 +121,7 @@ class QueuesByHeaders:
     """
 
     __slots__ = ("_find", "width")
+    is_of_topic = True
 
     def __init__(self, find: Callable[[Mapping[str, Any]], BoundQueues | None]) -> None:
         self._find = find

@@ -60,6 +60,8 @@ def to_headers(message: Message, now_ns: int, known: Container[str]) -> HeaderPa
         found.add(stored_name(str(name)), value)
     if message.properties is not NO_PROPERTIES:
         _add_properties(found, message.properties, known)
+    if message.durable:
+        found.pairs.append(names.PERSISTENT)
     if message.priority is not None:
         found.add(names.PRIORITY, message.priority, has_type=False)
     expires = _expires(message, now_ns)

@@ -16,6 +16,7 @@ PAIRS: HeaderPairs = (("unit", "C"), ("amqp.delivery-mode", 2))
 
 class Queue:
     width = 1
+    is_of_topic = False
 
     def __init__(self, number: int) -> None:
         self.header: tuple[str, HeaderValue] = ("weft.queues", number)
