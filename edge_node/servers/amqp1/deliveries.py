@@ -16,6 +16,7 @@ from cproton import (
     pn_delivery,
     pn_delivery_aborted,
     pn_delivery_local,
+    pn_delivery_local_state,
     pn_delivery_partial,
     pn_delivery_pending,
     pn_delivery_readable,
@@ -53,30 +54,32 @@ def take(link: Any, delivery: Any) -> bytes:
     return bytes(data) if code > 0 else b""
 
 
+def is_answered(delivery: Any) -> bool:
+    """Return whether the node has said what became of a delivery."""
+    return bool(pn_delivery_local_state(delivery))
+
+
 def advance(link: Any) -> None:
     """Go on to the link's next delivery."""
     pn_link_advance(link._impl)
 
 
 def accept(delivery: Any) -> None:
-    """Settle a delivery as accepted."""
+    """Say that a delivery is accepted. ``settle`` follows."""
     pn_delivery_update(delivery, PN_ACCEPTED)
-    pn_delivery_settle(delivery)
 
 
 def release(delivery: Any) -> None:
-    """Settle a delivery as released: the client may send it again, here or elsewhere."""
+    """Say that a delivery is released: the client may send it again, here or elsewhere. ``settle`` follows."""
     pn_delivery_update(delivery, PN_RELEASED)
-    pn_delivery_settle(delivery)
 
 
 def reject(delivery: Any, condition: str, description: str) -> None:
-    """Settle a delivery as rejected, and say why."""
+    """Say that a delivery is rejected, and why. ``settle`` follows."""
     error = pn_disposition_condition(pn_delivery_local(delivery))
     pn_condition_set_name(error, condition)
     pn_condition_set_description(error, description)
     pn_delivery_update(delivery, PN_REJECTED)
-    pn_delivery_settle(delivery)
 
 
 # --- those that go out

@@ -56,6 +56,11 @@ def wants_settled(link: Any) -> bool:
     return bool(link.remote_snd_settle_mode == Link.SND_SETTLED)
 
 
+def settles_second(link: Any) -> bool:
+    """Return whether the receiver of a link settles a delivery after the sender (part 2, section 2.8.3)."""
+    return bool(link.remote_rcv_settle_mode == Link.RCV_SECOND)
+
+
 def keep_filters(terminus: Any, asked: Any, names: tuple[str, ...]) -> None:
     """Put those filters into a source that are in force, as the client has sent them."""
     terminus.filter.clear()
@@ -67,7 +72,7 @@ def keep_filters(terminus: Any, asked: Any, names: tuple[str, ...]) -> None:
 def accept_attach(link: Any) -> None:
     """Answer ``attach`` with the source and target that the client has asked for; the caller may change them first."""
     link.snd_settle_mode = link.remote_snd_settle_mode
-    link.rcv_settle_mode = Link.RCV_FIRST
+    link.rcv_settle_mode = link.remote_rcv_settle_mode
     link.open()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
@@ -67,8 +68,7 @@ class Run:
         for _ in answers:
             link, delivery = self.waiting.popleft()
             if link.is_open:
-                deliveries.accept(delivery)
-                link.settled()
+                link.answer(delivery, deliveries.accept)
         self._sending.client.flush()
 
     def refuse(self, error: BaseException) -> None:
@@ -80,10 +80,9 @@ class Run:
             if not link.is_open:
                 continue
             if is_full:
-                deliveries.reject(delivery, "amqp:resource-limit-exceeded", str(error))
+                link.answer(delivery, deliveries.reject, "amqp:resource-limit-exceeded", str(error))
             else:
-                deliveries.release(delivery)
-            link.settled()
+                link.answer(delivery, deliveries.release)
         if not is_full:
             log.warning("released messages of an AMQP 1.0 client: %s", error)
         self._sending.client.flush()
@@ -177,7 +176,7 @@ class Sending:
 class IncomingLink:
     """One such link."""
 
-    __slots__ = ("_address", "_given_back", "_link", "_partial", "_sending", "_text", "is_open")
+    __slots__ = ("_address", "_given_back", "_link", "_partial", "_sending", "_settles_second", "_text", "is_open")
 
     def __init__(self, sending: Sending, link: Any, text: str, address: Address) -> None:
         """Take what comes on a link. ``begin`` follows.
@@ -191,6 +190,7 @@ class IncomingLink:
         self._address = address
         self._partial = bytearray()
         self._given_back = 0
+        self._settles_second = endpoints.settles_second(link)
         self.is_open = True
         """False once the link is gone, and its deliveries with it."""
 
@@ -228,6 +228,14 @@ class IncomingLink:
     def flow(self) -> None:
         """Do nothing: credit is ours to give."""
 
+    def answer(self, delivery: Any, say: Callable[..., None], *what: str) -> None:
+        """Say what became of a delivery, and settle it: at once, or after the client has, where its link is to be
+        settled second."""
+        say(delivery, *what)
+        if not self._settles_second or deliveries.is_settled(delivery):
+            deliveries.settle(delivery)
+            self.settled()
+
     def settled(self) -> None:
         """Give credit back for a delivery that was settled."""
         self._given_back += 1
@@ -237,7 +245,12 @@ class IncomingLink:
 
     def delivery(self, delivery: Any) -> None:
         """Take a part of a message, or the whole."""
-        if not self.is_open or not deliveries.is_readable(delivery):
+        if not self.is_open:
+            return
+        if not deliveries.is_readable(delivery):
+            if self._settles_second and deliveries.is_answered(delivery) and deliveries.is_settled(delivery):
+                deliveries.settle(delivery)
+                self.settled()
             return
         if deliveries.is_aborted(delivery):
             self._drop_partial()
@@ -283,9 +296,9 @@ class IncomingLink:
             condition = error.condition if isinstance(error, Refused) else "amqp:decode-error"
             if is_settled:
                 deliveries.settle(delivery)
+                self.settled()
             else:
-                deliveries.reject(delivery, condition, str(error))
-            self.settled()
+                self.answer(delivery, deliveries.reject, condition, str(error))
             return
         run, turn = sending.run(), sending.parts.broker.ingest.turn
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
@@ -327,8 +340,10 @@ class IncomingLink:
         if address.kind is Kind.STREAM:
             to = found.to if found.to and found.to != self._text and not found.to.startswith("stream/") else None
             topic = to or found.subject or address.name
-        now, known = sending.parts.broker.wall_clock(), (self._text, address.name, f"queue/{address.name}", topic)
-        headers = to_headers(message, now, known)
+        known = {self._text, address.name, f"queue/{address.name}", topic, f"topic/{topic}"}
+        if self._address.kind is Kind.ANY and found.to is not None:
+            known.add(found.to)  # there it is the address, however it is written
+        headers = to_headers(message, sending.parts.broker.wall_clock(), known)
         if address.kind is Kind.QUEUE:
             route, key, headers = route_to_queue(
                 sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)

@@ -22,8 +22,8 @@ FRAME_BYTES_MAX = 64 << 10
 """Longest frame. A frame that has not come whole is held, and most clients take what they are offered."""
 IDLE_S = 60.0
 """Seconds of silence after which a client is taken for dead; it is asked to send something every 30 s."""
-SESSIONS_MAX = 64
-"""Sessions of one connection."""
+SESSIONS_MAX = 256
+"""Sessions of one connection: go-amqp hangs where it finds fewer than it wants, and its suite wants a hundred."""
 SESSION_LINKS = 8
 """Links that a session counts as: the engine takes 11 KB for one, also when it has none."""
 LINKS_MAX = 256

@@ -32,10 +32,17 @@ from weft.protocols.amqp1.opening import AMQP, SASL
 __all__ = [
     "AMQP", "PATIENCE_S", "SASL", "Amqp", "AtMostOnce", "BlockingReceiver", "BlockingSender", "ConnectionException",
     "Delivery", "DurableSubscription", "Filter", "LinkDetached", "LinkOption", "Message", "ProtonClient", "Raw",
-    "SendException", "Terminus", "amqp", "in_thread", "symbol", "timestamp", "ulong",
+    "SendException", "SettlesSecond", "Terminus", "amqp", "in_thread", "symbol", "timestamp", "ulong",
 ]  # fmt: skip
 
 Answer = TypeVar("Answer")
+
+
+class SettlesSecond(LinkOption):  # type: ignore[misc]
+    """A link whose receiver settles after its sender: ``rcv-settle-mode`` second."""
+
+    def apply(self, link: Any) -> None:
+        link.rcv_settle_mode = link.RCV_SECOND
 
 
 async def in_thread(work: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:

@@ -11,10 +11,12 @@ import pytest
 from tests.edge_node.servers.amqp1.harness import (
     AtMostOnce,
     BlockingReceiver,
+    Delivery,
     DurableSubscription,
     Filter,
     LinkDetached,
     Message,
+    SettlesSecond,
     amqp,
     in_thread,
     symbol,
@@ -48,6 +50,28 @@ async def test_a_receiver_of_a_stream_gets_what_comes_from_now_on(tmp_path: Path
         assert bodies(found) == [b"3", b"4", b"5"]
         assert [each.address for each in found] == ["plant/1/x"] * 3
         assert [each.annotations["x-opt-weft-offset"] for each in found] == [3, 4, 5]
+        await client.close()
+
+
+async def test_a_receiver_may_settle_second(tmp_path: Path) -> None:
+    """The node settles what has an outcome, and the receiver after it; what was released comes again."""
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "stream/telemetry", options=SettlesSecond())
+        await in_thread(client.send, "plant/1/x", *messages(2))
+
+        def receive() -> list[Message]:
+            link, found = receiver.link, []
+            assert link.remote_rcv_settle_mode == link.RCV_SECOND
+            for outcome in (Delivery.ACCEPTED, Delivery.RELEASED, Delivery.ACCEPTED):
+                found.append(receiver.receive(timeout=PATIENCE_S))
+                delivery = receiver.fetcher.unsettled.popleft()
+                delivery.update(outcome)
+                client.connection.wait(lambda each=delivery: each.settled, timeout=PATIENCE_S)
+                delivery.settle()
+            return found
+
+        assert bodies(await in_thread(receive)) == [b"0", b"1", b"1"]
         await client.close()
 
 

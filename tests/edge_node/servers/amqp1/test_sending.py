@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.edge_node.servers.amqp1.harness import AtMostOnce, LinkDetached, Message, SendException, amqp, in_thread
+from tests.edge_node.servers.amqp1.harness import (
+    AtMostOnce,
+    LinkDetached,
+    Message,
+    SendException,
+    SettlesSecond,
+    amqp,
+    in_thread,
+)
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
+from weft.edge_node.servers.amqp1.incoming import CREDIT
 from weft.protocols.batch import Flag
 
 
@@ -62,6 +71,33 @@ async def test_settled_messages_are_of_qos_0(tmp_path: Path) -> None:
         await client.close()
 
 
+async def test_a_link_may_be_settled_second(tmp_path: Path) -> None:
+    """What was stored is accepted, and not settled before the client has: until then it takes up credit."""
+    async with amqp(tmp_path, packet_bytes_max=1000) as node:
+        client = await node.client()
+
+        def send() -> None:
+            sender = client.sender("plant/7/temperature", options=SettlesSecond())
+            link = sender.link
+            assert link.remote_rcv_settle_mode == link.RCV_SECOND
+            client.connection.wait(lambda: link.credit == CREDIT, timeout=PATIENCE_S)
+            sent = [link.send(Message(body=b"%d" % i, inferred=True)) for i in range(CREDIT - 1)]
+            sent.append(link.send(Message(body=bytes(2000), inferred=True)))
+            client.connection.wait(lambda: all(each.remote_state for each in sent), timeout=PATIENCE_S)
+            assert [each.remote_state for each in sent] == [sent[0].ACCEPTED] * (CREDIT - 1) + [sent[0].REJECTED]
+            assert not any(each.settled for each in sent)
+            assert link.credit == 0
+            for each in sent:
+                each.settle()
+            client.connection.wait(lambda: link.credit == CREDIT, timeout=PATIENCE_S)
+            more = link.send(Message(body=b"one more", inferred=True))
+            client.connection.wait(lambda: more.remote_state == more.ACCEPTED, timeout=PATIENCE_S)
+
+        await in_thread(send)
+        assert len(await node.node.stored()) == CREDIT
+        await client.close()
+
+
 async def test_a_stream_takes_messages_of_any_topic(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
@@ -80,11 +116,13 @@ async def test_a_stream_takes_messages_of_any_topic(tmp_path: Path) -> None:
 async def test_each_message_may_say_where_it_goes(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
-        await in_thread(client.send, None, Message(body=b"1", inferred=True, address="plant/1/x"))
+        await in_thread(client.send, None, Message(body=b"1", inferred=True, address="topic/plant/1/x"))
         await in_thread(
             client.send, None, Message(body=b"2", inferred=True, address="stream/telemetry", subject="plant/2/x")
         )
-        assert [record.key for record in await node.node.stored()] == [b"plant/1/x", b"plant/2/x"]
+        assert [(record.key, dict(record.headers)) for record in await node.node.stored()] == [
+            (b"plant/1/x", {}), (b"plant/2/x", {"weft.subject": "plant/2/x"}),
+        ]  # fmt: skip
         with pytest.raises(SendException):
             await in_thread(client.send, None, Message(body=b"2", inferred=True))
         await client.close()
