@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.config.units import approximate_duration
 
 CLOCK_DIFFERS_S = 10.0
-"""Difference from which on people are told of it. Time services keep a clock within a second, and a slow link's
+"""Smallest difference that is reported. Time services keep a clock within a second, and a slow link's
 estimate is right within a few."""
 
 

@@ -28,7 +28,7 @@ class LinkLog:
         self._name = name
         self._state = UpAndDown(now)
         self._clock: str | None = None
-        """What was last logged of this machine's clock; None while it agrees with the hub's."""
+        """Difference that the last line named; None while it agrees with the hub's."""
         self._clock_said_at = now
 
     def connected(self, url: str, cluster_id: str, now: float) -> None:

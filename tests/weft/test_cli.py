@@ -160,7 +160,7 @@ def test_a_node_that_ends_within_its_answer_does_not_answer() -> None:
             connection, _ = node.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"node":')
+                connection.sendall(b"HT")
 
         ending = threading.Thread(target=break_off)
         ending.start()
