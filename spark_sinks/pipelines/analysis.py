@@ -12,7 +12,7 @@ from spark_sinks.runtime.session import is_connect
 
 _CODE = re.compile(r"^\s*\[([A-Z][A-Z0-9_.]*)\]\s*")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
-_PLACE = re.compile(r"[;.,]?\s*\(?line (\d+)[,]? pos(?:ition)? \d+\)?")
+_PLACE = re.compile(r"[;.,]?\s*\(?line (\d+)[,]? pos(?:ition)? (\d+)\)?")
 _TICKS = re.compile(r"`([^`]*)`")
 SENTENCE_CHARACTERS_MAX = 600
 
@@ -45,6 +45,9 @@ def explained(error: BaseException, tables: Sequence[str] = (), lines_before: in
     named = condition(error)
     sentence = _of_condition(named, text, tables) or _plain(text)
     line = int(place[1]) - lines_before if place else 0
+    if place and named == "PARSE_SYNTAX_ERROR":
+        found = f"{sentence} (line {line}, column {int(place[2]) + 1} of the SQL)" if line > 0 else sentence
+        return f"{found}. Expected a SELECT, such as `SELECT line, avg_temp FROM input`"  # noqa: S608
     return f"{sentence} (line {line} of the SQL)" if line > 1 else sentence
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.payloads.decoder import typed_fields
+from spark_sinks.runtime.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
@@ -116,6 +117,7 @@ class WeftReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
+        keep_broken_pipes_quiet()
         return read_partition(partition, self._schema)
 
 
@@ -213,6 +215,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
+        keep_broken_pipes_quiet()
         return read_partition(partition, self._schema)
 
     def _opened(self) -> StreamLog:

@@ -12,6 +12,9 @@ from weft.storage.audit.table_task import guarded
 from weft.storage.table.errors import TableError
 from weft.storage.trace.errors import TraceError
 
+_INNER = "weft_rows"
+"""Name of the table in the query, which a person never writes and is not shown."""
+
 
 def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
     """Return rows of a table, at most ``rows_max`` + 1 of them. Blocks.
@@ -31,10 +34,11 @@ def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
             raise TraceError(f"{uri} is no Delta table") from None
         raise
     try:
-        query = QueryBuilder().register("silver", table)
+        query = QueryBuilder().register(_INNER, table)
         # The condition has lines of its own: a comment at its end would take the limit away.
-        found = query.execute(f"SELECT * FROM silver WHERE (\n{where}\n) LIMIT {rows_max + 1}")  # noqa: S608
+        found = query.execute(f"SELECT * FROM {_INNER} WHERE (\n{where}\n) LIMIT {rows_max + 1}")  # noqa: S608
         rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
     except DeltaError as error:
-        raise TraceError(f"the condition {where!r} cannot be used: {' '.join(str(error).split())[:400]}") from None
+        told = " ".join(str(error).split()).replace(f"{_INNER}.", "")[:400]
+        raise TraceError(f"the condition {where!r} cannot be used: {told}") from None
     return rows

@@ -83,7 +83,7 @@ def test_the_exit_status_says_whether_anything_was_found(store: str, silver: str
         (("--record", "a/1/1", "--where", "true"), "--table and --where belong together"),
         (("--record", "press-1"), "expected EDGE/LOG/SEQ such as"),
         (("--from", "{"), "expected the value of a column _from"),
-        (("--table", "<silver>", "--where", "foo = 1"), "No field named foo"),
+        (("--table", "<silver>", "--where", "machin = 1"), "No field named machin. Did you mean 'machine'?"),
         (("--table", "<store>", "--where", "true"), "is no Delta table"),
     ],
 )

@@ -153,9 +153,20 @@ def _runs_on_streams(frame: DataFrame, part: Part, pipeline: Pipeline, report: R
     except Exception as error:
         if not is_of_spark(error):
             raise
-        report.refuse(path, f"{explained(error)}. Or give the step `mode: batch`")
+        report.refuse(path, _of_streams(error))
         return False
     return True
+
+
+def _of_streams(error: BaseException) -> str:
+    """Return why the steps cannot run on a stream, and what to do."""
+    told = explained(error)
+    if "streaming aggregations" in told:
+        return (
+            "groups rows of a stream, which has no end at which a group is complete. Use the step `window`, whose "
+            "windows end, or the shipped pipeline `sessions`; `mode: batch` groups the rows of each micro-batch alone"
+        )
+    return f"{told}. Or give the step `mode: batch`"
 
 
 def _check_operators(frame: DataFrame, mode: str) -> None:

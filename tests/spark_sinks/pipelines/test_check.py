@@ -86,7 +86,11 @@ TABLE_OF_MISTAKES = [
           "steps[0].sql", 4, "there is no table second. A step can read input"),
     Wrong("a sum of text and time", steps("sql: SELECT machine + _time AS x FROM input"), "steps[0].sql", 4,
           "Cannot resolve "),
-    Wrong("no SQL", steps("sql: SELEKT machine FROM input"), "steps[0].sql", 4, "Syntax error at or near "),
+    Wrong("no SQL", steps("sql: SELEC * FROM input"), "steps[0].sql", 4,
+          "Syntax error at or near '*' (line 1, column 7 of the SQL). Expected a SELECT, such as `SELECT line"),
+    Wrong("groups without an end", steps("sql: SELECT machine, count(*) AS n FROM input GROUP BY machine"),
+          "steps[0].sql", 4, "groups rows of a stream, which has no end at which a group is complete. Use the step "
+          "`window`, whose windows end, or"),
     Wrong("a command in place of a SELECT", steps("sql: DROP TABLE input"), "steps[0].sql", 4,
           "Syntax error at or near"),
     Wrong("a function of SQL that is none", steps("sql: SELECT temprature(machine) FROM input"), "steps[0].sql", 4,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weft.commands.pipelines.master import standard_error, telling, wait_for_master
 from weft.config.errors import ConfigError
 from weft.output import Failed, Refused
 
@@ -82,10 +83,12 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
     if not master.startswith("local"):
         find_our_code()
     try:
-        with stderr_to(log or os.devnull), _interrupt_held():
+        with _waiting(master), stderr_to(log or os.devnull), _interrupt_held():
             spark = session(master, **confs)
     except OSError as error:
         raise Failed(f"{log}: {error.strerror}") from None
+    except Failed:
+        raise
     except Exception as error:
         raise Failed(_no_session(master, error)) from error
     # Spark's own handler calls the JVM first, which answers with a trace when the session is stopping already.
@@ -95,6 +98,18 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
             yield spark
     finally:
         _stop(spark)
+
+
+@contextmanager
+def _waiting(master: str) -> Iterator[None]:
+    """Wait for a master of another machine, and say so while a session is started there."""
+    if master.startswith("local"):
+        yield
+        return
+    with standard_error() as say:
+        wait_for_master(master, say)
+        with telling(master, say):
+            yield
 
 
 @contextmanager

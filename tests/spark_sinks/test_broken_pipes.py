@@ -1,0 +1,33 @@
+"""Traces of broken pipes: kept from the terminal in Spark's workers, and printed everywhere else."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import traceback
+
+import pytest
+
+from spark_sinks.runtime.broken_pipes import keep_broken_pipes_quiet
+
+
+@pytest.mark.parametrize(
+    ("main", "error", "is_printed"),
+    [
+        ("pyspark.daemon", BrokenPipeError(32, "Broken pipe"), False),
+        ("pyspark.daemon", ValueError("no number"), True),
+        ("my_script", BrokenPipeError(32, "Broken pipe"), True),
+    ],
+)
+def test_only_broken_pipes_of_workers_are_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], main: str, error: Exception, is_printed: bool
+) -> None:
+    monkeypatch.setattr(traceback, "print_exc", traceback.print_exc)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.machinery.ModuleSpec(main, None))
+    keep_broken_pipes_quiet()
+    keep_broken_pipes_quiet()
+    try:
+        raise error
+    except Exception:
+        traceback.print_exc()
+    assert bool(capsys.readouterr().err) == is_printed
