@@ -84,7 +84,8 @@ class Node(Protocol):
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+    body = msgspec.json.encode(value) + b"\n"  # people read it on a terminal
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 class Api:

@@ -97,7 +97,8 @@ class Pages:
         await self._server.close()
 
     async def _json(self, _request: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self._status()), content_type="application/json", headers=_HEADERS)
+        body = msgspec.json.encode(self._status()) + b"\n"  # people read it on a terminal
+        return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
     async def _text(self, _request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})

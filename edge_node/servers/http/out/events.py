@@ -30,9 +30,25 @@ class Wrapping(Protocol):
         """Return what tells the client, and those between, that the connection is alive."""
         ...
 
+    def end(self) -> bytes:
+        """Return what tells the client that nothing more comes."""
+        ...
+
 
 class ServerSent:
-    """Server-sent events (HTML, section 9.2)."""
+    """Server-sent events (HTML, section 9.2).
+
+    Each is a chunk of its own (RFC 9112, 7.1): a client that reads in blocks shows an event when its chunk is there,
+    and without chunks only when later events have filled its block.
+    """
+
+    def __init__(self, *, is_chunked: bool) -> None:
+        """Write events; without chunks to a client of HTTP/1.0, which does not know them."""
+        self._is_chunked = is_chunked
+
+    def greeting(self, retry_ms: int) -> bytes:
+        """Return what comes first: how long a client waits before it connects again."""
+        return self._piece(b"retry: %d\n\n" % retry_ms)
 
     def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:
         """Return one event; a ``record`` is of the type that pages listen to without asking."""
@@ -40,11 +56,18 @@ class ServerSent:
         if kind not in ("record", "message"):
             parts.append(f"event: {kind}\n".encode())
         parts += [b"data: ", data, b"\n\n"]
-        return b"".join(parts)
+        return self._piece(b"".join(parts))
 
     def idle(self) -> bytes:
         """Return a comment."""
-        return b": alive\n\n"
+        return self._piece(b": alive\n\n")
+
+    def end(self) -> bytes:
+        """Return the last chunk."""
+        return b"0\r\n\r\n" if self._is_chunked else b""
+
+    def _piece(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
 
 
 def record_event(record: Record) -> bytes:

@@ -81,9 +81,9 @@ class Feed:
         if self.is_over:
             return
         self.is_over = True
+        if (closing := self._wrapping.end()) and not self.is_paused:
+            self._write(closing)
         if self._socket is not None:
-            if (closing := self._socket.end()) and not self.is_paused:
-                self._write(closing)
             self._socket.forget()
         self._close()
         self._ended(self)

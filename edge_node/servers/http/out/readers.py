@@ -130,9 +130,10 @@ class Readers:
             head = upgrade(request)
             wrapping = socket = WebSocketWrapping()
         else:
-            fields = (*exchange.answer_fields, *_FIELDS)
-            head = self._answers.head(200, fields, keeps_alive=False) + b"\r\nretry: %d\n\n" % RETRY_MS
-            wrapping = ServerSent()
+            events = wrapping = ServerSent(is_chunked=not request.is_http10)
+            coding = () if request.is_http10 else (("Transfer-Encoding", "chunked"),)
+            fields = (*exchange.answer_fields, *_FIELDS, *coding)
+            head = self._answers.head(200, fields, keeps_alive=False) + b"\r\n" + events.greeting(RETRY_MS)
         if not self._bound.take(exchange.owner):
             self._bound.refuse(exchange.owner)
             raise try_later(429, "too many readers of events (limits.http_readers); close some", 10)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import websockets
 
 from tests.edge_node.servers.http.harness import HttpNode, running
@@ -68,6 +69,31 @@ async def test_records_come_as_events_with_their_numbers(http: HttpNode) -> None
         "headers": {"unit": "C", "weft.content-type": "application/octet-stream"},
     }  # fmt: skip
     assert second["data"]["payload_base64"] == "/w=="
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_each_event_is_whole_for_clients_that_read_in_blocks(http: HttpNode, version: str) -> None:
+    """A chunk for each event (RFC 9112, 7.1), and the last chunk at the end; HTTP/1.0 has no chunks."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    writer.write(f"GET {EVENTS} HTTP/{version}\r\nHost: 127.0.0.1\r\n\r\n".encode())
+    async with asyncio.timeout(PATIENCE_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert (b"Transfer-Encoding: chunked" in head) == (version == "1.1")
+
+        async def event() -> bytes:
+            if version == "1.0":
+                return await reader.readuntil(b"\n\n")
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            return (await reader.readexactly(size + 2)).removesuffix(b"\r\n")
+
+        assert await event() == b"retry: 2000\n\n"
+        assert (await event()).startswith(b"event: lane\ndata: {")
+        await http.post(POST, b"last")
+        last = await event()
+        assert (last.startswith(b"id: 0\ndata: {"), last.endswith(b"}\n\n")) == (True, True)
+        next(part for part in http.node._more_parts if isinstance(part, Http)).close()
+        assert await reader.read() == (b"0\r\n\r\n" if version == "1.1" else b"")
+    writer.close()
 
 
 async def test_a_client_goes_on_after_its_last_event(http: HttpNode) -> None:
@@ -197,7 +223,7 @@ async def test_a_reader_that_does_not_read_holds_its_place_and_no_memory(http: H
     connection.setblocking(False)
     found = b""
     async with asyncio.timeout(PATIENCE_S):
-        while not found.endswith(b"\n\n") or b"id: 799\n" not in found[-20_000:]:
+        while not found.endswith(b"\n\n\r\n") or b"id: 799\n" not in found[-20_000:]:
             try:
                 found += connection.recv(1 << 20)
             except BlockingIOError:
