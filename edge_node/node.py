@@ -365,7 +365,7 @@ class EdgeNode:
         self.listeners.accounts.watch(amqp.permissions_changed)
         versions: dict[bytes, MakeConnection] = dict.fromkeys((AMQP, SASL), make_connection(parts))
         versions[PROTOCOL_HEADER] = amqp.connect
-        return lambda door, arrival: ByPrefix(door, arrival, versions, PROTOCOL_HEADER, "AMQP")
+        return lambda door, arrival: ByPrefix(door, arrival, versions, PROTOCOL_HEADER, "AMQP", broker.partings)
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

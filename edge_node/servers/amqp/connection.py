@@ -168,7 +168,7 @@ class AmqpConnection(Reads):
         self._broker.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
         self._turn.store()  # what came before in good order counts
-        log.warning("closing AMQP client %s: %s", self._client(), error.text[:REASON_SHOWN_MAX])
+        self._broker.partings.closed(log, f"closing AMQP client {self._client()}", error.text[:REASON_SHOWN_MAX])
         self._say_goodbye(error)
 
     def refuse_silently(self, reason: str) -> None:
@@ -376,7 +376,8 @@ class AmqpConnection(Reads):
         self._output.uncork()
         transport, self._transport = self._transport, None
         self._fast = False
-        log.log(level, "closed AMQP client %s: %s", self._client(), reason)
+        stranger_at = self.arrival.origin if self.peer is None else None
+        self._broker.partings.closed(log, f"closed AMQP client {self._client()}", reason, level, stranger_at)
         if self._handshake is not None:
             self._handshake.cancel()
         self._leave_channels()

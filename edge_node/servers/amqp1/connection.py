@@ -309,7 +309,8 @@ class Amqp1Connection(asyncio.Protocol):
         transport, self._transport = self._transport, None
         parts, broker = self._parts, self._parts.broker
         broker.ingest.turn.store()
-        log.log(level, "closed AMQP 1.0 client %s at %s: %s", self._name(), self.arrival.name, reason)
+        who = f"closed AMQP 1.0 client {self._name()} at {self.arrival.name}"
+        broker.partings.closed(log, who, reason, level, self.arrival.origin if self.identity is None else None)
         if self._opening is not None:
             self._opening.cancel()
         if self._links is not None:

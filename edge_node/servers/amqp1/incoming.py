@@ -84,7 +84,8 @@ class Run:
             else:
                 link.answer(delivery, deliveries.release)
         if not is_full:
-            log.warning("released messages of an AMQP 1.0 client: %s", error)
+            partings = self._sending.parts.broker.partings
+            partings.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
         self._sending.client.flush()
 
 

@@ -15,6 +15,7 @@ from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.servers.broker.connected import Connected
+from weft.edge_node.servers.broker.partings import Partings
 from weft.edge_node.servers.broker.turns import Turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
@@ -119,6 +120,8 @@ class Broker:
         self.counters = counters
         self.wall_clock = wall_clock
         self.clock = self._loop.time
+        self.partings = Partings(self.clock)
+        """Log lines about clients that were closed."""
         self.turns = Turns(self._loop)
         self.refusals = state.refusals
         """Counter of what shares refuse."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
+from weft.edge_node.servers.broker.partings import Partings
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.listeners.listener import MakeConnection
 from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
@@ -20,10 +21,16 @@ class ByPrefix(asyncio.Protocol):
     The listener minds how long the first bytes may take.
     """
 
-    __slots__ = ("_answer", "_arrival", "_choices", "_data", "_door", "_transport", "_what")
+    __slots__ = ("_answer", "_arrival", "_choices", "_data", "_door", "_partings", "_transport", "_what")
 
-    def __init__(
-        self, door: Door, arrival: Arrival, choices: Mapping[bytes, MakeConnection], answer: bytes, what: str
+    def __init__(  # noqa: PLR0917
+        self,
+        door: Door,
+        arrival: Arrival,
+        choices: Mapping[bytes, MakeConnection],
+        answer: bytes,
+        what: str,
+        partings: Partings,
     ) -> None:
         """Wait for as many bytes as all prefixes have.
 
@@ -31,12 +38,14 @@ class ByPrefix(asyncio.Protocol):
             choices: prefix, all of one length -> what makes its connections.
             answer: sent to a client of another protocol before it is closed: a protocol that this listener has.
             what: the protocols of the listener, for the log.
+            partings: log lines about clients that are closed.
         """
         self._door = door
         self._arrival = arrival
         self._choices = choices
         self._answer = answer
         self._what = what
+        self._partings = partings
         self._data = b""
         self._transport: asyncio.Transport | None = None
 
@@ -68,9 +77,8 @@ class ByPrefix(asyncio.Protocol):
             self._arrival.closed()
 
     def _refuse(self, transport: asyncio.Transport, prefix: bytes) -> None:
-        log.warning(
-            "closed %s: its first bytes are %r, and this is a port for %s", self._arrival.name, prefix, self._what
-        )
+        reason = f"its first bytes are {prefix!r}, and this is a port for {self._what}"
+        self._partings.closed(log, f"closed {self._arrival.name}", reason, stranger_at=self._arrival.origin)
         self._transport = None
         transport.write(self._answer)
         transport.close()

@@ -368,7 +368,8 @@ class ClientConnection(asyncio.Protocol):
         if transport is None:
             return
         self._fast = None
-        log.log(level, "closed MQTT client %s at %s: %s", self._client(), self.arrival.name, reason)
+        who, stranger_at = f"closed MQTT client {self._client()} at {self.arrival.name}", self.arrival.origin
+        self._broker.partings.closed(log, who, reason, level, stranger_at if self._handlers is None else None)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
         if words:

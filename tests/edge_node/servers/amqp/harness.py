@@ -71,7 +71,14 @@ async def serving(
         )  # fmt: skip
         amqp = Amqp(node.broker, queues, settings, counters, refusals)
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), {PROTOCOL_HEADER: amqp.connect}, PROTOCOL_HEADER, "AMQP"),
+            lambda: ByPrefix(
+                node.door,
+                Guest(node.counters),
+                {PROTOCOL_HEADER: amqp.connect},
+                PROTOCOL_HEADER,
+                "AMQP",
+                node.broker.partings,
+            ),
             "127.0.0.1",
             0,
         )

@@ -163,7 +163,10 @@ async def amqp(
         parts.start()
         choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP"), "127.0.0.1", 0, ssl=tls
+            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP", node.broker.partings),
+            "127.0.0.1",
+            0,
+            ssl=tls,
         )
         try:
             yield Amqp(node, parts, server.sockets[0].getsockname()[1])

@@ -123,14 +123,12 @@ async def test_where_the_engine_is_missing_client_and_log_are_told_what_to_insta
     async with amqp(tmp_path) as node:
         with pytest.raises(ConnectionException, match=r"not-implemented.*weft-fabric\[amqp1\]"):
             await node.client(mechanisms=mechanism, user="ada", password="secret", allow_insecure_mechs=True)
-        assert "weft-fabric[amqp1]" in caplog.text
-        caplog.clear()
         raw = await Raw.open(node.port)
         raw.writer.write(AMQP)
         answer = await raw.all()
         assert answer.startswith(AMQP)
         assert b"weft-fabric[amqp1]" in answer
-        assert "weft-fabric[amqp1]" in caplog.text
+        assert caplog.text.count("weft-fabric[amqp1]") == 1, "attempts alike are one line"
 
 
 async def test_a_certificate_is_offered_as_external(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Log lines about clients that were closed: one for what many meet, or one client again and again, then a count."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.edge_node.servers.amqp1 import harness as amqp1
+from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
+from tests.support.waiting import PATIENCE_S
+from weft.edge_node.servers.broker.partings import Partings
+from weft.protocols.mqtt.packets import Publish
+
+ATTEMPTS = 20
+FULL = "what it sent could not be stored and is not acknowledged: the log is full: %d bytes"
+log = logging.getLogger(__name__)
+
+
+def lines(caplog: pytest.LogCaptureFixture, beginning: str) -> list[str]:
+    return [line for record in caplog.records if (line := record.getMessage()).startswith(beginning)]
+
+
+def test_a_refusal_each_second_is_a_line_after_1_2_and_4_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    partings = Partings(lambda: now)
+    said: list[float] = []
+    for second in range(10 * 60):
+        now = float(second)
+        before = len(caplog.records)
+        for device in range(50):
+            partings.closed(log, f"closed MQTT client 'device-{device}'", FULL % (second + device))
+        said += [now] * (len(caplog.records) - before)
+    assert said == [0, 60, 180, 420]
+    assert "'device-0'" in caplog.records[0].getMessage()
+    assert caplog.records[1].getMessage().endswith("; 2,999 more like this since the last line")
+
+
+def test_other_reasons_addresses_and_clients_have_lines_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    partings = Partings(lambda: 0.0)
+    for _ in range(3):
+        for origin in ("192.0.2.7", "192.0.2.8"):
+            for reason in ("expected a frame, got b'\\x01'", "expected a frame, got b'\\x02'", "no password"):
+                partings.closed(log, "closed", reason, stranger_at=origin)
+        partings.closed(log, "closed MQTT client 'a'", "did not read what it was sent for 60 s")
+        partings.closed(log, "closed", "expected a frame", logging.INFO, "192.0.2.7")
+    levels = [record.levelno for record in caplog.records]
+    assert levels.count(logging.WARNING) == 2 * 2 + 3, "what a client that was let in did is said each time"
+
+
+async def test_a_disk_that_fails_is_one_line_for_all_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gate = SyncGate()
+    async with running(tmp_path, filesystem=gate) as node:
+        gate.error = OSError(5, "Input/output error")
+        for number in range(ATTEMPTS):
+            device = await RawClient.connect(node.port, f"device-{number % 3}")
+            device.send(Publish(b"plant/a", b"x", 1, 9))
+            assert await device.receive() is None
+        assert node.counters.log_refusals == ATTEMPTS
+    assert len(lines(caplog, "closed MQTT client 'device-")) <= 2, "the first is told of the error, the others after it"
+
+
+@pytest.mark.parametrize("first", [amqp1.SASL, b"GET /%02d"], ids=["a bad frame", "another protocol"])
+async def test_attempts_without_a_login_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: bytes
+) -> None:
+    async with amqp1.amqp(tmp_path) as node:
+        for number in range(ATTEMPTS):
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+            writer.write((first % number if b"%" in first else first) + b"\xff\0\0\0%02d" % number)
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.read()
+            writer.close()
+    assert len(lines(caplog, "closed ")) == 1
