@@ -26,7 +26,14 @@ from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.api.stream_rates import StreamRates, followed
 from weft.cloud_hub.api.tokens import TokenFile
-from weft.cloud_hub.api.views import View, conflict_views, open_gap_views, table_status_view, table_view
+from weft.cloud_hub.api.views import (
+    View,
+    conflict_views,
+    lost_views,
+    open_gap_views,
+    table_status_view,
+    table_view,
+)
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -228,8 +235,14 @@ class Hub:
             longest,
             moments=moments,
             rates=self._rates,
-            edges=lambda: EdgeViews(
-                links.by_edge(), links.last_release, self._wall_clock(), peers=peers, behind=moments.behind
+            edges=lambda states: EdgeViews(
+                states,
+                links.by_edge(),
+                links.last_release,
+                self._wall_clock(),
+                peers=peers,
+                behind=moments.behind,
+                lost=moments.lost,
             ),
             refusals=self._refusals,
             monotonic=time.monotonic,
@@ -372,6 +385,7 @@ class Hub:
             "tables_trouble": self._tables.error if self._tables else None,
             "conflicts": conflict_views(sequencer.state for sequencer in self._own()),
             **open_gap_views(sequencer.state for sequencer in self._own()),
+            "lost": lost_views(self._own()),
             "links": self._links.views(),
         }
 

@@ -70,7 +70,7 @@ class SenderLane:
         offered = self.offered
         return LaneOpen(
             number, *self.identity, self._epoch, list(self._held)[:RANGES_MAX], list(offered.topics), offered.payload,
-            offered.flags,
+            offered.flags, acknowledged=offered.acknowledged(),
         )  # fmt: skip
 
     def opened(self, held: RangeSet) -> None:

@@ -9,7 +9,12 @@ from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
+
+
+def nothing_acknowledged() -> list[tuple[str, list[Range]]]:
+    """Return nothing: for logs that do not know what hubs had acknowledged."""
+    return []
 
 
 def no_origin(_number: int) -> Origin | None:
@@ -32,6 +37,8 @@ class OfferedLane(NamedTuple):
     origin: Callable[[int], Origin | None] = no_origin
     """Look-up of the origins that the lane's batches name, by their numbers in its log; None for what it does not
     know."""
+    acknowledged: Callable[[], list[tuple[str, list[Range]]]] = nothing_acknowledged
+    """Returns what hubs had acknowledged before this connection, by their cluster ids."""
 
 
 class LaneSnapshot(NamedTuple):

@@ -6,7 +6,7 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +107,7 @@ class Api:
         *,
         moments: StreamCompleteness,
         rates: StreamRates,
-        edges: Callable[[], EdgeViews],
+        edges: Callable[[Sequence[ShardState]], EdgeViews],
         refusals: Refusals,
         monotonic: Callable[[], float],
     ) -> None:
@@ -215,7 +215,7 @@ class Api:
         shards = await self._view_of_shards(own=choice(request, "shards", ("all", "own")) == "own")
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         edges, more = await edges_after(shards.states, tenant, request.query.get("after"), limit)
-        page = await encoded(edges, self._edges().view, self._response_bytes_max)
+        page = await encoded(edges, self._edges(shards.states).view, self._response_bytes_max)
         last = edges[len(page.views) - 1].name if page.views and (more or not page.is_whole) else None
         next_after = None if last is None else str(last)
         return _json({"edges": page.views, "next_after": next_after, **shards.missing_view()})

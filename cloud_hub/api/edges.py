@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.api.pages import SLICE_S
+from weft.cloud_hub.api.stream_summary import renamed_lanes
 from weft.cloud_hub.api.views import View, moment
 from weft.protocols.lane import Lane, NodeName, format_log_id
-from weft.protocols.shard.completeness import HeldBack, held_back, moment_of
+from weft.protocols.shard.completeness import Behind, HeldBack, LostOf, held_back, moment_of
 from weft.protocols.shard.lane_state import LaneState
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 SLICE_EDGES = 5_000
 """Number of names that are looked through without a pause: some milliseconds."""
@@ -60,28 +61,35 @@ class EdgeViews:
     """Views of edges, one after the other, for one request.
 
     Args:
+        states: of all shards that can be read; the two names of a renamed edge may be in different ones.
         linked: when each edge with a link to this process connected (nanoseconds since 1970), and its release.
         last_release: release of an edge whose link has ended; None when it is unknown.
         now: nanoseconds since 1970 by the hub's clock.
         peers: whether another cluster may have what this one lacks.
         behind: for lanes whose edges are linked to this node (``completeness``).
+        lost: what this hub lacks of a lane that it had acknowledged (``completeness``).
     """
 
     def __init__(
         self,
+        states: Sequence[ShardState],
         linked: Mapping[NodeName, tuple[int, str]],
         last_release: Callable[[NodeName], str | None],
         now: int,
         *,
         peers: bool,
-        behind: Callable[[Lane], int | None],
+        behind: Behind,
+        lost: LostOf = lambda *_: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._states = states
         self._linked = linked
         self._last_release = last_release
         self._now = now
         self._peers = peers
         self._behind = behind
+        self._lost = lost
+        self._renamed: dict[StreamKey, set[Lane]] = {}
         self._clock = clock
 
     async def view(self, edge: EdgeOf) -> View:
@@ -90,8 +98,7 @@ class EdgeViews:
         known = _Known()
         lanes = list(edge.state.edge_lanes(*name).items())
         for lane, held in lanes:
-            alarm = held_back(lane, held, self._now, self._peers, self._behind) if held.counts else None
-            known.add(lane, held, self._peers, alarm)
+            known.add(lane, held, self._peers, self._alarm(lane, held))
             if self._clock() - began >= SLICE_S:
                 await asyncio.sleep(0)
                 began = self._clock()
@@ -110,6 +117,17 @@ class EdgeViews:
             "retired": known.is_retired,
             "alarms": known.alarms(),
         }
+
+    def _alarm(self, lane: Lane, held: LaneState) -> HeldBack | None:
+        if not held.counts or (held.ended_in_order and lane in self._renamed_of(lane.tenant, lane.stream)):
+            return None
+        return held_back(lane, held, self._now, self._peers, self._behind, self._lost)
+
+    def _renamed_of(self, tenant: str, stream: str) -> set[Lane]:
+        found = self._renamed.get((tenant, stream))
+        if found is None:
+            found = self._renamed[tenant, stream] = renamed_lanes(self._states, tenant, stream)
+        return found
 
 
 class _Known:

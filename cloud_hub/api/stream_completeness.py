@@ -9,7 +9,8 @@ from functools import partial
 from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
-from weft.protocols.shard.completeness import Completeness, Tally
+from weft.protocols.shard.completeness import Completeness, Lost, Tally
+from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 SLICE_LANES = 500
@@ -49,7 +50,7 @@ class StreamCompleteness:
         """
         expected = self._expected.get((tenant, stream), ())
         ended = renamed_lanes(states, tenant, stream)
-        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind, renamed=ended)
+        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind, lost=self.lost, renamed=ended)
         for state in states:
             for gap in state.open_gaps.get((tenant, stream), ()):
                 tally.add_gap(gap)
@@ -74,6 +75,11 @@ class StreamCompleteness:
 
     async def _moment(self, tenant: str, stream: str) -> int | None:
         return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
+
+    def lost(self, lane: Lane, held: LaneState) -> Lost | None:
+        """Return what this hub lacks of a lane that it had acknowledged, as a linked edge says; None when nothing."""
+        found = (sequencer.sessions.lost_of(lane, held) for sequencer in self._shards)
+        return next((each for each in found if each is not None), None)
 
     def behind(self, lane: Lane) -> int | None:
         """Return the nanoseconds by which the clock of a linked edge was set back; None when it was not."""

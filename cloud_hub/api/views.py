@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from weft.cloud_hub.api.stream_summary import StreamSummary
+from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _NS = 1_000_000_000
 
+LOST_LISTED_MAX = 1000
+"""Most lanes with lost records that a status names."""
 View = dict[str, Any]
 
 RETIRED_LOOKED_AT_MAX = 2_000
@@ -252,6 +255,21 @@ def open_gap_views(states: Iterable[ShardState]) -> View:
         for gap, lane, shard in found[:OPEN_GAPS_MAX]
     ]
     return {"open_gaps": shown, "open_gaps_more": len(found) - len(shown)}
+
+
+def lost_views(sequencers: Iterable[Sequencer]) -> list[View]:
+    """Return the lanes of which the hub lacks records that it had acknowledged, at most ``LOST_LISTED_MAX``."""
+    found = (
+        {
+            "tenant": lane.tenant, **_who(lane, sequencer.log.shard), "stream": lane.stream, "records": lost.records,
+            "first_seq": lost.first,
+        }
+        for sequencer in sequencers
+        for lane in list(sequencer.sessions.lost)
+        if (held := sequencer.state.lanes.get(lane)) is not None
+        and (lost := sequencer.sessions.lost_of(lane, held)) is not None
+    )  # fmt: skip
+    return list(islice(found, LOST_LISTED_MAX))
 
 
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:

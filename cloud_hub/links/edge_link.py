@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.bounds import Refusals
@@ -17,7 +17,7 @@ from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane, NodeName, format_log_id
 from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import BOOTS_MAX
 from weft.replication.accounting import RANGES_MAX
@@ -28,6 +28,8 @@ from weft.storage.chunk_log import ShardLog
 class _OpenedLane(NamedTuple):
     session: LaneSession
     sequencer: Sequencer
+    acknowledged: Sequence[Range] = ()
+    """Records that this hub had acknowledged before, as the edge says."""
 
 
 class EdgeLink:
@@ -72,6 +74,8 @@ class EdgeLink:
         """Lanes whose shards had no more room after the last of their batches."""
         self._claims: dict[Lane, LaneClaim] = {}
         """Claims of this connection, also to lanes that were closed since."""
+        self._has_told_of_loss = False
+        """True once the log says that the store was put back; the status names every lane."""
         self._refusal = ""
         """The last reason for closing a lane."""
         self._asked: dict[Lane, tuple[Sequencer, LaneClaim]] = {}
@@ -185,7 +189,9 @@ class EdgeLink:
         )  # fmt: skip
         if not session.is_relay and len(self._asked) < LANES_MAX:
             self._asked[lane] = sequencer, claim
-        return _OpenedLane(session, sequencer)
+        cluster = sequencer.state.cluster_id.hex()
+        acknowledged = next((ranges for hub, ranges in opening.acknowledged if hub == cluster), [])
+        return _OpenedLane(session, sequencer, acknowledged)
 
     async def _sequencer(self, shard: int) -> Sequencer:
         known = self._sequencers.get(shard)
@@ -208,7 +214,17 @@ class EdgeLink:
             self._is_taken = True
             log_id = format_log_id(self.hello.log_id)
             self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software)
+        self._compare(number, held.result())
         self._link.lane_opened(number, held.result())
+
+    def _compare(self, number: int, held: RangeSet) -> None:
+        """Note what the shard no longer has of the records that it had acknowledged to the edge."""
+        opened = self._lanes[number]
+        lost = RangeSet(part for first, end in opened.acknowledged if first < end for part in held.missing(first, end))
+        opened.sequencer.sessions.note_lost(opened.session.lane, lost)
+        if lost and not self._has_told_of_loss and self.hello is not None:
+            self._has_told_of_loss = True
+            self._log.has_lost(_named(self.hello), opened.session.lane.stream, lost.count(), next(iter(lost))[0])
 
     def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False) -> None:
         """Close a lane that its shard does not go on with.
@@ -328,8 +344,8 @@ class EdgeLink:
             self._log.disconnected(_named(self.hello), self._peer, reason)
         else:
             self._log.refused(_named(self.hello), self._peer, reason)
-        for session, sequencer in self._lanes.values():
-            sequencer.leave(session)
+        for opened in self._lanes.values():
+            opened.sequencer.leave(opened.session)
 
 
 def _offered_end(opening: LaneOpen) -> int | None:

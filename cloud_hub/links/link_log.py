@@ -60,6 +60,14 @@ class HubLinkLog:
             edge, peer, " again" if told.again else "", log_id, software, after,
         )  # fmt: skip
 
+    def has_lost(self, edge: str, stream: str, records: int, first: int) -> None:
+        """Log that an edge says what this hub has lost, for the first of its streams."""
+        logger.error(
+            "edge %s: this hub lacks %d records of stream %s, from seq %d on, that it had acknowledged. Its store was "
+            "restored to an earlier state, or lost objects. The edge sends again what it still has; `weft hub status` "
+            "names every stream", edge, records, stream, first,
+        )  # fmt: skip
+
     def disconnected(self, edge: str, peer: str, reason: str) -> None:
         """Log that a link that was taken is over."""
         known = self._edge(edge)

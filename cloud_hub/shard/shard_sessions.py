@@ -11,6 +11,7 @@ from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.completeness import Lost
 from weft.protocols.shard.shard_state import BOOTS_MAX, LaneState, ShardState
 from weft.replication.refusals import taken_before
 
@@ -38,6 +39,8 @@ class ShardSessions:
         self.behind: dict[Lane, int] = {}
         """For lanes of open sessions: by how many nanoseconds the last mark lay before the moment that the edge had
         named. Its clock was set back; the lane stands still until the clock has passed that moment."""
+        self.lost: dict[Lane, RangeSet] = {}
+        """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last came."""
         self.refused = 0
         """Sessions that were refused, since the start."""
 
@@ -144,6 +147,25 @@ class ShardSessions:
             self.behind[session.lane] = said - mark.time
         elif self.behind:
             self.behind.pop(session.lane, None)
+
+    def note_lost(self, lane: Lane, lost: RangeSet) -> None:
+        """Note what an edge, which has just come, says that this hub has lost of a lane; nothing ends it."""
+        if lost:
+            self.lost[lane] = lost
+        else:
+            self.lost.pop(lane, None)
+
+    def lost_of(self, lane: Lane, held: LaneState) -> Lost | None:
+        """Return which acknowledged records of a lane are not in the state again; None when there are none."""
+        lost = self.lost.get(lane)
+        if lost is None:
+            return None
+        records = held.records
+        missing = [part for run in lost for part in records.missing(*run)]
+        if not missing:
+            del self.lost[lane]
+            return None
+        return Lost(sum(end - first for first, end in missing), missing[0][0])
 
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone. What it brought is still committed, unless a new session opens first."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft.edge_node.links.hub_high_watermarks import hub_ends
 from weft.edge_node.streams import STREAMS_THAT_STAY
+from weft.edge_node.timing.clock import wall_clock
 from weft.protocols.batch import BatchHeader, ClockReading, ClockState, HeaderPairs, Record, decode_header, records
 from weft.protocols.lane import NodeName, format_log_id
 from weft.protocols.message_headers import FORKED_FROM
+from weft.replication.liveness import SECOND
 from weft.storage.filesystem import FileSystem, write_atomically
 from weft.storage.segment_log import LogSettings, SegmentLog
 
@@ -85,7 +86,7 @@ def write_fork(
     # Brought again, the log must come with a later epoch than the hub has of the first time.
     links = os.path.join(directory, "links")
     filesystem.make_directory(links)
-    write_atomically(filesystem, os.path.join(links, "epoch"), b"%d\n" % int(time.time()))
+    write_atomically(filesystem, os.path.join(links, "epoch"), b"%d\n" % (wall_clock() // SECOND))
     return counts
 
 
@@ -96,7 +97,7 @@ class _Clock:
         self.header: BatchHeader | None = None
 
     def wall(self) -> int:
-        return self.header.first_time if self.header is not None else time.time_ns()
+        return self.header.first_time if self.header is not None else wall_clock()
 
     def reading(self) -> ClockReading:
         if self.header is None:

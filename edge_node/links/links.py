@@ -160,7 +160,10 @@ class Links:
         name = status.name
         streams = {stream: _offered(self._flow, stream) for stream in self._carried[name]}
         released = functools.partial(self._released, name, self._carried[name])
-        source = SegmentLogSource(self._log, streams, released, self._wall_clock, self._watermarks, self.clocks)
+        source = SegmentLogSource(
+            self._log, streams, released, self._wall_clock, self._watermarks, self.clocks,
+            self._acknowledged.acknowledged,
+        )  # fmt: skip
         self._tasks[name] = asyncio.create_task(self._run(status, self._config.links[name], source))
 
     def acknowledge_alarms(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from weft.edge_node.links.boot_clocks import BootClocks
@@ -13,7 +14,8 @@ from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.replication.source import LaneSnapshot, OfferedLane
+from weft.replication.runner.acknowledged import Acknowledged
+from weft.replication.source import LaneSnapshot, OfferedLane, nothing_acknowledged
 from weft.storage.segment_log import LogError, SegmentLog
 
 MARGIN_NS = 1_000_000
@@ -39,19 +41,28 @@ class SegmentLogSource:
         wall_clock: Callable[[], int],
         watermarks: HubHighWatermarks,
         clocks: BootClocks | None = None,
+        acknowledged: Acknowledged | None = None,
     ) -> None:
         """Offer ``streams`` by their names.
 
         Args:
             watermarks: shared by all links of the log.
             clocks: likewise; None when the wall clock is right.
+            acknowledged: likewise; None when it is unknown.
         """
         self._clocks = clocks
         self._log = log
         self._watermarks = watermarks
         self._pages = log.page_reader()
         self._lanes = [
-            OfferedLane(log.stream(name), name, *offered, origin=self._origin) for name, offered in streams.items()
+            OfferedLane(
+                log.stream(name),
+                name,
+                *offered,
+                origin=self._origin,
+                acknowledged=nothing_acknowledged if acknowledged is None else partial(acknowledged.told, name),
+            )
+            for name, offered in streams.items()
         ]
         self._begins = log.begins()
         self._streams = {lane.lane: lane.stream for lane in self._lanes}

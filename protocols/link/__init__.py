@@ -37,6 +37,10 @@ LANES_MAX = 4096
 BATCHES_MAX = 2048
 """Maximum number of batches in one DATA frame: a receiver looks at all of them at one go."""
 FEATURES_MAX = 64
+ACKNOWLEDGED_MAX = 16
+"""Maximum number of hubs of which a LANE_OPEN says what they had acknowledged."""
+ACKNOWLEDGED_RANGES_MAX = 64
+"""Maximum number of ranges that it says of each."""
 ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
@@ -87,6 +91,8 @@ KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY
 Size = Annotated[int, Meta(ge=1, le=FRAME_BYTES_MAX * LANES_MAX)]
 """A number of bytes that a peer grants; none would stop the link."""
 Features = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=FEATURES_MAX)]
+_Told = Annotated[list[tuple[Seq, Seq]], Meta(max_length=ACKNOWLEDGED_RANGES_MAX)]
+Acknowledged = Annotated[list[tuple[str, _Told]], Meta(max_length=ACKNOWLEDGED_MAX)]
 Origins = Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)]
 
 
@@ -153,6 +159,8 @@ class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
     """``LaneFlag``."""
     origins: Origins = []
     """Origins that the lane's batches name."""
+    acknowledged: Acknowledged = []
+    """(cluster id, ranges): records that hubs had acknowledged to the sender. One that lacks some has lost them."""
 
 
 class LaneOpened(msgspec.Struct, frozen=True, array_like=True):

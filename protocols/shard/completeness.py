@@ -37,6 +37,7 @@ class Reason(StrEnum):
     NO_MARK = "no_mark"
     HOLE = "hole"
     ABSENT = "absent_records"
+    LOST = "lost_records"
     CLOCK = "clock_behind"
     SILENT = "silent"
 
@@ -71,6 +72,16 @@ class Completeness(NamedTuple):
     """Number of further open gaps that are left out."""
 
 
+class Lost(NamedTuple):
+    """Records that the hub had acknowledged and no longer has: its store was restored, or lost objects."""
+
+    records: int
+    first: int
+    """Sequence number of the first."""
+
+
+LostOf = Callable[[Lane, LaneState], Lost | None]
+"""For a lane: what the hub has lost of it, as its edge says; None when nothing."""
 Behind = Callable[[Lane], int | None]
 """For a lane: by how many nanoseconds the last mark from its edge lay before its moment; None when it did not."""
 
@@ -110,8 +121,16 @@ class Tally:
     """
 
     def __init__(
-        self, expected: Sequence[str], now: int, *, peers: bool, behind: Behind, renamed: Set[Lane] = frozenset()
+        self,
+        expected: Sequence[str],
+        now: int,
+        *,
+        peers: bool,
+        behind: Behind,
+        lost: LostOf = lambda *_: None,
+        renamed: Set[Lane] = frozenset(),
     ) -> None:
+        self._lost = lost
         self._unheard = list(dict.fromkeys(expected))
         self._now = now
         self._peers = peers
@@ -150,7 +169,7 @@ class Tally:
             self._is_known = False
         elif self._earliest is None or moment < self._earliest:
             self._earliest = moment
-        each = held_back(lane, held, self._now, self._peers, self._behind)
+        each = held_back(lane, held, self._now, self._peers, self._behind, self._lost)
         if each is not None:
             self._held_back.append(each)
             if len(self._held_back) >= 2 * HELD_BACK_MAX:
@@ -233,20 +252,43 @@ def _silence(held: LaneState, seconds: int) -> str:
     return f"the edge has said nothing for {seconds} s{said}"
 
 
-def held_back(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
-    """Return the reason why a lane that counts stands still; None while it does not. Args as ``completeness``."""
+def held_back(
+    lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind, lost: LostOf = lambda *_: None
+) -> HeldBack | None:
+    """Return the reason why a lane that counts stands still; None while it does not. Args as ``Tally``."""
+    found = _conflict(lane, held, peers) or _restored(lane, held, peers, lost(lane, held))
+    return found or _waits(lane, held, now, peers, behind)
+
+
+def _conflict(lane: Lane, held: LaneState, peers: bool) -> HeldBack | None:
+    if held.conflict is None:
+        return None
+    return HeldBack(
+        lane.edge, lane.log_id, Reason.CONFLICT, held.conflict.time, moment_of(held, peers=peers), held.conflict.reason,
+        f"stop the node that is a copy, then `weft hub adopt {lane.edge} --log {format_log_id(lane.log_id)}`; or "
+        "end the lane with `weft hub retire`",
+    )  # fmt: skip
+
+
+def _restored(lane: Lane, held: LaneState, peers: bool, lost: Lost | None) -> HeldBack | None:
+    if lost is None:
+        return None
+    return HeldBack(
+        lane.edge, lane.log_id, Reason.LOST, None, moment_of(held, peers=peers),
+        f"the hub lacks {lost.records} records, from seq {lost.first} on, that it had acknowledged to the edge. Its "
+        "store was restored to an earlier state, or lost objects",
+        "the edge sends again what it still has. Look for the rest at other hubs and in the tables; then `weft link "
+        "acknowledge` on that edge, and restart it",
+    )  # fmt: skip
+
+
+def _waits(lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind) -> HeldBack | None:
     moment = moment_of(held, peers=peers)
 
     def told(reason: Reason, since: int | None, why: str, advice: str) -> HeldBack:
         return HeldBack(lane.edge, lane.log_id, reason, since, moment, why, advice)
 
     newest, end = held.newest_mark, held.ranges.contiguous_end()
-    if held.conflict is not None:
-        return told(
-            Reason.CONFLICT, held.conflict.time, held.conflict.reason,
-            f"stop the node that is a copy, then `weft hub adopt {lane.edge} --log {format_log_id(lane.log_id)}`; or "
-            "end the lane with `weft hub retire`",
-        )  # fmt: skip
     if newest is None:
         return told(
             Reason.NO_MARK, held.last_seen or None, "the edge has sent records of the lane and no mark yet",

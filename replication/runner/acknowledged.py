@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from weft.protocols.link import ACKNOWLEDGED_MAX, ACKNOWLEDGED_RANGES_MAX
 from weft.protocols.ranges import Range, RangeSet
 
 HubStream = tuple[str, str]
@@ -21,6 +22,9 @@ class Lost(NamedTuple):
     missing: RangeSet
     named: RangeSet
     """The part that this node does not have either, and said so: the hub holding a notice is not holding a record."""
+
+
+_NOTHING = Lost(RangeSet(), RangeSet())
 
 
 class _Connection(NamedTuple):
@@ -87,6 +91,17 @@ class Acknowledged:
         for key in self._newest:
             self._settle(key)
         return self._ranges, self._lost
+
+    def told(self, stream: str) -> list[tuple[str, list[Range]]]:
+        """Return what hubs acknowledged of a stream, by cluster id, also what they lost since: for LANE_OPEN."""
+        ranges, lost = self.state()
+        found = {}
+        for (hub, name), held in ranges.items():
+            if name == stream and hub:
+                expected = held.copy()
+                expected.update(lost.get((hub, name), _NOTHING).missing)
+                found[hub] = list(expected)[:ACKNOWLEDGED_RANGES_MAX]
+        return [(hub, told) for hub, told in found.items() if told][-ACKNOWLEDGED_MAX:]
 
     def alarm(self, hub: str) -> str:
         """Return what a hub has lost, with what to do; empty when nothing. An empty ``hub`` stands for all."""

@@ -151,7 +151,7 @@ ARRAYS = {
     ),
     snapshot.LogClocks: "tenant edge log_id boots",
     snapshot.BootClock: "boot_id monotonic offset error",
-    link.LaneOpen: "lane tenant edge log_id stream epoch ranges topics payload flags origins",
+    link.LaneOpen: "lane tenant edge log_id stream epoch ranges topics payload flags origins acknowledged",
     link.LaneOpened: "lane ranges",
     link.LaneClosed: "lane code message advice",
     link.LaneOrigins: "lane origins",

@@ -58,6 +58,7 @@ CONTROL: Notation = {
             "payload": 2,
             "flags": 0,
             "origins": [[1, 1, "mean-1m", "4", "q80="]],
+            "acknowledged": [["5e1f60a2c3d84b7796a0b1c2d3e4f506", [[0, 5]]]],
         },
         {
             "type": "LANE_OPEN",
@@ -72,6 +73,7 @@ CONTROL: Notation = {
             "payload": 0,
             "flags": 3,
             "origins": [],
+            "acknowledged": [],
         },
         {"type": "LANE_OPENED", "lane": 1, "ranges": [[0, 5]]},
         {

@@ -246,6 +246,14 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         print_table(("open gap: edge", "log", "stream", "from seq", "since", "until"), open_gaps)
     if facts.get("open_gaps_more"):
         click.echo(f"and {facts['open_gaps_more']} more open gaps")
+    lost = [
+        (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["records"], each["first_seq"])
+        for each in facts.get("lost", [])
+    ]
+    if lost:
+        click.echo("LOST: this hub had acknowledged these records. Its store was restored to an earlier state, or lost "
+                   "objects; the edges send again what they still have")  # fmt: skip
+        print_table(("edge", "log", "stream", "records", "from seq"), lost)
     for table in facts["tables"]:
         for stopped in table["stopped"]:
             print_stopped(config_file, table, stopped)
@@ -279,6 +287,7 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
     facts["shards"] = [shown[number] for number in sorted(shown)]
     facts["links"] += others["links"]
     facts["conflicts"] += others["conflicts"]
+    facts["lost"] = facts.get("lost", []) + others.get("lost", [])
     facts["open_gaps"] = facts.get("open_gaps", []) + others.get("open_gaps", [])
     facts["open_gaps_more"] = facts.get("open_gaps_more", 0) + others.get("open_gaps_more", 0)
     facts["edges"] += edges["edges"]

@@ -86,7 +86,7 @@ def state(edges: int, shard: int = 0) -> ShardState:
 
 
 def views(now: int = NOW) -> EdgeViews:
-    return EdgeViews({}, lambda _: None, now, peers=False, behind=lambda _: None)
+    return EdgeViews([], {}, lambda _: None, now, peers=False, behind=lambda _: None)
 
 
 async def test_pages_have_every_edge_once_and_no_step_holds_the_loop() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from tests.cloud_hub.live import running_hub
@@ -92,7 +93,9 @@ async def test_an_operator_acknowledges_through_the_control_socket(tmp_path: Pat
     await asyncio.to_thread(log.close)
 
 
-async def test_the_alarm_ends_when_the_hub_has_the_records_again(tmp_path: Path) -> None:
+async def test_the_alarm_ends_when_the_hub_has_the_records_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, copy, node = tmp_path / "store", tmp_path / "copy", tmp_path / "node"
     async with running_hub(DirectoryStore(str(store))) as hub, Life(node, hub.url) as life:
         await life.bring(50)
@@ -103,5 +106,6 @@ async def test_the_alarm_ends_when_the_hub_has_the_records_again(tmp_path: Path)
     shutil.copytree(copy, store)
     async with running_hub(DirectoryStore(str(store))) as hub, Life(node, hub.url) as life:
         await until(lambda: "has lost 30 records" in life.status.last_error)
+        assert "this hub lacks 30 records of stream telemetry, from seq 50 on, that it had acknowledged" in caplog.text
         await until(lambda: life.status.alarm == "")
         assert life.links.acknowledge_alarms() == []

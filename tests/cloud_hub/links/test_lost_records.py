@@ -1,0 +1,45 @@
+"""A hub whose store was put back says itself what it lacks, by what every edge tells it when it comes."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
+from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.support.waiting import until
+from weft.cloud_hub.hub import Hub
+from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
+from weft.protocols.link.stream import FrameEncoder
+from weft.replication.runner import LINK_PATH
+from weft.storage.object_store.memory import MemoryStore
+
+
+async def held_back(hub: Hub) -> list[dict[str, str]]:
+    answer = (await get(hub, f"/v1/streams/{LANE.stream}/completeness"))[1]
+    found: list[dict[str, str]] = answer["held_back_by"]
+    return found
+
+
+async def test_what_edges_say_was_acknowledged_is_named_until_it_is_there_again() -> None:
+    store = MemoryStore()
+    async with running_hub(store) as hub:
+        async with running_link(hub, log_of(3), NODE, epochs=Epochs(1)) as link:
+            await until(lambda: link.records_acked >= 3)
+        assert (await get(hub, "/v1/status"))[1]["lost"] == []
+        hello = Hello(PROTOCOL_VERSION, LANE.tenant, LANE.edge, LANE.log_id, 1, 0, "weft")
+        told = [("another hub", [(0, 99)]), (hub.cluster.cluster_id.hex(), [(0, 2), (2, 8), (9, 7)])]
+        opening = LaneOpen(1, *LANE, 7, [], acknowledged=told)
+        async with aiohttp.ClientSession() as session, session.ws_connect(hub.url + LINK_PATH) as socket:
+            await socket.send_bytes(FrameEncoder().encode([hello, opening]))
+            for _ in range(2):
+                await socket.receive()
+            [lost] = (await get(hub, "/v1/status"))[1]["lost"]
+            assert (lost["edge"], lost["stream"], lost["records"], lost["first_seq"]) == ("press-1", LANE.stream, 5, 3)
+            [reason] = await held_back(hub)
+            assert reason["reason"] == "lost_records"
+            assert "lacks 5 records, from seq 3 on, that it had acknowledged to the edge" in reason["why"]
+        log: EdgeLog = log_of(8)  # the edge has them still
+        async with running_link(hub, log, NODE, epochs=Epochs(8)):
+            await log.until_released(8)
+            assert (await get(hub, "/v1/status"))[1]["lost"] == []
+            assert await held_back(hub) == []
