@@ -51,7 +51,7 @@ from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import RELEASE, FoldRules
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, StreamKey
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
@@ -217,7 +217,9 @@ class Hub:
         # Thousands of edges come back at once after a restart.
         link_log.logger.addFilter(self._throttle)
         peers, links = self._settings.peers, self._links
-        moments = StreamCompleteness(shards, self._settings.expected_edges, self._wall_clock, peers=peers)
+        moments = StreamCompleteness(
+            shards, self._settings.expected_edges, self._wall_clock, peers=peers, table_error=self._table_error
+        )
         known = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
         self._figures = StreamFigures(shards, *known, peers=peers)
         self._figures.start()
@@ -362,6 +364,9 @@ class Hub:
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
         return self.unhealthy() + (reasons if len(reasons) == len(self._own()) else [])
+
+    def _table_error(self, key: StreamKey) -> str | None:
+        return self._tables.error_of(key) if self._tables else None
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
         """Return the payload kind of a stream's table; None when this node does not know it."""

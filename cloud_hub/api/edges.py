@@ -121,7 +121,7 @@ class EdgeViews:
     def _alarm(self, lane: Lane, held: LaneState) -> HeldBack | None:
         if not held.counts or (held.ended_in_order and lane in self._renamed_of(lane.tenant, lane.stream)):
             return None
-        return held_back(lane, held, self._now, self._peers, self._behind, self._lost)
+        return held_back(lane, held, self._now, peers=self._peers, behind=self._behind, lost=self._lost)
 
     def _renamed_of(self, tenant: str, stream: str) -> set[Lane]:
         found = self._renamed.get((tenant, stream))

@@ -9,7 +9,7 @@ from functools import partial
 from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
-from weft.protocols.shard.completeness import Completeness, Lost, Tally
+from weft.protocols.shard.completeness import Completeness, HeldBack, Lost, Reason, Tally
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
@@ -25,6 +25,7 @@ class StreamCompleteness:
         expected: stream -> names and patterns of edges without which it is never complete.
         wall_clock: nanoseconds since 1970.
         peers: whether another cluster may have what this one lacks.
+        table_error: returns why a stream's table is not being updated; None when it is.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class StreamCompleteness:
         wall_clock: Callable[[], int],
         *,
         peers: bool = False,
+        table_error: Callable[[StreamKey], str | None] = lambda _: None,
     ) -> None:
+        self._table_error = table_error
         self.peers = peers
         self._shards = shards
         self._expected = expected
@@ -62,7 +65,10 @@ class StreamCompleteness:
                     if held is not None:  # it has not left the state meanwhile
                         tally.add(lane, held)
                 await asyncio.sleep(0)
-        return tally.answer()
+        answer, error = tally.answer(), self._table_error((tenant, stream))
+        if error is None:
+            return answer
+        return answer._replace(held_back_by=[_stands_still(tenant, stream, error), *answer.held_back_by])
 
     async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
         """Return facts about a stream's lanes, its moment among them, without holding the loop."""
@@ -85,3 +91,12 @@ class StreamCompleteness:
         """Return the nanoseconds by which the clock of a linked edge was set back; None when it was not."""
         found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)
+
+
+def _stands_still(tenant: str, stream: str, error: str) -> HeldBack:
+    """Return the reason that a reader of the table alone needs: the moment speaks of the log."""
+    return HeldBack(
+        "", None, Reason.TABLE, None, None,
+        f"the moment speaks of the log, and the table of {tenant}/{stream} is not being updated: {error}",
+        "do what the error says; until then read the stream through the hub, not from the table alone",
+    )  # fmt: skip

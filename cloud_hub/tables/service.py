@@ -198,6 +198,11 @@ class TableService:
             return None
         return await first_untabled(self._store, view.log, view.state, self._in_trouble)
 
+    def error_of(self, key: StreamKey) -> str | None:
+        """Return why a stream's table is not being updated; None when it is, as far as this process knows."""
+        found = self._streams.get(key)
+        return self.error if found is None else found.error
+
     def _in_trouble(self, key: StreamKey) -> bool:
         found = self._streams.get(key)
         return found is None or found.error is not None

@@ -40,13 +40,14 @@ class Reason(StrEnum):
     LOST = "lost_records"
     CLOCK = "clock_behind"
     SILENT = "silent"
+    TABLE = "table_stands_still"
 
 
 class HeldBack(NamedTuple):
     """One reason why a stream's moment stands still."""
 
     edge: str
-    """Name, or the pattern of an expected edge."""
+    """Name, or the pattern of an expected edge; empty when it is no edge."""
     log_id: int | None
     reason: Reason
     since: int | None
@@ -169,7 +170,7 @@ class Tally:
             self._is_known = False
         elif self._earliest is None or moment < self._earliest:
             self._earliest = moment
-        each = held_back(lane, held, self._now, self._peers, self._behind, self._lost)
+        each = held_back(lane, held, self._now, peers=self._peers, behind=self._behind, lost=self._lost)
         if each is not None:
             self._held_back.append(each)
             if len(self._held_back) >= 2 * HELD_BACK_MAX:
@@ -253,7 +254,7 @@ def _silence(held: LaneState, seconds: int) -> str:
 
 
 def held_back(
-    lane: Lane, held: LaneState, now: int, peers: bool, behind: Behind, lost: LostOf = lambda *_: None
+    lane: Lane, held: LaneState, now: int, *, peers: bool, behind: Behind, lost: LostOf = lambda *_: None
 ) -> HeldBack | None:
     """Return the reason why a lane that counts stands still; None while it does not. Args as ``Tally``."""
     found = _conflict(lane, held, peers) or _restored(lane, held, peers, lost(lane, held))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import aiohttp
 
 from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
@@ -11,6 +14,7 @@ from weft.cloud_hub.hub import Hub
 from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
 from weft.protocols.link.stream import FrameEncoder
 from weft.replication.runner import LINK_PATH
+from weft.storage.object_store.directory import DirectoryStore
 from weft.storage.object_store.memory import MemoryStore
 
 
@@ -43,3 +47,36 @@ async def test_what_edges_say_was_acknowledged_is_named_until_it_is_there_again(
             await log.until_released(8)
             assert (await get(hub, "/v1/status"))[1]["lost"] == []
             assert await held_back(hub) == []
+
+
+async def tabled(hub: Hub, records: int) -> None:
+    async def is_there() -> bool:
+        tables = (await get(hub, "/v1/status"))[1]["tables"]
+        return bool(tables) and sum(shard["table"] for shard in tables[0]["shards"]) == records
+
+    await until(is_there)
+
+
+async def test_completeness_names_a_table_that_is_ahead_of_the_restored_log(tmp_path: Path) -> None:
+    place, copy = tmp_path / "store", tmp_path / "copy"
+    store = DirectoryStore(str(place))
+    async with running_hub(store, table_interval_s=0.05) as hub:
+        async with running_link(hub, log_of(3), NODE, epochs=Epochs(1)):
+            await tabled(hub, 3)
+        shutil.copytree(place, copy)
+        async with running_link(hub, log_of(8), NODE, epochs=Epochs(8)):
+            await tabled(hub, 8)
+            assert await held_back(hub) == []
+    for shard in place.glob("shard-*"):
+        shutil.rmtree(shard)
+        shutil.copytree(copy / shard.name, shard)
+    async with running_hub(store, table_interval_s=0.05) as hub:
+        await until(lambda: has_reason(hub))
+        [reason] = await held_back(hub)
+        assert reason["reason"] == "table_stands_still"
+        assert "the moment speaks of the log, and the table of default/telemetry is not being updated" in reason["why"]
+        assert "The store was restored to an earlier state. Move the table away" in reason["why"]
+
+
+async def has_reason(hub: Hub) -> bool:
+    return bool(await held_back(hub))
