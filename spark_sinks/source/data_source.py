@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.payloads.decoder import typed_fields
 from spark_sinks.runtime.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
+from spark_sinks.source.history import WentBack
 from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
@@ -163,9 +164,10 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReadError: the checkpoint belongs to another store, or to this one before it was restored.
         """
         log = self._opened()
-        run(log.extend())
-        self._tell_of_new_columns(log)
-        before = run(self._bookmarks.compared(start))
+        with self._told_first():
+            run(log.extend())
+            self._tell_of_new_columns(log)
+            before = run(self._bookmarks.compared(start))
         return encode(run(self._bookmarks.moved(self._end(log, offsets_of(before), limit), before)))
 
     def _end(self, log: StreamLog, first: Offsets, limit: ReadLimit) -> Offsets:
@@ -202,7 +204,8 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ReadError: the checkpoint belongs to another store, or records are neither in the log nor in the table.
         """
         log = self._opened()
-        return run(_planned(lambda: self._plan(log, start, end)))
+        with self._told_first():
+            return run(_planned(lambda: self._plan(log, start, end)))
 
     async def _plan(self, log: StreamLog, given_start: Any, given_end: Any) -> list[InputPartition]:
         if any(kept.end > log.heads.get(shard, 0) for shard, kept in decode(given_end).items()):
@@ -227,6 +230,15 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @cached_property
     def _bookmarks(self) -> Bookmarks:
         return Bookmarks(self._opened())
+
+    @contextmanager
+    def _told_first(self) -> Iterator[None]:
+        """Log what to do about a log that went back, before Spark wraps the error into traces of Java and Python."""
+        try:
+            yield
+        except WentBack as error:
+            _LOG.error("stream %s: %s", self._options.stream, error)
+            raise
 
     def _tell_of_new_columns(self, log: StreamLog) -> None:
         """Warn once of topic levels that edges named since the query started: its columns are fixed."""

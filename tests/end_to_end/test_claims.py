@@ -176,7 +176,7 @@ def copy_the_node(fleet: Fleet, claims: Claims, acked: dict[str, int]) -> dict[s
     status = weft("hub", "status", fleet.hub.config_path)
     assert re.search(rf"^conflict: edge.*\ndefault/{EDGES[0]}\t.*\t{STREAM}\t", status, re.MULTILINE), status
     refused.stop()
-    weft("hub", "adopt", fleet.hub.config_path, EDGES[0])
+    weft("hub", "adopt", fleet.hub.config_path, EDGES[0], "--yes")
     acked |= told[taken]
     sql = f"SELECT key, payload FROM {STREAM}"
     rows = [json.loads(line) for line in weft("edge", "query", refused.config_path, sql, "--json").splitlines()]
@@ -219,7 +219,7 @@ def bring_the_disk_back(fleet: Fleet, aside: Path, log_id: str) -> None:
     weft("edge", "import", edge.config_path, aside)
     states: Any = lambda: [each["state"] for each in edge.status()["imported"].values()]  # noqa: E731
     wait_until(lambda: states() == ["done"], PATIENCE_S, "the import of the disk")
-    weft("hub", "retire", fleet.hub.config_path, EDGES[1], "--log", log_id, "--reason", "imported")
+    weft("hub", "retire", fleet.hub.config_path, EDGES[1], "--log", log_id, "--reason", "imported", "--yes")
 
 
 def check_claims(fleet: Fleet, claims: list[Claim]) -> int:

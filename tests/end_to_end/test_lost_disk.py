@@ -107,7 +107,7 @@ def test_a_lost_disk_is_named_until_it_comes_back(tmp_path: Path) -> None:
         acked |= site.send("after-")
         assert site.claim() < before, "the lost disk holds the stream back"
 
-        said = weft("hub", "retire", hub.config_path, edge.name, "--log", log_id, "--reason", "disk lost")
+        said = weft("hub", "retire", hub.config_path, edge.name, "--log", log_id, "--reason", "disk lost", "--yes")
         assert "0 records are named as lost" in said
         assert "open gap in" in said
         answer = site.wait_for_claim()
@@ -170,7 +170,7 @@ def test_a_node_that_stops_in_order_and_one_that_is_renamed_leave_nothing_open(t
         disk.rename(disk.with_name("kept-aside"))
         edge.start()
         acked |= site.send("empty-")
-        said = weft("hub", "retire", hub.config_path, "edge-renamed", "--log", log_id, "--reason", "new disk")
+        said = weft("hub", "retire", hub.config_path, "edge-renamed", "--log", log_id, "--reason", "new disk", "--yes")
         assert "open gap" not in said
         answer = site.wait_for_claim()
         assert answer["open_gaps"] == []
@@ -178,7 +178,7 @@ def test_a_node_that_stops_in_order_and_one_that_is_renamed_leave_nothing_open(t
         assert [gap["reason"] for gap in lanes[log_id]["gaps"]] == [GapReason.RENAMED.name.lower()]
         site.wait_for_rows(acked)
         names = (hub.config_path, "edge-renamed", "--log", log_id)
-        said = weft("hub", "retire", *names, "--reason", "it ran", "--missing", "unknown")
+        said = weft("hub", "retire", *names, "--reason", "it ran", "--missing", "unknown", "--yes")
         assert "open gap" in said
         edge.kill()
     finally:

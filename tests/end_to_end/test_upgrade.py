@@ -25,7 +25,7 @@ RELEASE_2 = [sys.executable, "-m", "tests.end_to_end.later_release"]
 
 
 def finalize(hub: HubNode) -> subprocess.CompletedProcess[str]:
-    command = [*RELEASE_2, "hub", "finalize", str(hub.config_path)]
+    command = [*RELEASE_2, "hub", "finalize", str(hub.config_path), "--yes"]
     return forked.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 

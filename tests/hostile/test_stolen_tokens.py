@@ -54,7 +54,9 @@ async def test_the_highest_epoch_is_taken_back_by_an_operator(hub: GuardedHub) -
         await edge.socket.close()
     hub.renew(*HOSTILE)
     wait_until(lambda: conflict_of(hub), what="the conflict")
-    adopted = await asyncio.to_thread(weft, "hub", "adopt", hub.config_path, HOSTILE[1], "--tenant", HOSTILE[0])
+    adopted = await asyncio.to_thread(
+        weft, "hub", "adopt", hub.config_path, HOSTILE[1], "--tenant", HOSTILE[0], "--yes"
+    )
     assert adopted.exception is None, adopted.output
 
     async with link_to(hub, log_id=LOG) as edge:

@@ -269,6 +269,9 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
         raise Failed(f"{path}: {why_unreadable(error)}") from None
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
 def confirm(question: str, otherwise: str) -> None:
     """Ask, and end the command unless the answer is yes.
 

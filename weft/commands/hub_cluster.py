@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from weft.commands.common import config_argument, load_hub, open_hub_store, store_trouble
+from weft.commands.common import config_argument, confirm, load_hub, open_hub_store, store_trouble, yes_option
 from weft.output import Failed
 from weft.storage.object_store import ObjectStore
 
@@ -55,7 +55,8 @@ def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T
 
 @click.command()
 @config_argument
-def finalize(config_file: str) -> None:
+@yes_option
+def finalize(config_file: str, *, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
 
     Nodes then write what earlier releases cannot read: there is no way back to those. The command refuses while a node
@@ -63,6 +64,13 @@ def finalize(config_file: str) -> None:
     """
     from weft.cloud_hub import membership
     from weft.protocols.shard.shard_state import LEVEL_MAX
+
+    if not yes:
+        confirm(
+            f"raise the cluster of {config_file} to this release's level? Earlier releases cannot read what is written "
+            "then",
+            "nothing was changed",
+        )
 
     async def work(store: ObjectStore) -> tuple[int, int]:
         return await membership.finalize(store, LEVEL_MAX, time.time_ns())
@@ -87,7 +95,10 @@ def finalize(config_file: str) -> None:
     help="What the hub never got. Unset: nothing if the edge stopped in order with everything delivered, otherwise "
     "unknown. May be said later, too.",
 )
-def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reason: str, missing: str | None) -> None:
+@yes_option
+def retire(
+    config_file: str, edge: str, tenant: str, log_id: str | None, *, reason: str, missing: str | None, yes: bool
+) -> None:
     """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
 
     The edge no longer holds completeness back. What it told of and never sent is named as a gap with the reason
@@ -105,6 +116,11 @@ def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reas
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:  # noqa: ARG001
         return await lane_ends.retire(state, lanes, reason, said)
 
+    if not yes:
+        confirm(
+            f"retire {_named(tenant, edge, log_id)}? What it told of and never sent is named as lost",
+            "nothing was retired",
+        )
     ending, state = _end(config_file, tenant, edge, log_id, plan)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
     click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records are named as lost")
@@ -119,7 +135,8 @@ def retire(config_file: str, edge: str, tenant: str, log_id: str | None, *, reas
     type=click.Choice(["nothing"]),
     help="Nothing, if the node that was decided against has nothing of its own. May be said later, too.",
 )
-def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missing: str | None) -> None:
+@yes_option
+def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missing: str | None, yes: bool) -> None:
     """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
 
     When two nodes have one log, stop the copy first. Completeness moves on, and the node that is left may connect. What
@@ -133,6 +150,11 @@ def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missi
     async def plan(state: ShardState, log: ShardLog, lanes: list[Lane]) -> Ending:
         return await lane_ends.adopt(state, log, lanes, said)
 
+    if not yes:
+        confirm(
+            f"adopt {_named(tenant, edge, log_id)}? Where two nodes have one log, the copy must be stopped before",
+            "nothing was adopted",
+        )
     ending, state = _end(config_file, tenant, edge, log_id, plan)
     lanes = {(control.log_id, control.stream) for control in ending.controls}
     click.echo(f"adopted {len(lanes)} lanes of {tenant}/{edge}")
@@ -147,6 +169,10 @@ def _tell_open_gaps(state: ShardState, ending: Ending) -> None:
     lanes = [Lane(each.tenant, each.edge, each.log_id, each.stream) for each in ending.controls]
     for lane, gap in lane_ends.open_gaps(state, lanes):
         click.echo(f"open gap in {lane.stream}: {named(gap).sentence}")
+
+
+def _named(tenant: str, edge: str, log_id: str | None) -> str:
+    return f"{tenant}/{edge}" + ("" if log_id is None else f", log {log_id}")
 
 
 def _end(

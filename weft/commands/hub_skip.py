@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from weft.commands.common import config_argument
+from weft.commands.common import config_argument, confirm, yes_option
 from weft.commands.hub_cluster import on_store
 from weft.output import Failed
 from weft.storage.object_store import ObjectStore
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
 @click.option("--reason", required=True, help="Why, in a few words; it stands with the offsets.")
+@yes_option
 def skip(  # noqa: PLR0917
-    config_file: str, stream: str, tenant: str, shard: int, first: int, end: int, reason: str
+    config_file: str, stream: str, tenant: str, shard: int, first: int, end: int, reason: str, *, yes: bool
 ) -> None:
     """Skip records of STREAM that stop its table at the hub of CONFIG; `weft hub status` names them.
 
@@ -52,6 +53,12 @@ def skip(  # noqa: PLR0917
             log, plan, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
         )
 
+    if not yes:
+        confirm(
+            f"skip offsets {first} to {end - 1} of shard {shard} of {tenant}/{stream}? Those that are no rows yet "
+            "never become any",
+            "nothing was skipped",
+        )
     try:
         ending = on_store(config_file, work)
     except (skips.CannotSkip, CodecError) as error:

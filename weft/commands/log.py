@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from weft.commands.common import ExistingPath, confirm, json_option
+from weft.commands.common import ExistingPath, confirm, json_option, yes_option
 from weft.commands.node_log import NodeLog, readable, target_argument
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, counted, print_json, print_json_line
 from weft.protocols import batch, segment
@@ -73,7 +73,7 @@ def dump(path: str, records: bool, as_json: bool) -> int:
     "--below", type=click.IntRange(min=1), metavar="SEQ", help="Drop the records with sequence numbers below SEQ."
 )
 @click.option("--all", "everything", is_flag=True, help="Drop all records of the stream.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: bool, as_json: bool) -> None:
     """Drop the backlog of STREAM on a node, named by its CONFIG or its data_dir. The node may run or not.

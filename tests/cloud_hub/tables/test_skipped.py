@@ -186,7 +186,7 @@ def test_the_command_skips_once_and_says_what(tmp_path: Path) -> None:
     asyncio.run(prepare())
     config = tmp_path / "hub.yaml"
     config.write_text(f"store: {tmp_path}/store\nshards: 1\n")
-    arguments = ("hub", "skip", config, "telemetry", "--from", "1", "--to", "3", "--reason", "a test")
+    arguments = ("hub", "skip", config, "telemetry", "--from", "1", "--to", "3", "--reason", "a test", "--yes")
     said = weft(*arguments)
     assert (said.exit_code, said.output) == (
         0, "the table of default/telemetry skips offsets 1 to 2 of shard 0: a test\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def text(place: Place) -> str:
     return json.dumps(place)
 
 
-def test_a_log_that_has_grown_past_the_checkpoint_again_is_refused(hub: Hub) -> None:
+def test_a_log_that_has_grown_past_the_checkpoint_again_is_refused(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     hub.write(1)
     restore = hub.backup()
     hub.write(1)
@@ -50,6 +51,9 @@ def test_a_log_that_has_grown_past_the_checkpoint_again_is_refused(hub: Hub) -> 
     hub.write(3)
     with pytest.raises(WentBack, match=REFUSED):
         Follower(hub).batch(at)
+    # Spark shows traces of Java and Python before the sentence; the log has it first.
+    [record] = [each for each in caplog.records if each.name == "weft.spark"]
+    assert re.search(REFUSED, record.getMessage())
     with pytest.raises(WentBack, match=REFUSED):
         Follower(hub).rows(at, hub.heads())
     # What the advice comes to: all of the present log.

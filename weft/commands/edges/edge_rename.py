@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands.common import config_argument, confirm, json_option, load_edge
+from weft.commands.common import config_argument, confirm, json_option, load_edge, yes_option
 from weft.commands.node_log import NodeLog, readable
 from weft.output import Failed, Refused, counted, print_json
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--wait", default="30s", show_default=True, help="Stop when no hub has acknowledged anything for this long."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
     """Rename the log of a stopped node to the `node` and `tenant` in CONFIG.
