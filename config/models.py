@@ -224,8 +224,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(ge=3600)] | None,
         Meta(
             description="Time without a word from an edge's stream after which it no longer holds completeness back, "
-            "once all of it is in the table. It counts again when the edge comes back. `null` for never; "
-            "`weft hub retire` does the same at once."
+            "once all of it is in the table. Without a last word it leaves an open gap. It counts again when the edge "
+            "comes back. `null` for never; `weft hub retire` does the same at once."
         ),
     ] = field(default=90 * 86_400.0, name="retired_after")
     dropped_after_s: Annotated[

@@ -48,8 +48,8 @@ class Complete(Section, frozen=True, kw_only=True):
     retired_after_s: Annotated[
         Annotated[Duration, Meta(ge=3600)] | None,
         Meta(
-            description="Silence after which an edge node no longer holds windows back. It counts again when it comes "
-            "back. Unset: edges that the hub has retired."
+            description="Silence after which an edge node no longer holds later windows back. It counts again when it "
+            "comes back. Unset: edges that the hub has retired."
         ),
     ] = field(default=None, name="retired_after")
     peers: Annotated[

@@ -37,7 +37,7 @@ from tests.vectors.goldens import (
     TOGETHER,
     TYPED,
 )
-from tests.vectors.goldens_link import CONTROL, DATA
+from tests.vectors.goldens_link import CONTROL, DATA, LAST_WORDS
 from tests.vectors.notation import Notation
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.link.stream import FrameEncoder
@@ -78,7 +78,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
     "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
     "shard-state": {"ended": STATE, "empty": EMPTY_STATE},
-    "link": {"control": CONTROL, "data": DATA},
+    "link": {"control": CONTROL, "data": DATA, "last_words": LAST_WORDS},
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 
 from tests.weft.test_output import on_a_terminal
 from weft.commands.proofs.audit import _show
+from weft.protocols.shard.open_gaps import OpenGap
 from weft.storage.audit.report import AuditReport, LaneAudit
+from weft.storage.open_gaps import named
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")
 LONG = "press-shop-in-the-northern-hall-line-4-cabinet-17-" * 2 + "controller-of-the-old-machine"
@@ -27,6 +30,18 @@ def lane(edge: str, first: int, gaps: dict[str, int] | None = None) -> LaneAudit
 def report(*lanes: LaneAudit, stream: str = "telemetry") -> AuditReport:
     problem = f"{lanes[0].edge}/{lanes[0].log_id}: 3 records are missing from the table"
     return AuditReport("default", stream, 7, list(lanes), [], [], [problem], False)
+
+
+def test_an_open_gap_is_told_in_place_of_good(capsys: pytest.CaptureFixture[str]) -> None:
+    good = msgspec.structs.replace(report(lane("press-7", 1)), problems=[], agrees=True)
+    _show(good)
+    assert "good: every record is in the log once" in capsys.readouterr().out
+    gap = named(OpenGap("press-7", 7, 200, None, 10**18))
+    _show(msgspec.structs.replace(good, open_gaps=[gap]))
+    told = capsys.readouterr().out
+    assert "OPEN GAP: press-7/0000000000000007, from the beginning to 2001-09-09T01:46:40Z: the lane ended" in told
+    assert "good" not in told
+    assert "the hub may lack records" in told
 
 
 def shown(what: AuditReport, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:

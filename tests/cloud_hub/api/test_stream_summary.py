@@ -12,12 +12,14 @@ from weft.cloud_hub.api.pages import encoded, lanes_after, position
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_summary import SLICE_LANES, summarise
 from weft.cloud_hub.api.views import lane_view
-from weft.protocols.chunk import Mark
+from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.ranges import RangeSet
+from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import HELD_BACK_MAX, completeness
 from weft.protocols.shard.lane_state import LaneState, RetiredBy, Retirement
+from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.shard_state import ShardState
 
 SECOND = 1_000_000_000
@@ -54,6 +56,36 @@ async def test_a_summary_says_what_completeness_says(expected: tuple[str, ...], 
     assert (found.lanes, found.edges, found.payload) == (5, 4, PayloadKind.JSON)
     assert found.complete_up_to == (None if moment is None else moment * SECOND)
     assert found.complete_up_to == completeness(lanes, expected, 0).complete_up_to
+
+
+async def test_a_renamed_lane_counts_no_more_though_its_names_are_in_different_shards() -> None:
+    former, other = at(70), at(90)
+    former.epoch, former.last_word = 3, Mark(70 * SECOND, 9)
+    former.ranges = RangeSet([(0, 9)])
+    other.epoch = 4
+    other.add_gaps([GapRange(0, 9, GapReason.RENAMED)])
+    for epoch, moment in ((4, 90), (2, 70)):
+        other.epoch = epoch
+        held = states({lane("old"): former, lane("new"): other})
+        assert (await summarise(held, "default", "t")).complete_up_to == moment * SECOND
+        answer = await StreamCompleteness([], {}, lambda: 0).of(held, "default", "t")
+        assert answer.complete_up_to == moment * SECOND
+        assert [each.edge for each in answer.covers] == (["new"] if moment == 90 else ["old", "new"])
+
+
+async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() -> None:
+    ended = at(70)
+    ended.retired = Retirement(95 * SECOND, RetiredBy.AGE, "not seen for 90 days")
+    held = states({lane("a"): at(90), lane("gone"): ended})
+    held[0].open_gaps["default", "t"] = [OpenGap("left", 1, 5, None, 80 * SECOND)]
+    answer = await StreamCompleteness([], {}, lambda: 0).of(held, "default", "t")
+    assert answer.complete_up_to == 90 * SECOND, "they are named, and hold nothing back"
+    assert [(gap.edge, gap.since, gap.until) for gap in answer.open_gaps] == [
+        ("gone", 70 * SECOND, 95 * SECOND), ("left", None, 80 * SECOND),
+    ]  # fmt: skip
+    listed = views.open_gap_views(held)
+    assert [(each["edge"], each["stream"], each["records"]) for each in listed["open_gaps"]] == [("gone", "t", None)]
+    assert listed["open_gaps_more"] == 0
 
 
 async def test_a_lane_without_a_mark_leaves_no_moment_unless_it_is_empty() -> None:

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.shard import lane_ends
 from weft.protocols.chunk import GapRange
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.shard_state import ShardState
 from weft.storage.audit.audit import audit
 from weft.storage.audit.counts import SeqCounts
 from weft.storage.audit.report import AuditReport
-from weft.storage.chunk_log import ClusterUnusable
+from weft.storage.chunk_log import ClusterUnusable, ShardLog
 from weft.storage.object_store import ObjectStore, open_store
 
 
@@ -165,6 +167,19 @@ async def test_rows_that_only_the_table_has_under_another_name_are_caught(store:
     write_deltalake(table(store), strange, mode="append")
     found = await report(store)
     assert [lane.named_twice for lane in found.lanes if lane.edge == "press-9"] == [{"default/press-1": 2}]
+
+
+async def test_a_lane_that_ended_without_a_last_word_is_named(store: ObjectStore, log: LogWriter) -> None:
+    shard = ShardLog(store, log.cluster, 0)
+
+    async def plan(state: ShardState) -> lane_ends.Ending:
+        return await lane_ends.retire(state, [LANE], "disk lost")
+
+    await lane_ends.write_ending(shard, plan, wall_clock=lambda: START, random_bits=Random(7).getrandbits)
+    found = await report(store)
+    [gap] = found.open_gaps
+    assert (gap.edge, gap.log_id, gap.first, gap.since) == ("press-1", "0000000000000007", 20, None)
+    assert found.agrees, "log and table say the same of what is there"
 
 
 async def test_a_log_that_was_renamed_rightly_is_good(store: ObjectStore, log: LogWriter) -> None:
