@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.releases.fabric import READINGS, STATE, TELEMETRY, Fabric
-from tests.releases.write import FOLDER, rows, unpack
+from tests.releases.write import FOLDER, RELEASES, rows, unpack
 from tests.support.live_node import LiveNode, running
 from tests.support.processes import weft
 from tests.support.waiting import wait_until
@@ -24,7 +24,6 @@ from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.object_store import open_store
 from weft.storage.store_formats import check_store
 
-RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in FOLDER.glob("*.tar.xz"))
 ARCHIVE_BYTES_MAX = 300_000
 
 
