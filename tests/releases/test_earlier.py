@@ -62,8 +62,11 @@ def test_a_node_reads_its_log_goes_on_with_its_numbers_and_its_functions(
 ) -> None:
     """The same log as with processes, at a tenth of the cost: for every commit."""
 
+    # Without its link: a start waits for the hub's word on the log.
+    config = (fabric.folder / "edge.yaml").read_text().partition("links:")[0]
+
     async def use() -> None:
-        async with running(fabric.folder, (fabric.folder / "edge.yaml").read_text()) as edge:
+        async with running(fabric.folder, config) as edge:
             node = LiveNode(edge, fabric.folder)
             assert edge.log.recovery.gaps == ()
             assert edge.log.recovery.damaged == ()
