@@ -179,7 +179,20 @@ RULES = {
     "use-amqp-1.0.md": Rule(
         needs=("proton",), says=("on disk: True", "plant/l4/m1/telemetry 21.5 .*x-opt-weft-offset")
     ),
-    "watch-a-fleet.md": Rule(before=(TOUR,), says=(r"^ready$",)),
+    "watch-a-fleet.md": Rule(
+        before=(TOUR,), says=(r"^ready$", "1 edge: 1 connected", r"tables/default/telemetry \(version")
+    ),
+    "publish-with-pika.md": Rule(
+        needs=("pika", "aio_pika", "celery"),
+        says=(
+            "pika: on disk",
+            "aio-pika: on disk",
+            "celery: on disk",
+            r"m1/telemetry .*21\.5",
+            r"m2/telemetry .*23\.5",
+            r"^celery\t1\t",
+        ),
+    ),
     "api.md": Rule(before=(TOUR,), says=('"next_offset"', '"complete_up_to"')),
     "spark.md": Rule(before=(TOUR,)),
 }

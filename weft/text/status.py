@@ -82,13 +82,25 @@ def clock_trouble(facts: dict[str, Any]) -> str | None:
 def show_functions(functions: dict[str, Any]) -> None:
     """Print the figures of derived streams since the node started."""
     print_table(
-        ("derived stream", "rows in", "rows out", "rejected", "waiting", "behind by", "state", "version", "trouble"),
+        (
+            "derived stream",
+            "rows in",
+            "rows out",
+            "rejected",
+            "waiting",
+            "behind by",
+            "remembers",
+            "version",
+            "trouble",
+        ),
         [(name, *_functions(each)) for name, each in functions.items()],
     )
 
 
 def show_queues(queues: dict[str, Any]) -> None:
-    """Print what waits in queues, and the longest of them."""
+    """Print what waits in queues, and the longest of them; nothing while there was no queue."""
+    if not any(queues[key] for key in ("queues", "messages", "delivered", "dead_lettered", "expired", "dropped")):
+        return
     used = f"{approximate_size(queues['bytes'])} of {approximate_size(queues['bytes_max'])}"
     waiting = f"{counted(queues['messages'], 'message')} in {counted(queues['queues'], 'queue')}, {used} in the log"
     print_facts({"queues": f"{waiting}; {queues['unacknowledged']} delivered and not acknowledged"})
@@ -98,6 +110,8 @@ def show_queues(queues: dict[str, Any]) -> None:
         f"{queues['expired']} expired, {queues['dropped']} dropped, {queues['not_taken']} not taken"
     )
     print_facts({"of queued messages": became})
+    if not queues["longest"]:
+        return
     print_table(
         ("queue", "messages", "size", "unacknowledged", "consumers", "not taken", "lost"),
         [

@@ -76,6 +76,8 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
 
 async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     room = Room()
+    show_queues(room.queues.facts())
+    assert capsys.readouterr().out == "", "a node without queues says nothing of them"
     room.queues.declare_queue(room.client, "dead", durable=True)
     gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     room.queues.declare_queue(room.client, "q", durable=True, arguments={**gone, "x-max-length": 3})

@@ -46,5 +46,5 @@ def test_the_status_of_a_node_tells_people(capsys: pytest.CaptureFixture[str]) -
     facts: FunctionFacts = function_facts(COUNTERS, NOW)
     show_functions(msgspec.to_builtins({"calm": facts}))
     shown = capsys.readouterr().out
-    for text in ("calm", "1000", "37", "90 seconds", "8a1f03c4", "4 MiB", "waits"):
+    for text in ("calm", "1000", "37", "90 seconds", "8a1f03c4", "4 MiB", "remembers", "waits"):
         assert text in shown
