@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError
 from spark_sinks.payloads.decoder import typed_fields
-from spark_sinks.runtime.broken_pipes import keep_broken_pipes_quiet
+from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
 from spark_sinks.source.checkpoints import Bookmarks, decode, encode, offsets_of
 from spark_sinks.source.history import WentBack
 from spark_sinks.source.options import ReadOptions, parse_options

@@ -80,12 +80,10 @@ def command(
         def text(item: Item) -> str:
             return harmless(msgspec.json.encode(facts(item)).decode() if as_json else line(item))
 
-        if differs := found.clock_trouble():
-            click.echo(f"-- the clock of this node is {differs}: the times are those that it stamped", err=True)
-        read = follow_log if follow else newest_records
+        _say_clock(found)
         is_empty = True
         try:
-            for item in read(found.log(), wants, start, found.durability(), wait):
+            for item in (follow_log if follow else newest_records)(found.log(), wants, start, found.durability(), wait):
                 is_empty = False
                 sys.stdout.write(text(item) + "\n")
         except KeyboardInterrupt:
@@ -96,3 +94,8 @@ def command(
         sys.stdout.flush()
     if is_empty and not as_json:
         click.echo("(no records)", err=True)
+
+
+def _say_clock(node: NodeLog) -> None:
+    if differs := node.clock_trouble():
+        click.echo(f"-- the clock of this node is {differs}: the times are those that it stamped", err=True)
