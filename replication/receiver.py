@@ -223,9 +223,8 @@ class Receiver:
         """Take one message from the sender. Never raises for what the peer sent: the outcome is an event."""
         if self._state is _State.CLOSED:
             return
-        self._now = now
+        self._now, self._work = now, self._take_message(data)
         self._live.heard(now)
-        self._work = self._take_message(data)
         self.go_on()
 
     def go_on(self, error: CodecError | None = None) -> None:
@@ -250,7 +249,8 @@ class Receiver:
     def _take_message(self, data: bytes) -> Iterator[None]:
         """Take a message, with a stop where the owner has something to do."""
         spent, admit = 0, self._in_flight.admit
-        for frame in self._decoder.frames(data):
+        yield from self._decoder.unpack(data, in_turns=self._in_turns)
+        for frame in self._decoder.unpacked():
             if isinstance(frame, Data):
                 if not self._known(frame.lane):
                     continue

@@ -9,8 +9,8 @@ from weft.replication.liveness import SECOND
 CHECKED_AT_ONCE_BYTES = 1 << 20
 """Uncompressed bytes of a DATA frame that are checked at once, in 10 ms at most; the owner has more of them checked
 elsewhere."""
-TURN_COST = 512 << 10
-"""Cost after which the owner lets others have their turn: some 10 ms of work. DATA costs what it takes of the
+TURN_COST = 128 << 10
+"""Cost after which the owner lets others have their turn: some 5 ms of work. DATA costs what it takes of the
 window."""
 CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
 """Cost of a frame besides DATA, and of each of its bytes: they become objects."""

@@ -31,6 +31,9 @@ from weft.protocols.amqp.typed_values import (
 
 DEPTH_MAX = 16
 """Tables and arrays within each other. Deeper ones are refused, whatever the stack could hold."""
+VALUES_MAX = 16_384
+"""Values of a table, with those of tables and arrays in it. A frame has room for 131,072 without any content, which
+take 20 ms to read, and as long again to keep."""
 NAME_BYTES_MAX = 255
 SCALE_MAX = 255
 _MANTISSA = range(-(1 << 31), 1 << 31)
@@ -63,23 +66,28 @@ _DECIMAL_VALUE = struct.Struct(">Bi")
 _DOUBLE = struct.Struct(">d")
 
 
-def read_table(data: bytes, at: int, end: int, depth: int = 0) -> tuple[FieldTable, int]:
+def read_table(data: bytes, at: int, end: int, depth: int = 0, room: list[int] | None = None) -> tuple[FieldTable, int]:
     """Return the table whose length stands at ``at``, and where it ends. Of a name that comes twice, the last counts.
 
     Args:
         end: of the bytes that it may be in.
+        room: the number of values that there may still be, where it stands in another table.
 
     Raises:
-        AmqpError: it is not well formed.
+        AmqpError: it is not well formed, or has too many values.
     """
     at, last = _span(data, at, end, depth)
+    room = [VALUES_MAX] if room is None else room
     found: FieldTable = {}
     while at < last:
+        room[0] -= 1
+        if room[0] < 0:
+            raise _too_many()
         start = at + 1
         at = start + data[at]
         if at >= last:
             raise _malformed("a name passes the end of its table")
-        found[_text(data[start:at], "the name of a field")], at = _read_value(data, at, last, depth)
+        found[_text(data[start:at], "the name of a field")], at = _read_value(data, at, last, depth, room)
     return found, at
 
 
@@ -122,7 +130,7 @@ def _span(data: bytes, at: int, end: int, depth: int) -> tuple[int, int]:
     return at, at + size
 
 
-def _read_value(data: bytes, at: int, end: int, depth: int) -> tuple[FieldValue, int]:
+def _read_value(data: bytes, at: int, end: int, depth: int, room: list[int]) -> tuple[FieldValue, int]:
     kind = data[at]
     at += 1
     fixed = _FIXED.get(kind)
@@ -142,9 +150,9 @@ def _read_value(data: bytes, at: int, end: int, depth: int) -> tuple[FieldValue,
     if kind == _VOID:
         return None, at
     if kind == _TABLE:
-        return read_table(data, at, end, depth + 1)
+        return read_table(data, at, end, depth + 1, room)
     if kind == _ARRAY:
-        return _read_array(data, at, end, depth + 1)
+        return _read_array(data, at, end, depth + 1, room)
     if kind == _DECIMAL:
         if at + _DECIMAL_VALUE.size > end:
             raise _malformed("a decimal passes the end of its table")
@@ -153,11 +161,14 @@ def _read_value(data: bytes, at: int, end: int, depth: int) -> tuple[FieldValue,
     raise _malformed(f"a field has the unknown type {bytes((kind,))!r}")
 
 
-def _read_array(data: bytes, at: int, end: int, depth: int) -> tuple[list[FieldValue], int]:
+def _read_array(data: bytes, at: int, end: int, depth: int, room: list[int]) -> tuple[list[FieldValue], int]:
     at, last = _span(data, at, end, depth)
     found: list[FieldValue] = []
     while at < last:
-        value, at = _read_value(data, at, last, depth)
+        room[0] -= 1
+        if room[0] < 0:
+            raise _too_many()
+        value, at = _read_value(data, at, last, depth, room)
         found.append(value)
     return found, at
 
@@ -175,6 +186,10 @@ def _text(data: bytes, what: str) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise _malformed(f"{what} is no UTF-8") from None
+
+
+def _too_many() -> AmqpError:
+    return _malformed(f"a table has more than {VALUES_MAX} values, with those of tables and arrays in it")
 
 
 def _malformed(reason: str) -> AmqpError:

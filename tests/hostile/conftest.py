@@ -7,6 +7,20 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.hub import GuardedHub
+from tests.support.steps import ProcessGuard, guarded
+
+
+@pytest.fixture(scope="package", autouse=True)
+def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessGuard]:
+    with guarded(tmp_path_factory.mktemp("steps") / "long") as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def short_steps(guard: ProcessGuard) -> Iterator[None]:
+    """No attack makes one step of an attacked process long."""
+    yield
+    guard.check()
 
 
 @pytest.fixture

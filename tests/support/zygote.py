@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
+from tests.support import steps
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -214,6 +216,8 @@ def main() -> None:
     if asked is None:
         return
     become(*asked)
+    if asked[0].command[2] == "weft" and asked[0].command[4:5] == ["run"]:
+        steps.guard_this_process()
     end.status = 0
     try:
         _run(asked[0].command[2])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,7 @@ from pamqp import encode as reference
 from pika import data as pika_data
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.field_table import DEPTH_MAX, read_table, write_table
+from weft.protocols.amqp.field_table import DEPTH_MAX, VALUES_MAX, read_table, write_table
 from weft.protocols.amqp.typed_values import Float32, Int8, Int16, Int64, Timestamp, UInt8, UInt16, UInt32
 
 LEAVES = (
@@ -97,12 +98,29 @@ def test_a_table_that_is_cut_is_refused(table: dict[str, Any], data: st.DataObje
 
 
 def test_a_table_of_many_fields_is_read_in_one_pass() -> None:
-    """64 KiB of fields without value: with a copy of the rest for each they would be two gigabytes of copies."""
-    body = b"\x01nV" * (40_000)
-    assert read(len(body).to_bytes(4, "big") + body) == {"n": None}
+    """64 KiB of fields: with a copy of the rest for each they would be half a gigabyte of copies."""
+    body = b"\x01nb\0" * 16_000
+    assert read(len(body).to_bytes(4, "big") + body) == {"n": 0}
 
 
 @pytest.mark.parametrize("value", [1 << 63, Decimal("NaN"), Decimal(1 << 40), object()])
 def test_what_a_table_cannot_hold_is_not_written(value: object) -> None:
     with pytest.raises(ValueError):
         write_table({"n": value})
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        lambda count: {"a": [None] * (count - 1)},
+        lambda count: {f"{number:x}": None for number in range(count)},
+        lambda count: {"a": [[None] * (count - count // 2 - 3), {"b": [None] * (count // 2 - 1)}]},
+    ],
+    ids=["an array", "a table", "arrays in tables"],
+)
+def test_the_values_of_a_table_have_a_bound(table: Callable[[int], dict[str, Any]]) -> None:
+    allowed = table(VALUES_MAX)
+    assert read(write_table(allowed)) == allowed
+    with pytest.raises(AmqpError, match="more than 16384 values") as refused:
+        read(write_table(table(VALUES_MAX + 1)))
+    assert refused.value.code is ReplyCode.SYNTAX_ERROR
