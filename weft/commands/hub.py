@@ -206,7 +206,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     """Show the state of the running node of CONFIG: every edge that the hub knows, and the shards of all processes.
 
     An edge that is not connected any more is shown until all its lanes have left the hub (`dropped_after`). Its version
-    is known since the start of the process that it was linked to.
+    is known since the start of the process that it was linked to. Links are those of this machine's processes.
     """
     bind = load_hub(config_file).listen
     with using(token_file or ""):

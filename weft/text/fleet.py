@@ -27,14 +27,14 @@ def show_edges(edges: list[dict[str, Any]], now: float, most: int | None) -> Non
         columns = ("edge", "log", "last seen", "link", "version", "records missing", "behind by", "alarms")
         print_table(columns, [_edge_row(each, now) for each in shown_edges])
     in_trouble, linked = (sum(bool(each[key]) for each in edges) for key in ("alarms", "connected_since"))
-    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected, {in_trouble} with an alarm")
+    click.echo(f"{counted(len(edges), 'edge')}: {linked} connected here, {in_trouble} with an alarm")
     if len(shown_edges) < len(edges):
         click.echo(f"{len(edges) - len(shown_edges)} of them are not shown: --edges 0 shows all")
 
 
 def _edge_row(edge: dict[str, Any], now: float) -> tuple[object, ...]:
     since = edge["connected_since"]
-    link = "none" if since is None else f"for {_ago(since, now)}"
+    link = "none here" if since is None else f"for {_ago(since, now)}"
     alarms = [f"{each['reason']} ({each['stream']}): {each['why']}" for each in edge["alarms"]]
     if edge["retired"]:
         alarms.append("retired")
