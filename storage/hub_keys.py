@@ -60,6 +60,16 @@ def ended_key(shard: int, lane: Lane, n: int) -> str:
     return f"{ended_prefix(shard, lane)}/{n:020d}"
 
 
+def deletion_prefix(tenant: str, stream: str) -> str:
+    """Return the prefix of a stream's declared deletions."""
+    return f"deletions/{tenant}/{stream}/"
+
+
+def deletion_key(tenant: str, stream: str, n: int) -> str:
+    """Return the key of a declared deletion: immutable, made with create-if-absent."""
+    return f"{deletion_prefix(tenant, stream)}{n:020d}"
+
+
 def parse_ended_key(key: str) -> tuple[Lane, int]:
     """Return lane and n of such a key.
 

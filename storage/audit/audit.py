@@ -22,6 +22,7 @@ import msgspec
 from weft.protocols.ranges import RangeSet
 from weft.storage.audit.comparison import Comparison, shard_end
 from weft.storage.audit.counts import LaneKey
+from weft.storage.audit.deletions import Declared, read_declared
 from weft.storage.audit.log_plan import ShardBase, log_tasks, read_base, read_head
 from weft.storage.audit.log_task import LogTask
 from weft.storage.audit.part import TABLE_PLACE, Part
@@ -87,6 +88,7 @@ class _Audit:
         self._bases: dict[int, ShardBase] = {}
         self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._open_gaps: list[NamedOpenGap] = []
+        self._declared = Declared({}, {})
 
     async def run(self, *, payloads: bool, is_last: bool) -> AuditReport:
         await self._open_table(payloads=payloads)
@@ -105,7 +107,7 @@ class _Audit:
             for lane, ranges in base.stated.items():
                 stated[lane].update(ranges)
         version = self._table.version if self._table is not None else None
-        report = Comparison(self._scope, self._part, stated, self._skipped, ends, version).report()
+        report = Comparison(self._scope, self._part, stated, self._skipped, ends, version, self._declared).report()
         return msgspec.structs.replace(report, open_gaps=self._open_gaps)
 
     async def _count(self, tasks: Sequence[Task]) -> None:
@@ -128,13 +130,18 @@ class _Audit:
         self._table = table = await asyncio.to_thread(AuditedTable.open, uri, options, scope.cluster, scope.stream)
         if table is None:
             return
+        self._declared = await read_declared(self._store, scope.tenant, scope.stream)
         skips = {shard: head.offsets for shard, head in heads.items() if head.offsets}
         for head in heads.values():
             for lane, ranges in head.records.items():
                 self._skipped[lane].update(ranges)
         kept = [name for name in ("payload", BYTES_COLUMN) if name in table.schema.names] if payloads else []
+        unsummed = {shard: offsets.copy() for shard, offsets in skips.items()}
+        for shard, offsets in self._declared.offsets.items():
+            unsummed.setdefault(shard, RangeSet()).update(offsets)
         self._scope = replace(
-            scope, positions=table.positions, skips=skips, payload=table.payload if payloads else scope.payload,
+            scope, positions=table.positions, skips=skips, unsummed=unsummed,
+            payload=table.payload if payloads else scope.payload,
             payload_columns=tuple(kept),
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.storage.audit.contents import payload_problems
 from weft.storage.audit.counts import LaneKey, without
+from weft.storage.audit.deletions import Declared
 from weft.storage.audit.log_plan import ShardBase
 from weft.storage.audit.part import Part, Stretch
 from weft.storage.audit.report import (
@@ -59,6 +60,7 @@ class Comparison:
         skipped: records that an operator took out of the table.
         ends: shard -> end of the log.
         version: version of the table that was compared; None when there is none.
+        declared: deletions that were declared.
     """
 
     def __init__(  # noqa: PLR0917
@@ -69,7 +71,9 @@ class Comparison:
         skipped: Mapping[LaneKey, RangeSet],
         ends: Mapping[int, int],
         version: int | None,
+        declared: Declared,
     ) -> None:
+        self._declared = declared
         self._scope, self._part, self._ends, self._version = scope, part, ends, version
         self._stated = defaultdict(RangeSet, stated)
         self._skipped = defaultdict(RangeSet, skipped)
@@ -113,6 +117,9 @@ class Comparison:
         for told in gaps.values():
             accounted.update(told)
         holes = accounted.missing(0, end)
+        absent = without(below, table)
+        absent.update(without(lost, table))
+        missing = without(absent, self._declared.lanes.get(key, RangeSet()))
         return LaneAudit(
             edge=key[0],
             log_id=key[1],
@@ -122,7 +129,8 @@ class Comparison:
             table_records=table.count(),
             table_doubled=part.table.doubled[key],
             waiting=without(above, table).count(),
-            missing=without(below, table).count() + without(lost, table).count(),
+            missing=missing.count(),
+            deleted=absent.count() - missing.count(),
             unknown=without(table, log).count(),
             gaps={reason: told.count() for reason, told in gaps.items() if told},
             holes=sum(end - first for first, end in holes),
@@ -156,7 +164,8 @@ class Comparison:
     def _shard(self, shard: int) -> ShardAudit:
         position, held = self._scope.positions.get(shard, 0), self._part.offsets.held[shard]
         absent = RangeSet(held.missing(0, position))
-        missing = without(absent, self._scope.skips.get(shard, RangeSet())).count()
+        unskipped = without(absent, self._scope.skips.get(shard, RangeSet()))
+        missing = without(unskipped, self._declared.offsets.get(shard, RangeSet())).count()
         return ShardAudit(
             shard=shard,
             chunks=self._part.chunks[shard],
@@ -165,5 +174,6 @@ class Comparison:
             missing=missing,
             doubled=self._part.offsets.doubled[shard],
             ahead=held.count() - (position - absent.count()),
-            skipped=absent.count() - missing,
+            skipped=absent.count() - unskipped.count(),
+            deleted=unskipped.count() - missing,
         )

@@ -24,7 +24,7 @@ def add_payloads(sums: Sums, batch: pa.RecordBatch, scope: Scope) -> None:
         return
     names = ("_shard", "_offset", "_seq", *scope.payload_columns)
     for shard, offset, seq, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
-        if offset < scope.positions.get(shard, 0) and offset not in scope.skips.get(shard, ()):
+        if offset < scope.positions.get(shard, 0) and offset not in scope.unsummed.get(shard, ()):
             # With its number: two rows of a lane that have each other's are all there, and are not the log's.
             crc = crc32c(struct.pack("<Qq", offset, seq))
             for part in parts:

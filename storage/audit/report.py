@@ -44,6 +44,8 @@ class LaneAudit(msgspec.Struct, frozen=True):
     """Records that the device sent with DUP: it may have published the same message before."""
     skipped: int = 0
     """Records that an operator took out of the table (``weft hub skip``), and that are not in it."""
+    deleted: int = 0
+    """Records that are not in the table as their deletion was declared (``weft hub declare-deletion``)."""
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
     origins: dict[str, int] = {}
@@ -65,6 +67,8 @@ class ShardAudit(msgspec.Struct, frozen=True):
     """Rows whose offset is at or above the position."""
     skipped: int = 0
     """Offsets below the position without a row that an operator skipped."""
+    deleted: int = 0
+    """Offsets below the position whose row was deleted as declared."""
 
 
 class AuditReport(msgspec.Struct, frozen=True):

@@ -21,6 +21,8 @@ class Scope:
     """Shard -> position of the table; 0 for all without a table."""
     skips: Mapping[int, RangeSet] = field(default_factory=dict)
     """Shard -> offsets that an operator took out of the table."""
+    unsummed: Mapping[int, RangeSet] = field(default_factory=dict)
+    """Shard -> offsets whose payloads and times are not compared: those of ``skips`` and of declared deletions."""
     payload: PayloadKind = PayloadKind.BYTES
     """Payload kind of the table."""
     payload_columns: tuple[str, ...] = ()

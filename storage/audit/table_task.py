@@ -88,13 +88,15 @@ class AuditedTable:
     files: tuple[File, ...]
 
     @classmethod
-    def open(cls, uri: str, options: dict[str, str], cluster: Cluster, stream: str) -> AuditedTable | None:
-        """Return the table as it is now, or None when there is none. Blocks.
+    def open(
+        cls, uri: str, options: dict[str, str], cluster: Cluster, stream: str, version: int | None = None
+    ) -> AuditedTable | None:
+        """Return the table as it is now, or at an earlier version; None when there is none. Blocks.
 
         Raises:
             TableError: it cannot be opened.
         """
-        return guarded(lambda: _open(uri, options, cluster, stream))
+        return guarded(lambda: _open(uri, options, cluster, stream, version))
 
     @property
     def has_origins(self) -> bool:
@@ -138,9 +140,9 @@ class AuditedTable:
         )  # fmt: skip
 
 
-def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str) -> AuditedTable | None:
+def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, version: int | None) -> AuditedTable | None:
     try:
-        table = DeltaTable(uri, storage_options=options)
+        table = DeltaTable(uri, version, storage_options=options)
     except TableNotFoundError:
         return None
     found = {
@@ -192,7 +194,7 @@ class TableTask:
         return part
 
     def _count_file(self, part: Part, file: File, scope: Scope) -> None:
-        for batch in self._rows(file):
+        for batch in self.rows(file):
             add_payloads(part.table_payloads, batch, scope)
             add_times(part.table_times, batch, scope)
             part.table.add_rows(*lanes_of(batch), unsigned(batch.column("_seq")))
@@ -200,7 +202,8 @@ class TableTask:
             if self.collected:
                 self._count_collected(part, batch, scope)
 
-    def _rows(self, file: File) -> Iterator[pa.RecordBatch]:
+    def rows(self, file: File) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file, or of this task's part of it. Blocks."""
         fragment = pads.ParquetFileFormat().make_fragment(file.path, file_system(self.uri, self.options))
         if self.slices > 1:
             wanted = range(self.slice, fragment.num_row_groups, self.slices)

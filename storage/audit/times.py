@@ -46,7 +46,7 @@ def add_times(sums: TimeSums, batch: pa.RecordBatch, scope: Scope) -> None:
     times = unsigned(batch.column("_time").cast(pa.int64()))
     for code, shard in enumerate(shards):
         wanted = (codes == code) & (offsets < np.uint64(scope.positions.get(shard, 0)))
-        for first, end in scope.skips.get(shard, ()):
+        for first, end in scope.unsummed.get(shard, ()):
             wanted &= (offsets < np.uint64(first)) | (offsets >= np.uint64(end))
         if wanted.any():
             merge_times(sums, _summed(shard, offsets[wanted], seqs[wanted], times[wanted]))

@@ -16,6 +16,7 @@ from weft.protocols.chunk import GapRange
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
+from weft.storage.audit.deletions import FORMAT, Deletion, Rows, declare, find_rows, stored
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.manifest import changed
@@ -73,6 +74,15 @@ async def skipped_range(log: LogWriter) -> None:
     await drain(await new_tierer(log.store, log))
 
 
+async def declared_deletion(log: LogWriter) -> None:
+    rows_there = Rows(edge="press-1", first=30, end=40)
+    version, lanes, offsets = await find_rows(log.store, *KEY, rows_there, None)
+    shards = [(shard, list(held)) for shard, held in sorted(offsets.held.items())]
+    deletion = Deletion(FORMAT, START, "an operator", "a request", rows_there.text, version, stored(lanes), shards)
+    await declare(log.store, *KEY, deletion)
+    table(log.store).delete("_seq in (31, 32) and _edge = 'press-1'")  # not all of what was declared
+
+
 async def missing_row(log: LogWriter) -> None:
     table(log.store).delete("_seq in (13, 14, 71) and _edge = 'press-1'")
 
@@ -128,7 +138,7 @@ async def name_twice(log: LogWriter) -> None:
 
 
 Planting = Callable[[LogWriter], Awaitable[None]]
-HARMLESS: tuple[Planting, ...] = (waiting_records, skipped_range, collected_chunks)
+HARMLESS: tuple[Planting, ...] = (waiting_records, skipped_range, declared_deletion, collected_chunks)
 """What an audit calls good, in this order."""
 DAMAGE: tuple[Planting, ...] = (
     name_twice, other_payload, other_time, missing_row, doubled_row, strange_row, removed_chunk, corrupted_section,

@@ -101,6 +101,9 @@ def _show(report: AuditReport) -> None:
     skipped = report.total("skipped")
     if skipped:
         say(f"{skipped} records are not in the table because an operator skipped them (`weft hub skip`)")
+    deleted = report.total("deleted")
+    if deleted:
+        say(f"{deleted} records are not in the table because their deletion was declared (`weft hub declare-deletion`)")
     if not report.lanes:
         say(f"the hub knows no stream {report.tenant}/{report.stream}")
     elif report.agrees:

@@ -1,0 +1,108 @@
+"""``weft hub declare-deletion``: tell the audit of rows that are taken out of a table on purpose."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import config_argument, confirm, yes_option
+from weft.commands.hub_cluster import on_store
+from weft.output import Failed, Refused, counted
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.storage.audit.deletions import Deletion, Rows
+
+_MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
+
+
+@click.command("declare-deletion")
+@config_argument
+@click.argument("stream")
+@click.option("--tenant", default="default", show_default=True, help="Tenant of the stream.")
+@click.option("--key", help="Rows with this _key, the topic as a rule.")
+@click.option("--edge", help="Rows of this edge.")
+@click.option("--log", "log_id", metavar="ID", help="Rows of this log.")
+@click.option("--from", "first", type=click.IntRange(0), help="First sequence number; needs --edge.")
+@click.option("--to", "end", type=click.IntRange(1), help="Sequence number after the last; needs --edge.")
+@click.option("--since", type=_MOMENT, help="First _time, UTC.")
+@click.option("--until", type=_MOMENT, help="_time after the last, UTC.")
+@click.option("--version", type=click.IntRange(0), help="Version of the table with the rows; the newest by default.")
+@click.option("--by", help="Name of who decided; the user of this process by default.")
+@click.option("--reason", required=True, help="Why, in a few words; it stands with the declaration.")
+@yes_option
+def declare_deletion(  # noqa: PLR0917
+    config_file: str,
+    stream: str,
+    tenant: str,
+    key: str | None,
+    edge: str | None,
+    log_id: str | None,
+    first: int | None,
+    end: int | None,
+    since: datetime | None,
+    until: datetime | None,
+    version: int | None,
+    by: str | None,
+    reason: str,
+    *,
+    yes: bool,
+) -> None:
+    """Declare that rows of STREAM are deleted from its table on purpose, at the hub of CONFIG.
+
+    Declare first, then delete with any engine. The declaration names the rows that the options choose and that the
+    table has now. `weft audit` counts those of them that are gone as deleted as declared, and all others that are
+    missing as lost. Rows that come later are not covered. After a deletion, give the --version that had the rows.
+    Nothing is deleted by this command, and the hub's log keeps the records.
+
+    \b
+    weft hub declare-deletion hub.yaml telemetry --key plant/a/m1/telemetry --reason "request 4711"
+    weft hub declare-deletion hub.yaml telemetry --until 2026-01-01 --reason "kept for a year"
+    """
+    from weft.storage.audit.deletions import Rows
+
+    rows = Rows(key, edge, log_id, first, end, _utc(since), _utc(until))
+    if not rows.text:
+        raise Refused("name the rows: --key, --edge, --log, --since or --until")
+    if edge is None and (first is not None or end is not None):
+        raise Refused("--from and --to are numbers of one edge's lane: give --edge too")
+    deletion = _found(config_file, (tenant, stream), rows, version, by or getpass.getuser(), reason)
+    if not deletion.count:
+        raise Failed(f"version {deletion.version} of the table of {tenant}/{stream} has no such rows: {rows.text}")
+    what = f"{counted(deletion.count, 'row')} of {tenant}/{stream} ({rows.text})"
+    if not yes:
+        confirm(f"declare {what} as deleted? The audit no longer calls them lost", "nothing was declared")
+    on_store(config_file, lambda store: _declare(store, (tenant, stream), deletion))
+    click.echo(f"declared {what} as deleted, as of version {deletion.version}: {reason}")
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    return None if moment is None else moment.replace(tzinfo=UTC)
+
+
+def _found(  # noqa: PLR0917 - what is declared, and by whom
+    config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
+) -> Deletion:
+    from weft.storage.audit.deletions import FORMAT, Deletion, find_rows, stored
+    from weft.storage.object_store import StoreUnfit
+    from weft.storage.table.errors import TableError
+
+    async def work(store: ObjectStore) -> Deletion:
+        found, lanes, offsets = await find_rows(store, *key, rows, version)
+        shards = [(shard, list(held)) for shard, held in sorted(offsets.held.items())]
+        return Deletion(FORMAT, time.time_ns(), by, reason, rows.text, found, stored(lanes), shards)
+
+    try:
+        return on_store(config_file, work)
+    except (TableError, StoreUnfit) as error:
+        raise Failed(str(error)) from None
+
+
+async def _declare(store: ObjectStore, key: tuple[str, str], deletion: Deletion) -> None:
+    from weft.storage.audit.deletions import declare
+
+    await declare(store, *key, deletion)
