@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -69,16 +69,20 @@ class Registry:
 
     # --- for the state
 
-    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition | BindingDefinition]:
-        """Yield what outlives a restart."""
+    def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
+        """Yield the exchanges and queues that outlive a restart."""
         for name, exchange in self.topology.exchanges.items():
             if exchange.definition.durable and name not in PREDECLARED:
                 yield exchange.definition
         for queue in self.kept_queues():
             yield queue.definition
-        for binding in self.topology.bindings():
-            if self._is_kept(binding):
-                yield binding
+
+    def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
+        """Yield the bindings that outlive a restart: together those from one exchange to one place, of which there may
+        be 65,536."""
+        for exchange in self.topology.exchanges.values():
+            if exchange.definition.durable:
+                yield from (each for each in exchange.bindings.values() if self._is_kept(next(iter(each))))
 
     def kept_queues(self) -> Iterable[Queue]:
         """Return the queues that outlive a restart."""

@@ -23,6 +23,7 @@ from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.message import Outcome
 from weft.edge_node.queues.routing.look_up_cost import COMMON_WORDS
 from weft.edge_node.queues.routing.topology import KNOWN_MAX
+from weft.edge_node.queues.state.changes import read_changes
 from weft.protocols.batch import HeaderPairs
 
 pytestmark = pytest.mark.slow
@@ -214,6 +215,16 @@ async def test_many_keys_are_forgotten_in_short_steps() -> None:
         assert topology.known(exchange, "key 1").targets is not None
         for number in range(KNOWN_MAX + 1):
             steps.timed("known", partial(topology.known, exchange, f"key {number}"))
+
+    await quick(story)
+
+
+async def test_a_copy_of_all_bindings_is_one_short_step() -> None:
+    async def story(room: Room, steps: Steps) -> None:
+        queue = QueueDefinition(1, "q", True, False, False, QueueArguments(), *OWNER, since=0)
+        room.queues._registry.restore([], [queue], itertools.islice(by_key(), SHARE))
+        pieces = steps.timed("copy", lambda: [msgspec.msgpack.encode(each) for each in room.queues._writer._pieces()])
+        assert sum(len(read_changes(piece).bindings) for piece in pieces) == SHARE
 
     await quick(story)
 
