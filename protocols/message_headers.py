@@ -42,6 +42,10 @@ POSITION_CHUNK: Final = "weft.position-chunk"
 DELIVERY_MODE: Final = "amqp.delivery-mode"
 """Integer, as AMQP 0-9-1 has it: 2 for a message that is to survive a restart, 1 for one that need not."""
 PERSISTENT: Final = (DELIVERY_MODE, 2)
+SOURCE: Final = "weft.source"
+"""Text, such as ``telemetry 120-150/17``: the records that went into one of an edge function, or into a row that one
+rejected. Of each stream, of the same log, the first and the last number, and how many were used where they are fewer.
+Several streams have commas between them."""
 USER_ID: Final = "weft.user-id"
 """Text: user name of the publisher, as authenticated or checked against it."""
 

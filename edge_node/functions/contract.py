@@ -24,6 +24,10 @@ Path = tuple[str, ...]
 """Names on the way to a field in a field: ``motor.rpm`` is ``("motor", "rpm")``. At least one."""
 
 
+Source = tuple[str | int, ...]
+"""Records that a row was made of: input, first and last number and how many, then those of the next input."""
+
+
 class Row(msgspec.Struct, gc=False):  # No row is part of a cycle. To look for one took 0.3 us a row.
     """A record on its way through functions. Functions may change rows that they were given, and make new ones."""
 
@@ -45,6 +49,8 @@ class Row(msgspec.Struct, gc=False):  # No row is part of a cycle. To look for o
     is_private: bool = False
     """True for a row that failed with fields that a function behind it redacts. The stream of errors gets its place in
     the input, and nothing that it holds."""
+    source: Source = ()
+    """Source of a row that a function made; empty where it is not known."""
 
 
 class Gap(NamedTuple):

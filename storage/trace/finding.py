@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -60,6 +60,8 @@ class Wanted(NamedTuple):
     used: Used
     narrowing: Narrowing
     rows_max: int
+    keep: Callable[[Row], bool] | None = None
+    """Function that says whether a record of the range is wanted; None takes all of them."""
 
 
 class Found(NamedTuple):
@@ -163,10 +165,12 @@ class _Search:
         return len(self._rows) > self._wanted.rows_max or len(self._rows) == self._used.numbers
 
     def _take(self, rows: Iterable[Row]) -> None:
+        keep = self._wanted.keep
         for row in rows:
             if self._is_done():
                 return
-            self._rows[row["_seq"]] = row
+            if keep is None or keep(row):
+                self._rows[row["_seq"]] = row
 
     def _read_table(self, table: OpenTable) -> None:
         """Read the files that may hold some of the records."""

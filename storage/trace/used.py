@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ FROM_COLUMN = "_from"
 RANGES_MAX = 10_000
 """Maximum number of ranges of one row."""
 _LOG_DIGITS = 16
+_SOURCE = re.compile(r"([^ ,]+) ([0-9]{1,20})(?:-([0-9]{1,20}))?(?:/([0-9]{1,20}))?")
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -29,6 +31,8 @@ class Used(msgspec.Struct, frozen=True):
     """Highest sequence number, used."""
     count: int
     """Number of records used; all of ``first`` to ``last`` when it is their number."""
+    stream: str = ""
+    """Stream of the lane, where it is known."""
 
     @property
     def numbers(self) -> int:
@@ -53,6 +57,26 @@ def parse_used(value: str | bytes | object) -> list[Used]:
     if len(ranges) > RANGES_MAX:
         raise TraceError(f"a row with {len(ranges)} ranges; the most that are traced is {RANGES_MAX}")
     return [_checked(each) for each in ranges]
+
+
+def parse_source(text: str, edge: str, log: str) -> list[Used]:
+    """Return the ranges that an edge function noted in the header of a record.
+
+    Args:
+        edge: edge node of the record; ``log`` is its log. What it was made of is of the same.
+
+    Raises:
+        TraceError: it is none.
+    """
+    found = []
+    for part in text.split(", ", RANGES_MAX):
+        match = _SOURCE.fullmatch(part)
+        if match is None:
+            raise TraceError(f"expected the source of a record such as telemetry 120-150/17, got {part[:80]!r}")
+        first, last = int(match[2]), int(match[3] or match[2])
+        count = int(match[4]) if match[4] else last - first + 1
+        found.append(_checked(Used(edge, log, first, last, count, match[1])))
+    return found
 
 
 def parse_record(text: str) -> Used:

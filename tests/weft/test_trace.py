@@ -13,6 +13,7 @@ from deltalake import write_deltalake
 
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.support.processes import weft
+from weft.protocols.origin import Origin, OriginKind
 from weft.storage.object_store import open_store
 
 LOG = "0000000000000007"
@@ -92,3 +93,20 @@ def test_mistakes(store: str, silver: str, arguments: tuple[str, ...], said: str
     done = weft("trace", "--store", store, *given)
     assert done.exception is not None
     assert said in str(done.exception)
+
+
+def test_what_a_record_of_a_function_does_not_say_is_told_as_unknown(tmp_path: Path) -> None:
+    origin = Origin(3, OriginKind.FUNCTION, "minutes", "3f1c9a70", b"")
+
+    async def write() -> None:
+        log = await LogWriter.open(open_store(str(tmp_path / "store")))
+        await log.append(0, Run(LANE, 0, 2), Run(LANE._replace(stream="minutes"), 0, 1, origin=origin))
+
+    asyncio.run(write())
+    trace = ("trace", "--store", str(tmp_path / "store"), "--record", "press-1/7/0")
+    lines = weft(*trace, "--stream", "minutes").output.splitlines()
+    assert lines[2] == "      unknown source: the record does not say what it was made of"
+    forward = weft(*trace, "--stream", "telemetry", "--forward")
+    assert (forward.return_value, forward.output.splitlines()[-1]) == (1, "  no record says that it was made of it")
+    told = weft("trace", "--store", str(tmp_path / "store"), "--from", "[]", "--forward")
+    assert "--forward goes with --record" in str(told.output) + str(told.exception)

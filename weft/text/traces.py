@@ -14,6 +14,7 @@ from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
     from weft.storage.trace.finding import Looked
+    from weft.storage.trace.forward import Forward
     from weft.storage.trace.steps import Record, Step, Trace
 
 CELL_SHOWN_MAX = 80
@@ -43,6 +44,21 @@ def print_traces(traces: Sequence[Trace], looked: Looked, *, more: bool) -> None
         )
 
 
+def print_forward(found: Forward) -> None:
+    """Print messages, and what edge functions made of them."""
+    for message in found.messages:
+        click.echo(_record(message))
+    for each in found.made:
+        doubt = "" if each.is_certain else ": the message is in its range, of which not all was used"
+        click.echo(f"  {each.stream} {_record(each.record)}, made of {each.of}{doubt}")
+    if not found.messages:
+        click.echo("no such record is in the log or table")
+    elif not found.made:
+        click.echo("  no record says that it was made of it")
+    if found.more:
+        click.echo("there are more; --records N shows more of them")
+
+
 def _row(row: Mapping[str, Any]) -> str:
     cells = (
         f"{shown(name)}={_cut(shown(_cell(value)))}"
@@ -67,13 +83,15 @@ def _cut(text: str) -> str:
 def _lines(step: Step, indent: str) -> Iterator[str]:
     used = step.used
     span = f"seq {used.first}" if step.numbers == 1 else f"seq {used.first} to {used.last}"
-    yield f"{indent}{step.stream}, lane {used.edge}/{used.log}, {span}: {_verdict(step)}"
+    yield f"{indent}{step.stream}, lane {used.edge}/{used.log}, {span}: {step.trouble or _verdict(step)}"
     if step.open_gap is not None:
         yield f"{indent}  OPEN GAP: {harmless(step.open_gap.sentence)}"
     for record in step.records:
         yield f"{indent}  {_record(record)}"
         for each in record.made_of:
             yield from _lines(each, f"{indent}    ")
+        if record.is_unknown:
+            yield f"{indent}    unknown source: the record does not say what it was made of"
 
 
 def _verdict(step: Step) -> str:

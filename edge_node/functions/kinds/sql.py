@@ -14,10 +14,12 @@ from weft.edge_node.functions.kinds import select_code
 from weft.edge_node.functions.kinds.python.runner import BYTES_ENOUGH, Runner
 from weft.edge_node.functions.kinds.python.snapshots import Snapshot
 from weft.edge_node.functions.kinds.python.wire import FRAME_BYTES_MAX, Begin, Record
+from weft.edge_node.functions.series.sources import UNKNOWN, join, known, take
 from weft.edge_node.functions.windows.columns import COLUMNS_MAX, names_in
 from weft.edge_node.functions.windows.groups import COUNT, FIRST, LAST, START, Pane
 from weft.edge_node.functions.windows.loop import make_loop
 from weft.edge_node.functions.windows.naming import field_code
+from weft.edge_node.functions.windows.numbers import SOURCE_NAMES, source_lines
 from weft.edge_node.functions.windows.plan import Plan
 from weft.edge_node.functions.windows.refusal import Refusal
 from weft.edge_node.functions.windows.select import Found, Limits, Select, SelectError
@@ -52,6 +54,8 @@ class Job(NamedTuple):
     levels: Mapping[bytes, Mapping[str, str]]
     cause: Row | None
     """Row that closed it before its tick; None at a tick."""
+    source: list[Any]
+    """Records that its rows came from."""
 
 
 class SqlFunction(Windows, AsyncFunction):
@@ -73,8 +77,9 @@ class SqlFunction(Windows, AsyncFunction):
         """
         plan = Plan.of(settings)
         header = [0] * (LAST + 1 if plan.gap else COUNT + 1)
-        self._size, self._over, self._whose = len(header), len(header) + 1, len(header) + 2
+        self._size, self._over, self._whose, self._sources = range(len(header), len(header) + 4)
         super().__init__(settings, context, plan, self._new, self._merge)
+        self.store.pad = self._pad
         self._rows_max, self._bytes_max = settings.rows_max, settings.bytes_max
         if not self.naming.is_key:
             self.store.weight_of = self._weight
@@ -102,12 +107,16 @@ class SqlFunction(Windows, AsyncFunction):
                 "    w_fn.make_room(p, row, w_item, w_out)",
                 f"    w_size = a[{size}] + w_len(w_item)",
             ],
-            update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)"],
-            names={"w_pack": _packed, "w_len": len, "w_float": float},
+            update=[f"a[{COUNT}] += 1", f"a[{size}] = w_size", "w_store.keep(p, w_item)", *source_lines(self._sources)],
+            names={"w_pack": _packed, "w_float": float, **SOURCE_NAMES},
         )  # fmt: skip
 
     def _new(self, first: int, start: int) -> list[Any]:
-        return [first, 0, start, start, 0, 0, {}] if self.plan.gap else [first, 0, 0, 0, {}]
+        return [first, 0, start, start, 0, 0, {}, []] if self.plan.gap else [first, 0, 0, 0, {}, []]
+
+    def _pad(self, numbers: list[Any]) -> None:
+        if len(numbers) == self._whose:
+            numbers += [{}, [UNKNOWN]]
 
     def _weight(self, item: bytes) -> int:
         """Return the share that a row takes of both bounds of a window."""
@@ -119,18 +128,12 @@ class SqlFunction(Windows, AsyncFunction):
             numbers[START], numbers[LAST] = min(numbers[START], other[START]), max(numbers[LAST], other[LAST])
         for at in (COUNT, self._size, self._over):
             numbers[at] += other[at]
-        add_counts(self._cut(numbers), self._cut(other))
-
-    def _cut(self, numbers: list[Any]) -> dict[str, int]:
-        """Return how many rows were cut, by their topics."""
-        if len(numbers) == self._whose:  # a window that an earlier release began
-            numbers.append({})
-        counts: dict[str, int] = numbers[self._whose]
-        return counts
+        add_counts(numbers[self._whose], other[self._whose])
+        join(numbers[self._sources], other[self._sources])
 
     def _count_cut(self, pane: Pane, topic: bytes) -> None:
         pane.numbers[self._over] += 1
-        count_cut(self._cut(pane.numbers), topic)
+        count_cut(pane.numbers[self._whose], topic)
         self.store.state.touch(pane.key)
 
     def make_room(self, pane: Pane, row: Row, item: bytes, out: Out) -> None:
@@ -152,6 +155,7 @@ class SqlFunction(Windows, AsyncFunction):
             pane.numbers[COUNT] -= 1
             pane.numbers[self._size] -= len(kept)
             cut = _unpacked(kept)
+            take(pane.numbers[self._sources], cut)
             self._count_cut(pane, cut.key)
             out.reject(cut, "its window is full, and its topic had the most rows of it (rows_max, size_max)", row)
 
@@ -223,8 +227,10 @@ class SqlFunction(Windows, AsyncFunction):
         group, closing, first, missing, late = closed
         rows = [item for pane in closing.panes for item in self.store.kept(pane)]
         over, whose = sum(pane.numbers[self._over] for pane in closing.panes), dict[str, int]()
+        source: list[Any] = []
         for pane in closing.panes:
-            add_counts(whose, self._cut(pane.numbers))
+            add_counts(whose, pane.numbers[self._whose])
+            join(source, pane.numbers[self._sources])
         if over:
             missing = _also(missing, f"{over} rows beyond rows_max, size_max or memory", whose)
         frame = self.frame(closed)
@@ -232,7 +238,9 @@ class SqlFunction(Windows, AsyncFunction):
         if missing:
             frame["missing"] = missing
         keys = {*map(topic_of, rows)}
-        self._jobs.append(Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}, self.cause))
+        self._jobs.append(
+            Job(first, group.key, frame, rows, {key: dict(self.levels(key)) for key in keys}, self.cause, source)
+        )
         return []
 
     def _taken(self) -> list[Job]:
@@ -314,13 +322,13 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
     for job, result in zip(jobs, found, strict=True):
         if isinstance(result, str):
             # The window itself goes to the errors: which one it was, and how many rows it had.
-            out.reject(
-                Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame), f"select: {result}", job.cause
-            )
+            row = Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame, source=known(job.source))
+            out.reject(row, f"select: {result}", job.cause)
             continue
         if result.cut:
             _tell_cut(job, result.cut, out)
-        rows += (Row(job.time, job.key, None, {**job.frame, **values}) for values in result.rows)
+        source = known(job.source)
+        rows += (Row(job.time, job.key, None, {**job.frame, **values}, source=source) for values in result.rows)
     return rows
 
 
@@ -330,6 +338,7 @@ def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
     for at in cut:
         row = _unpacked(job.rows[at])
         count_cut(whose, row.key)
+        take(job.source, row)
         reason = f"the rows of its window have more than {COLUMNS_MAX} fields, and its topic has the most"
         out.reject(row, reason, job.cause)
     frame = job.frame

@@ -7,6 +7,7 @@ from typing import Any
 from weft.config.functions.windows import Window
 from weft.edge_node.functions.contract import Context, Path, Row
 from weft.edge_node.functions.expressions import InvalidExpression, compile_expression
+from weft.edge_node.functions.series.sources import UNKNOWN, known
 from weft.edge_node.functions.windows.aggregates import Aggregate, parse_aggregate
 from weft.edge_node.functions.windows.groups import COUNT, Pane
 from weft.edge_node.functions.windows.loop import make_loop
@@ -41,7 +42,8 @@ class WindowFunction(Windows):
         super().__init__(settings, context, plan, new, self._merge)
         self._new = new
         self._rows_max = settings.rows_max
-        self._over = layout.over
+        self._over, self._sources = layout.over, layout.sources
+        self.store.pad = self._pad
         arguments = []
         levels: set[str] = set()
         for (text, is_number), argument in layout.arguments.items():
@@ -117,7 +119,11 @@ class WindowFunction(Windows):
         values["complete"] = not missing
         if missing:
             values["missing"] = missing
-        return [Row(first, group.key, None, values)]
+        return [Row(first, group.key, None, values, source=known(numbers[self._sources]))]
+
+    def _pad(self, numbers: list[Any]) -> None:
+        if len(numbers) == self._sources:
+            numbers.append([UNKNOWN])
 
 
 def _check_names(settings: Window, aggregates: list[Aggregate]) -> None:

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from weft.edge_node.functions.chain import Alert, Outputs, Rejected
-from weft.edge_node.functions.contract import Row, Values
+from weft.edge_node.functions.contract import Row, Source, Values
 from weft.edge_node.functions.runtime.state_log import Positions
+from weft.edge_node.functions.series.sources import source_of, text_of
 from weft.protocols.batch import HeaderPairs
+from weft.protocols.message_headers import SOURCE
 from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 from weft.storage.segment_log.state.pending import parts_max
@@ -18,8 +20,6 @@ from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_b
 
 REASON = "weft.reason"
 """Header of a record in a stream of errors: why no function could do anything with it."""
-SOURCE = "weft.source"
-"""Header of such a record: stream and number of the record that it came from."""
 ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
 """Most bytes of a row's key and payload; longer ones are rejected."""
 REASON_CHARACTERS_MAX = 500
@@ -121,18 +121,24 @@ def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> 
         run.payloads.append(row.payload or b"")
         time = max(time, row.time)
         run.times.append(time)
-        if row.headers:
-            run.headers[index] = row.headers
+        headers = _with_source(row.headers, row.source) if row.source else row.headers
+        if headers:
+            run.headers[index] = headers
     if run.keys:
         last[stream] = time
     return run
 
 
+def _with_source(headers: HeaderPairs, source: Source) -> HeaderPairs:
+    """Return headers with the source of their row, in place of that of a record that it was made of."""
+    return (*(pair for pair in headers if pair[0] != SOURCE), (SOURCE, text_of(source)))
+
+
 def _error_row(rejected: Rejected) -> Row:
     row, reason = rejected.row, rejected.reason
     headers = (*(() if row.is_private else row.headers), (REASON, reason[:REASON_CHARACTERS_MAX]))
-    if row.seq >= 0:
-        headers = (*headers, (SOURCE, f"{row.input} {row.seq}"))
+    if source := source_of(row):
+        headers = _with_source(headers, source)
     payload = row.payload if row.original is None else row.original
     if row.is_private:
         payload = b""

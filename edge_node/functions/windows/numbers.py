@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from weft.edge_node.functions.series import sources
 from weft.edge_node.functions.windows import sketch, values
 from weft.edge_node.functions.windows.aggregates import ENVELOPE, SCALAR, Aggregate
 from weft.edge_node.functions.windows.groups import ALWAYS, COUNT, FIRST, LAST, NEVER, START
@@ -16,6 +17,20 @@ from weft.edge_node.functions.windows.points import downsample
 
 Numbers = list[Any]
 _INFINITE = "w_infinite"
+SOURCE_NAMES = {"w_note": sources.note, "w_join": sources.join, "w_len": len}
+"""Names that the lines of sources use."""
+
+
+def source_lines(at: int) -> list[str]:
+    """Return the lines that note the record of a row, in a list at a place of the numbers."""
+    return [  # Inline for rows of one input in their order, which nearly all are.
+        f"w_s = a[{at}]",
+        "if w_len(w_s) == 4 and row.seq > w_s[2] and w_s[0] == row.input:",
+        "    w_s[2] = row.seq",
+        "    w_s[3] += 1",
+        "else:",
+        "    w_note(w_s, row)",
+    ]
 
 
 class Argument(NamedTuple):
@@ -63,6 +78,9 @@ class Layout:
         }
         for aggregate in found:
             self._add(aggregate)
+        self.sources = self._place("[]")
+        """Place of the records that the rows came from: behind all others, as windows of earlier releases lack it."""
+        self._merge.append(f"w_join(a[{self.sources}], b[{self.sources}])")
         # Deviations are merged by the counts from before: the counts come last.
         self._merge += [f"a[{each.nulls}] += b[{each.nulls}]" for each in self.arguments.values()]
         self._merge.append(f"a[{COUNT}] += b[{COUNT}]")
@@ -76,7 +94,7 @@ class Layout:
             lines.append(f"if {argument.name} is None: a[{argument.nulls}] += 1")
             if updates:
                 lines += ["else:", *(f"    {each}" for each in updates)]
-        return lines
+        return lines + source_lines(self.sources)
 
     def functions(
         self,
@@ -109,6 +127,7 @@ class Layout:
             "w_merge_sketch": sketch.merge,
             "w_quantile": self._sketches.quantiles,
             "w_downsample": downsample,
+            **SOURCE_NAMES,
         }
 
     # --- aggregates

@@ -162,7 +162,16 @@ def _second(time: int) -> int:
 
 
 def _seen(row: Row) -> tuple[Any, ...]:
-    return (row.time, row.key, row.payload, _packed(row.values), tuple(map(tuple, row.headers)), row.seq, row.input)
+    return (
+        row.time,
+        row.key,
+        row.payload,
+        _packed(row.values),
+        tuple(map(tuple, row.headers)),
+        row.seq,
+        row.input,
+        row.source,
+    )
 
 
 def _packed(values: Values) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,13 @@ from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.storage.audit.stores import collect
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
-from weft.protocols.message_headers import LINEAGE
+from weft.protocols.message_headers import LINEAGE, SOURCE
+from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.shard.placement import shard_of
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.trace.errors import TraceError
+from weft.storage.trace.forward import forward
 from weft.storage.trace.steps import Step, Tracer
 from weft.storage.trace.used import Used, parse_record
 
@@ -53,8 +56,11 @@ async def tracer(store: ObjectStore, *streams: str, records_max: int = 1000) -> 
     return Tracer(store, await open_cluster(store, None), "default", streams, records_max)
 
 
-async def step(store: ObjectStore, used: Used, row: dict[str, object] | None = None, **options: int) -> Step:
-    (found,) = (await (await tracer(store, **options)).trace(row or {}, [used])).made_of
+async def step(
+    store: ObjectStore, used: Used, row: dict[str, object] | None = None, *, stream: str = "", **options: int
+) -> Step:
+    streams = [stream] if stream else []
+    (found,) = (await (await tracer(store, *streams, **options)).trace(row or {}, [used])).made_of
     return found
 
 
@@ -129,6 +135,63 @@ async def test_a_record_that_a_pipeline_made_leads_to_those_of_devices(store: Ob
     (behind,) = record.made_of
     assert (behind.stream, behind.is_exact, behind.narrowed_by) == ("telemetry", True, ["machine"])
     assert numbers(behind) == [3, 5, 7]
+
+
+async def test_a_row_of_an_edge_window_leads_to_its_messages(store: ObjectStore) -> None:
+    """And a record that does not say what it was made of says that, as does one of a stream that stays on its node."""
+    devices = await LogWriter.open(store)
+    await machines(devices, range(2))
+    window = b'{"machine":"m1","window_start":"2001-01-01T00:00:00Z","window_end":"2001-01-01T00:01:00Z"}'
+    await made(devices, 0, b"a/m1", window, "telemetry 3-7/3")
+    await made(devices, 1, b"plant/a/m0/telemetry", b"{}", "telemetry 0-8/5, heat 4")
+    await made(devices, 2, b"x", b"{}", None)
+    by_fields, by_key, unknown = (await step(store, parse_record(f"press-1/{LOG}/0-2"), stream="minutes")).records
+    (behind,) = by_fields.made_of
+    assert (numbers(behind), behind.is_exact, behind.narrowed_by) == ([3, 5, 7], True, ["machine"])
+    behind, kept = by_key.made_of
+    assert (numbers(behind), behind.is_exact, behind.narrowed_by) == ([0, 2, 4, 6, 8], True, ["_key"])
+    assert (kept.stream, kept.records, kept.is_exact) == ("heat", [], False)
+    assert "has nothing of stream heat of lane press-1" in kept.trouble
+    assert [each.is_unknown for each in (by_fields, by_key, unknown)] == [False, False, True]
+
+
+async def test_a_message_leads_to_the_rows_that_were_made_of_it(store: ObjectStore) -> None:
+    devices = await LogWriter.open(store)
+    await machines(devices, range(2))
+    await made(devices, 0, b"a/m1", b'{"machine":"m1"}', "telemetry 1-7/4")
+    await made(devices, 1, b"a/m0", b'{"machine":"m0"}', "telemetry 0-8/5")
+    await made(devices, 2, b"plant/a/m0/telemetry", b"{}", "telemetry 4-6/2")
+    await made(devices, 3, b"all", b"{}", "heat 1-3, telemetry 0-9")
+    await made(devices, 4, b"all", b"{}", "telemetry 6-9")
+    await made(devices, 0, b"all", b"{}", "minutes 3-4", stream="hours")
+    await made(devices, 1, b"all", b"{}", "minutes 4-5", stream="hours")
+    found = await forward(await tracer(store, "telemetry"), parse_record("press-1/7/5"), timedelta(days=1))
+    assert [record.seq for record in found.messages] == [5]
+    assert [(each.stream, each.record.seq, each.of, each.is_certain) for each in found.made] == [
+        ("minutes", 0, "telemetry", False),
+        ("minutes", 3, "telemetry", True),
+        ("hours", 0, "minutes", True),
+    ]
+    far = await forward(await tracer(store, "telemetry"), parse_record("press-1/7/5"), timedelta(seconds=1))
+    assert (len(far.messages), far.made) == (1, [])
+    few = await forward(await tracer(store, "telemetry", records_max=2), parse_record("press-1/7/5"), timedelta(days=1))
+    assert (len(few.made), few.more) == (2, True)
+
+
+async def made(
+    log: LogWriter, seq: int, key: bytes, payload: bytes, source: str | None, *, stream: str = "minutes"
+) -> None:
+    """A record of a derived stream, as an edge function writes it."""
+    headers: dict[int, HeaderPairs] = {} if source is None else {0: ((SOURCE, source),)}
+    columns = batch.columns_from_lists(struct.pack("<q", START + 9 * SECOND), [key], [payload], headers)
+    data = batch.encode(1, seq, columns, ClockReading(1, 2, ClockState.SYNCED), origin=3)
+
+    class Made(Run):
+        def encode(self) -> bytes:
+            return data
+
+    origin = Origin(3, OriginKind.FUNCTION, "minutes", "3f1c9a70", b"")
+    await log.append(0, Made(LANE._replace(stream=stream), seq, 1, origin=origin))
 
 
 async def alert(log: LogWriter, lineage: list[dict[str, object]]) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from weft.commands.common import json_option, open_hub_store, store_trouble
+from weft.config.units import parse_duration
 from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json
-from weft.text.traces import print_traces
+from weft.text.traces import print_forward, print_traces
 
 if TYPE_CHECKING:
     from weft.storage.trace.finding import Looked
+    from weft.storage.trace.forward import Forward
     from weft.storage.trace.steps import Trace
 
+T = TypeVar("T")
 ROWS_MAX = 1000
 RECORDS_MAX = 1_000_000
 
@@ -33,6 +38,18 @@ RECORDS_MAX = 1_000_000
 @click.option("--where", metavar="SQL", help="Rows of --table to trace, such as \"machine = 'm1'\".")
 @click.option("--from", "lineage", metavar="JSON", help="Value of a column _from, instead of a table's row.")
 @click.option("--record", metavar="EDGE/LOG/SEQ", help="One record, or EDGE/LOG/FIRST-LAST, instead of a table's row.")
+@click.option(
+    "--forward",
+    is_flag=True,
+    help="Show what edge functions made of --record, instead of what it was made of.",
+)
+@click.option(
+    "--within",
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="How far the times of what was made may be from that of the record, with --forward.",
+)
 @click.option("--rows", type=click.IntRange(1, ROWS_MAX), default=10, show_default=True, help="Maximum number of rows.")
 @click.option(
     "--records",
@@ -54,7 +71,9 @@ def command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
         raise Refused("name what to trace: either --table with --where, or --from, or --record")
     if (options["where"] is not None) != (given == ["table"]):
         raise Refused("--table and --where belong together: --where names the rows, such as \"machine = 'm1'\"")
-    traces, looked, more = _traced(uri, tenant, options)
+    if options["forward"]:
+        return _forward(uri, tenant, options, as_json=as_json)
+    traces, looked, more = _read(_trace(uri, tenant, options), uri)
     if as_json:
         print_json({"rows": traces, "more_rows": more, "looked_at": looked})
     else:
@@ -62,8 +81,34 @@ def command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
     return 0 if any(step.records for trace in traces for step in trace.made_of) else FAILURE_EXIT_CODE
 
 
-def _traced(uri: str, tenant: str, options: dict[str, Any]) -> tuple[list[Trace], Looked, bool]:
-    """Return the traces, how much was read, and whether there are more rows."""
+def _forward(uri: str, tenant: str, options: dict[str, Any], *, as_json: bool) -> int:
+    if options["record"] is None:
+        raise Refused("--forward goes with --record: the message that records may have been made of")
+    try:
+        within = timedelta(seconds=parse_duration(options["within"]))
+    except ValueError as error:
+        raise Refused(f"--within: {error}") from None
+    found = _read(_found(uri, tenant, options, within), uri)
+    if as_json:
+        print_json(found)
+    else:
+        print_forward(found)
+    return 0 if found.made else FAILURE_EXIT_CODE
+
+
+async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedelta) -> Forward:
+    from weft.storage.cluster import open_cluster
+    from weft.storage.trace.forward import forward
+    from weft.storage.trace.steps import Tracer
+    from weft.storage.trace.used import parse_record
+
+    store = open_hub_store(uri)
+    tracer = Tracer(store, await open_cluster(store, None), tenant, options["streams"], options["records"])
+    return await forward(tracer, parse_record(options["record"]), within)
+
+
+def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
+    """Return what was read of a store; say what is wrong with it where it cannot be read."""
     from weft.protocols.errors import CodecError
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
@@ -71,7 +116,7 @@ def _traced(uri: str, tenant: str, options: dict[str, Any]) -> tuple[list[Trace]
     from weft.storage.trace.errors import TraceError
 
     try:
-        return asyncio.run(_trace(uri, tenant, options))
+        return asyncio.run(reading)
     except TraceError as error:
         raise Failed(str(error)) from None
     except (ClusterUnusable, TableError, CodecError) as error:

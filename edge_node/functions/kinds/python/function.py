@@ -17,6 +17,7 @@ from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
 from weft.edge_node.functions.kinds.python.snapshots import Snapshot, Snapshots
 from weft.edge_node.functions.kinds.python.wire import LINES_MAX, RECORD_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.kinds.watched_files import CHECK_INTERVAL_S, WatchedFiles
+from weft.edge_node.functions.series.sources import source_of
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,11 @@ class Python(AsyncFunction):
                 elif result is None:
                     out.drop(row, f"{self._name} returned None")
                 else:
-                    made += [Row(row.time, row.key, None, values, row.headers, input=row.input) for values in result]
+                    source = source_of(row)
+                    made += [
+                        Row(row.time, row.key, None, values, row.headers, input=row.input, source=source)
+                        for values in result
+                    ]
             position = end
         return made
 

@@ -214,5 +214,10 @@ class Edge:
                     seq = record.seq + 1
         return found
 
+    def headers(self, stream: str) -> list[dict[str, Any]]:
+        """Headers of all durable records."""
+        batches = self.log.read(self.log.stream(stream), 0, 1 << 20)
+        return [dict(record.headers) for data in batches for record in records(data)]
+
     def mark(self, stream: str) -> int:
         return self.log.mark(self.log.stream(stream), self.now)[0]

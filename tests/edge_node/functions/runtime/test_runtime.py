@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.edge_node.functions.restart import context
 from tests.edge_node.functions.runtime.node import SECOND, START, Edge, Large, Minutes, definition
 from tests.storage.fakes import FakeFileSystem
+from weft.config.functions.windows import Window
+from weft.edge_node.functions.definitions import Definition
+from weft.edge_node.functions.kinds.window import WindowFunction
 from weft.edge_node.functions.runtime.replays import ReplayRefused
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, LogSettings
@@ -70,6 +74,32 @@ async def test_what_no_function_can_handle_goes_to_the_stream_of_errors() -> Non
     await edge.pass_time(61)
     assert [(record[1], record[3]) for record in edge.read("minutes-errors")] == [(START, {"value": "none"})]
     assert sum(record[3]["sum"] for record in edge.read("minutes")) == 3
+    await edge.close()
+
+
+def windows(name: str, inputs: list[str], **chosen: Any) -> Definition:
+    emit = {"n": "count()"}
+    settings = Window(every_s=10.0, by=("none",), emit=emit, **chosen)
+    return definition(name, inputs, lambda: [("window", WindowFunction(settings, context(inputs=tuple(inputs))))])
+
+
+async def test_a_row_says_which_records_it_was_made_of() -> None:
+    """Also where the node restarts in the middle of a window, and where rows of rows are made."""
+    disk = FakeFileSystem()
+    made = windows("tens", ["telemetry", "other"]), windows("of-tens", ["tens"])
+    edge = Edge(disk, *made)
+    first = (START // (10 * SECOND) + 1) * 10 * SECOND
+    edge.publish("telemetry", 1, 2, time=first)
+    edge.publish("other", 1, time=first + 1)
+    await edge.pass_time(3)
+    await edge.close()
+    edge = Edge(disk, *made, now=first + 5 * SECOND)
+    edge.publish("telemetry", 3, "none")
+    await edge.pass_time(30)
+    edge.publish("other", 5)
+    await edge.pass_time(30)
+    assert [each["weft.source"] for each in edge.headers("tens")] == ["telemetry 0-3, other 0", "other 1"]
+    assert [each["weft.source"] for each in edge.headers("of-tens")][:1] == ["tens 0"]
     await edge.close()
 
 

@@ -102,6 +102,8 @@ def test_windows_hold_what_brute_force_finds(times: Times, given: list[Row | Gap
             exact = quantile(ordered, wanted_quantile)
             assert abs(values[name] - exact) <= 0.01 * abs(exact) + 1e-12
         assert ("missing" in values) is not values["complete"]
+        seqs = [row.seq for row in each.rows]
+        assert result.source == ("in", min(seqs), max(seqs), len(seqs))
 
 
 def test_a_late_window_of_a_new_key_knows_gaps_that_were_over_long_ago() -> None:
