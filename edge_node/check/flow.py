@@ -14,6 +14,7 @@ from weft.config.functions.payload import Payload
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.check.derived import is_derived, streams_of, writers
+from weft.edge_node.check.named_fields import needs_fields
 from weft.edge_node.streams import errors_stream
 from weft.protocols.topics import PATTERN_LEVELS_MAX, InvalidTopic, check_pattern, named_levels
 
@@ -34,6 +35,10 @@ class Flow:
         self._along: dict[str, list[Patterns]] = {}
         self._patterns: dict[str, Patterns] = {}
         self._payloads: dict[str, Payload] = {}
+        self._unset: set[str] = set()
+        """Streams of which no setting says the format."""
+        self._taken: set[str] = set()
+        """Streams whose functions take their input for JSON, as they name fields and nothing says the format."""
         for name in self._sorted()[0]:
             self._work_through(name)
         # Topics of messages may have the key in them, so what feeds what through them is known only now.
@@ -58,6 +63,14 @@ class Flow:
 
     def input_payload(self, name: str) -> Payload:
         """Return the payload format of the records that a stream's functions read."""
+        return Payload(format="json") if name in self._taken else self._given(name)
+
+    def is_taken_for_json(self, name: str) -> bool:
+        """Return whether the functions of a stream read JSON because they name fields, and no setting says it."""
+        return name in self._taken
+
+    def _given(self, name: str) -> Payload:
+        """Return what settings say of the format that a stream's functions read."""
         stream = self._streams[name]
         read = read_by_first(stream)
         if read is not None:
@@ -150,13 +163,32 @@ class Flow:
         if stream.payload is not None:
             self._payloads[name] = stream.payload
         elif failed is not None and failed in self._payloads:
-            self._payloads[name] = self.input_payload(failed)  # rejected rows keep their payload
+            self._payloads[name] = self._rejected(failed)  # rejected rows keep their payload
         elif read_by_first(stream) is not None:
             self._payloads[name] = Payload(format="json")  # the one that tables know fields of
         elif source is not None and not stream.from_:
             self._payloads[name] = self._payloads[source]
+            if source in self._unset:
+                self._unset.add(name)
         else:
             self._payloads[name] = Payload()
+            self._unset.add(name)
+        if self._takes_json(name, stream):
+            self._taken.add(name)
+            if name in self._unset:
+                self._unset.discard(name)
+                self._payloads[name] = Payload(format="json")
+
+    def _takes_json(self, name: str, stream: Stream) -> bool:
+        inputs = stream.from_stream or (name,)
+        if not stream.functions or not all(each in self._unset for each in inputs) or read_by_first(stream) is not None:
+            return False
+        along = self._along[name]
+        return needs_fields(stream.functions, lambda at: level_names(along[at]))
+
+    def _rejected(self, name: str) -> Payload:
+        """Return the format of the rows that a stream's functions reject: they may be no JSON where that is assumed."""
+        return Payload() if name in self._taken else self.input_payload(name)
 
 
 def read_by_first(stream: Stream) -> Literal["sparkplug"] | None:

@@ -119,6 +119,13 @@ def function_notes(config: EdgeConfig) -> Iterator[Finding]:
     for name, stream in config.streams.items():
         if not is_derived(stream):
             continue
+        if flow.is_taken_for_json(name):
+            source = stream.from_stream[0] if stream.from_stream else name
+            yield Finding(
+                ("streams", name, "functions"),
+                f"nothing says what payloads of {source} are; as these functions name fields, they read JSON, and what "
+                f"is none goes to {name}-errors. Set streams.{source}.payload to say it",
+            )
         if stream.functions and flow.input_payload(name).format == "bytes" and not _knows_bytes(stream):
             source = stream.from_stream[0] if stream.from_stream else name
             yield Finding(

@@ -211,6 +211,32 @@ def test_a_route_leads_to_a_stream_that_takes_nothing_else(target: str, error: s
     assert finding.message.startswith(error)
 
 
+@pytest.mark.parametrize(
+    ("functions", "read"),
+    [
+        ("{where: 'v > 50'}", "json"), ("{where: 'v > 50 and exists(w)'}", "json"), ("{set: {a: v * 2}}", "json"),
+        ("{sample: {every: 2}}, {where: v > 1}", "json"), ("{window: {every: 1m, emit: {n: mean(v)}}}", "json"),
+        ("{window: {every: 1m, by: zone, emit: {n: count()}}}", "json"), ("{select: [v, w]}", "json"),
+        ("{alert: {when: v > 1, topic: x}}", "json"),
+        # These have results of bytes, or may have, so that what runs goes on as it was.
+        ("{where: value > 5}", "bytes"), ("{where: 'default(v, 0) < 1'}", "bytes"), ("{where: not exists(v)}", "bytes"),
+        ("{where: machine == 'm' or v > 1}", "bytes"), ("{sample: {every: 2}}", "bytes"),
+        ("{select: [v, value]}", "bytes"),
+        ("{alert: {when: machine == 'm', topic: x}}, {where: v > 1}", "bytes"), ("{redact: [v]}, {where: v}", "bytes"),
+        ("{window: {every: 1m, by: machine, emit: {n: count()}}}", "bytes"), ("{where: v, missing: null}", "bytes"),
+    ],
+)  # fmt: skip
+def test_functions_that_name_fields_read_json_where_nothing_says_the_format(functions: str, read: str) -> None:
+    streams = f"  t: {{from: 'plant/{{machine}}'}}\n  warm: {{from_stream: t, functions: [{functions}]}}\n"
+    flow = Flow(edge(streams))
+    assert (flow.input_payload("warm").format, flow.payload("warm").format) == (read, read)
+    assert (flow.payload("t").format, flow.payload("warm-errors").format) == ("bytes", "bytes")
+    said = Flow(edge(streams.replace("{machine}'", "{machine}', payload: bytes")))
+    assert (said.input_payload("warm").format, said.payload("warm").format) == ("bytes", "bytes")
+    own = Flow(edge(f"  warm: {{from: 'plant/{{machine}}', functions: [{functions}]}}\n"))
+    assert (own.input_payload("warm").format, own.payload("warm").format) == (read, read)
+
+
 def test_every_cycle_is_named_and_long_chains_take_no_time() -> None:
     chain = {f"s{at}": Stream(from_stream=(f"s{at - 1}", f"s{max(at - 2, 0)}")) for at in range(1, 1000)}
     flow = Flow(config(s0=Stream(from_=("{line}/#",)), **chain))

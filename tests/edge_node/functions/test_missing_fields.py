@@ -67,6 +67,17 @@ def sql(select: str) -> list[tuple[Any, ...]]:
     return db.execute(select).fetchall()
 
 
+def test_a_stream_without_a_format_has_the_rows_that_are_json() -> None:
+    (definition,) = definitions(parse(YAML.format(function="where: t > 25", missing="reject").replace(
+        "    payload: json\n    functions", "    functions"), "edge.yaml", EdgeConfig).config)  # fmt: skip
+    chain, out = definition.make_chain(), Outputs()
+    payloads = [b'{"t": 30.5, "a": 1}', b"no json", b'{"t": 9}']
+    rows = [Row(1 + at, b"plant/m", each, {}, (), at, "in", each) for at, each in enumerate(payloads)]
+    asyncio.run(chain.process(rows, out))
+    assert [row.payload for row in out.rows] == [payloads[0]]
+    assert [each.row.seq for each in out.rejected] == [1]
+
+
 def test_aggregates_are_those_of_sql() -> None:
     emit = "{n: count(), nt: count(t), s: sum(t), a: mean(a), hot: sum(t > 25), least: min(t), most: max(a)}"
     (result,) = values(f"window: {{every: 1h, emit: {emit}}}")
