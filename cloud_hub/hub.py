@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -46,6 +45,7 @@ from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shard_status import shard_status
 from weft.cloud_hub.shard.shards import Shards
+from weft.cloud_hub.siblings import elsewhere, sibling_views
 from weft.config.errors import SettingError
 from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
@@ -297,7 +297,7 @@ class Hub:
         assert self._shards is not None, "the hub has not been started"
         link = EdgeLink(
             self._shards, identity, self._wall_clock, self._link_log, peer, refusals=self._refusals,
-            elsewhere=self._elsewhere(request),
+            elsewhere=elsewhere(self._settings, request.host),
         )  # fmt: skip
         with self._links.opened(link, identity):
             response = await serve_link(
@@ -310,21 +310,6 @@ class Hub:
             )
         await note_refused(link, response, self._wall_clock, self._random_bits)
         return response
-
-    def _elsewhere(self, request: web.Request) -> Callable[[int], str | None]:
-        """Return the URL, by shard, of the process that the edge of a request should go to."""
-        settings = self._settings
-        host = _host_of(request.host)
-
-        def url(shard: int) -> str | None:
-            owner = shard % settings.processes
-            if owner == settings.process:
-                return None
-            if settings.advertise:
-                return settings.advertise[owner]
-            return host and f"http://{host}:{settings.port - settings.process + owner}"
-
-        return url
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
         """Return the number of records of a stream that are table rows; None when this node does not know it."""
@@ -381,7 +366,7 @@ class Hub:
             "release_level": self._rules.level,
             "process": self._settings.process,
             "processes": self._settings.processes,
-            "peers": self._peers(),
+            "peers": sibling_views(self._settings),
             "shards": [shard_status(sequencer) for sequencer in self.sequencers],
             "tables": [table_status_view(table) for table in self._tables.status(TABLES_LISTED_MAX)]
             if self._tables
@@ -393,25 +378,3 @@ class Hub:
             "lost": lost_views(self._own()),
             "links": self._links.views(),
         }
-
-    def _peers(self) -> list[View]:
-        """Return number, port and advertised URL of the node's other processes."""
-        settings = self._settings
-        return [
-            {
-                "process": number,
-                "port": settings.port - settings.process + number,
-                "url": settings.advertise[number] if settings.advertise else None,
-            }
-            for number in range(settings.processes)
-            if number != settings.process
-        ]
-
-
-def _host_of(header: str) -> str | None:
-    """Return the host of a Host header, in brackets when it is an IPv6 address; None when there is none."""
-    try:
-        host = urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
-    return f"[{host}]" if host and ":" in host else host or None

@@ -257,14 +257,11 @@ class LaneOrigins(msgspec.Struct, frozen=True, array_like=True):
     origins: Origins
 
 
-Frame = (
-    Hello | Welcome | Refuse | Data | Gap | Marks | Ack | Ping | Pong
-    | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords
-)  # fmt: skip
 _Control = (
     Hello | Welcome | Refuse | Gap | Marks | Ack | Ping | Pong
     | LaneOpen | LaneOpened | LaneClosed | Clock | LaneOrigins | LastWords
 )  # fmt: skip
+Frame = Data | _Control
 
 _CONTROL: dict[FrameType, type[_Control]] = {
     FrameType.HELLO: Hello,
@@ -286,8 +283,6 @@ _TYPE_OF = {kind: number for number, kind in _CONTROL.items()}
 _DECODERS: dict[int, msgspec.msgpack.Decoder[_Control]] = {
     number: msgspec.msgpack.Decoder(kind) for number, kind in _CONTROL.items()
 }
-
-
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 

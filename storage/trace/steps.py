@@ -157,7 +157,7 @@ class Tracer:
             try:
                 steps.append(await self._step(used, narrowings, behind))
             except TraceError as error:  # such as a stream that stays on its node
-                steps.append(Step(used.stream, used, [], used.numbers, [], False, False, str(error)))
+                steps.append(Step(used.stream, used, [], used.numbers, [], False, False, trouble=str(error)))
         return steps
 
     async def _state(self, edge: str) -> ShardState:

@@ -79,7 +79,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("check", "membership", "settings", "tables"),
         ("shard",),
         ("api",),
-        ("links", "preflight"),
+        ("links", "preflight", "siblings"),
         ("hub",),
     ),
     "spark_sinks": (
