@@ -101,7 +101,8 @@ class Fleet:
         edge = Edge(directory, name, self.hub.port)
         text = edge.config_path.read_text().replace("telemetry:", f"{STREAM}:")
         text = text.replace("sensors/{device}/telemetry", "load/{device}/count")
-        link = f"to: {self.hub.url}\n    retry_min: 50ms\n    retry_max: 500ms\n    mark_interval: 1s"
+        settings = ("hold_at_start: 200ms", "retry_min: 50ms", "retry_max: 500ms", "mark_interval: 1s")
+        link = "\n    ".join((f"to: {self.hub.url}", *settings))
         edge.config_path.write_text(text.replace(f"to: {self.hub.url}", link))
         return edge
 

@@ -26,7 +26,7 @@ listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
 http: {{bind: "127.0.0.1:{http}"}}
 disk: {{budget: 64MiB, segment: 4MiB}}
 streams: {{{streams}}}
-links: {{cloud: {{to: "http://127.0.0.1:{port}", retry_min: 50ms, retry_max: 200ms}}}}
+links: {{cloud: {{to: "http://127.0.0.1:{port}", hold_at_start: 200ms, retry_min: 50ms, retry_max: 200ms}}}}
 """
 TELEMETRY = 'telemetry: {from: "plant/{line}/{machine}/telemetry"}'
 OTHER = 'quality: {from: "quality/#"}'

@@ -62,7 +62,8 @@ class Fabric:
 
     def name(self, node: str, tenant: str = "default", links: tuple[str, ...] = ("cloud",)) -> None:
         """Write the edge's configuration."""
-        told = {link: {"to": f"http://127.0.0.1:{self.ports[link]}", "retry_min": "50ms", "retry_max": "200ms"}
+        told = {link: {"to": f"http://127.0.0.1:{self.ports[link]}", "retry_min": "50ms", "retry_max": "200ms",
+                       "hold_at_start": "200ms"}
                 | ({"token_file": self.tokens[link]} if link in self.tokens else {}) for link in links}  # fmt: skip
         self.edge_yaml.write_text(EDGE.format(node=node, tenant=tenant, links=json.dumps(told)))
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
 from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
@@ -57,6 +58,7 @@ async def tabled(hub: Hub, records: int) -> None:
     await until(is_there)
 
 
+@pytest.mark.slow
 async def test_completeness_names_a_table_that_is_ahead_of_the_restored_log(tmp_path: Path) -> None:
     place, copy = tmp_path / "store", tmp_path / "copy"
     store = DirectoryStore(str(place))

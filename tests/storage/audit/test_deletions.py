@@ -75,6 +75,7 @@ async def test_what_was_declared_before_is_no_loss_and_all_else_is(
     assert counts(await audit(store, *KEY)) == (2, 3)
 
 
+@pytest.mark.slow
 async def test_a_deletion_that_has_happened_is_declared_by_the_version_that_had_the_rows(
     store: ObjectStore, log: LogWriter, declare: Declare
 ) -> None:
