@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.bounds import Bound, Rounds, TurnBudget
+from weft.config.log_lines.partings import Partings
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.servers.broker.connected import Connected
-from weft.edge_node.servers.broker.partings import Partings
 from weft.edge_node.servers.broker.turns import Turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts

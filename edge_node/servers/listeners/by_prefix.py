@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-from weft.edge_node.servers.broker.partings import Partings
+from weft.config.log_lines.partings import Partings
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.listeners.listener import MakeConnection
 from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol

@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.servers.broker.partings import Partings
+from weft.config.log_lines.partings import Partings
 from weft.protocols.mqtt.packets import Publish
 
 ATTEMPTS = 20
@@ -48,6 +48,13 @@ def test_other_reasons_addresses_and_clients_have_lines_of_their_own(caplog: pyt
         partings.closed(log, "closed", "expected a frame", logging.INFO, "192.0.2.7")
     levels = [record.levelno for record in caplog.records]
     assert levels.count(logging.WARNING) == 2 * 2 + 3, "what a client that was let in did is said each time"
+
+
+def test_what_is_remembered_of_a_reason_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    partings = Partings(lambda: 0.0)
+    for number in range(3):
+        partings.closed(log, "closed", "x" * 10_000 + chr(97 + number), stranger_at="192.0.2.7")
+    assert len(caplog.records) == 1
 
 
 async def test_a_disk_that_fails_is_one_line_for_all_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from weft.config.log_lines.repeats import Repeats, left_out
 
+KEYED_CHARACTERS_MAX = 300
+"""Beginning of a reason that tells it from others; clients can make a reason as long as a frame."""
 _OF_ONE_ATTEMPT = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|0x[0-9a-f]+|[0-9]+")
 """Parts of a reason that differ from attempt to attempt, and that a client may choose."""
 
@@ -44,7 +46,7 @@ class Partings:
             stranger_at: address that costs are charged to, of a client that was not let in.
         """
         count: int | None = 0
-        kind = f"{log.name} {_OF_ONE_ATTEMPT.sub('', reason)}"
+        kind = f"{log.name} {_OF_ONE_ATTEMPT.sub('', reason[:KEYED_CHARACTERS_MAX])}"
         if level < logging.WARNING:
             pass
         elif _NOT_STORED.match(reason):
