@@ -211,8 +211,8 @@ def test_curl_posts_and_reads_and_the_node_stays_small(edge: KilledEdge) -> None
     body = edge.folder / "body"
     body.write_bytes(b"x" * 1_000_000)  # curl asks with Expect: 100-continue
     assert json.loads(curl("--data-binary", f"@{body}", f"{stream}/plant/a"))["first_seq"] == 1
-    body.write_bytes(b"x" * 2_000_000)
-    assert "limits.request" in curl("--data-binary", f"@{body}", f"{stream}/plant/a")
+    body.write_bytes(b"x" * 9_000_000)
+    assert "limits.message" in curl("--data-binary", f"@{body}", f"{stream}/plant/a")
     assert curl("-d", "m f=1i", f"{edge.url}/api/v2/write?bucket=plant", "-w", "%{http_code}") == "204"
     assert "id: 0\ndata: {" in curl("-N", "-m", "1", f"{stream}/events?from=earliest")
     assert psutil.Process(edge.pid).memory_info().rss < RSS_BYTES_MAX + (8 << 20)  # and two bodies

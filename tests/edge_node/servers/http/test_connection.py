@@ -94,11 +94,11 @@ NO_REQUESTS = [
     (HEAD + b"X: " + b"x" * 40_000 + b"\r\n\r\n", b"431"),
     (HEAD + b"X: " + b"x" * 4_000_000, b"431"),
     (HEAD + b"X: x\r\n" * 200 + b"\r\n", b"431"),
-    (HEAD + b"Content-Length: 2000000\r\n\r\n", b"413"),
+    (HEAD + b"Content-Length: 9000000\r\n\r\n", b"413"),
     (CHUNKED + b"1\r\nx\r\n0\r\nT: " + b"x" * 60_000 + b"\r\n\r\n", b"431"),
     (CHUNKED + b"1\r\nx\r\n0\r\nT: " + b"x" * 4_000_000, b"431"),
     (CHUNKED + b"1;" + b"x" * 60_000 + b"\r\nx\r\n0\r\n\r\n", b"431"),
-    (CHUNKED + b"10000\r\n" + bytes(65_536) + b"\r\nf0000\r\n" + bytes(983_040) + b"\r\n1\r\nx\r\n", b"413"),
+    (CHUNKED + b"10000\r\n" + bytes(65_536) + b"\r\n3f0000\r\n" + bytes(4_128_768) + b"\r\n1\r\nx\r\n", b"413"),
 ]
 
 
@@ -116,7 +116,7 @@ async def test_a_client_that_waits_for_100_gets_it_or_the_refusal(http: HttpNode
     assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S) == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"abc")
     assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
-    writer.write(HEAD + b"Content-Length: 3000000\r\nExpect: 100-continue\r\n\r\n")
+    writer.write(HEAD + b"Content-Length: 9000000\r\nExpect: 100-continue\r\n\r\n")
     assert b" 413 " in await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
     writer.close()
 
