@@ -9,11 +9,11 @@ from weft.edge_node.ingest.routes import Remembering
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.unused import UnusedQueues
-from weft.edge_node.queues.definitions import check_not_default
+from weft.edge_node.queues.definitions import SERVER_NAME, check_not_default
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
 from weft.edge_node.queues.queue import Queue, QueueClient
-from weft.edge_node.queues.registry import SERVER_NAME, Registry
+from weft.edge_node.queues.registry import Registry
 from weft.edge_node.queues.rights import CHANGE, LOOK
 
 

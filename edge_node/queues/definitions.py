@@ -15,6 +15,8 @@ NAME_BYTES_MAX: Final = 255
 """Longest name and routing key: a short string of AMQP 0-9-1."""
 OWN_NAMES: Final = "amq."
 """Beginning of names that clients cannot give (AMQP 0-9-1, exchange.declare and queue.declare)."""
+SERVER_NAME: Final = "amq.gen-"
+"""Beginning of the names that the node gives to queues."""
 DEFAULT_EXCHANGE: Final = ""
 
 

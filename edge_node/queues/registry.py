@@ -14,6 +14,7 @@ from weft.edge_node.queues.definitions import (
     DEFAULT_EXCHANGE,
     OWN_NAMES,
     PREDECLARED,
+    SERVER_NAME,
     BindingDefinition,
     ExchangeDefinition,
     ExchangeKind,
@@ -32,11 +33,8 @@ from weft.edge_node.queues.routing.targets import Admission, BoundQueues
 from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.routing.unbinding import Unbinding
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.queues.topics import topic_of
+from weft.edge_node.queues.topics import filter_of, topic_of
 from weft.storage.segment_log import LogError
-
-SERVER_NAME = "amq.gen-"
-"""Beginning of the names that the node gives to queues."""
 
 
 class Registry:
@@ -394,11 +392,3 @@ def _what(binding: BindingDefinition) -> str:
 
 def _differing(had: ExchangeDefinition, asked: ExchangeDefinition) -> str:
     return ", ".join(name for name in had.__struct_fields__ if getattr(had, name) != getattr(asked, name))
-
-
-def filter_of(key: str) -> str:
-    """Return a filter of topics that has all that a binding key of a topic exchange matches."""
-    words = key.split(".")
-    if "#" in words:
-        words = words[: words.index("#") + 1]
-    return "/".join("+" if word == "*" else word for word in words) or "#"

@@ -54,3 +54,11 @@ def origin_of(topic: bytes, headers: HeaderPairs) -> tuple[str, str]:
         elif name == ROUTING_KEY and isinstance(value, str):
             routing_key = value
     return exchange, routing_key_of(topic.decode(errors="replace")) if routing_key is None else routing_key
+
+
+def filter_of(key: str) -> str:
+    """Return a filter of topics that has all that a binding key of a topic exchange matches."""
+    words = key.split(".")
+    if "#" in words:
+        words = words[: words.index("#") + 1]
+    return "/".join("+" if word == "*" else word for word in words) or "#"

@@ -24,6 +24,7 @@ ENUMS = {
         "DUPLICATE_SUSPECTED": 4,
         "PUBLISHED_QOS0": 8,
         "PUBLISHED_QOS2": 16,
+        "COPIED_FOR_SESSIONS": 32,
     },
     batch.ClockState: {"UNSYNCED": 0, "SYNCED": 1},
     segment.EntryKind: {
@@ -141,6 +142,7 @@ ARRAYS = {
         "extensions"
     ),
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
+    snapshot._Streams: "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams",
     snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",

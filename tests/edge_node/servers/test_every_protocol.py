@@ -261,7 +261,7 @@ async def test_names_and_passwords(make: Make, tmp_path: Path, caplog: pytest.Lo
     caplog.set_level(logging.DEBUG)
     users.add(str(tmp_path / "users"), "press-7", PASSWORD.encode())
     async with node_for(make, tmp_path, ", anonymous: never", "auth: {users_file: users}") as (node, way):
-        for user, password in (("press-7", "hunter3"), ("press-8", PASSWORD), (None, "")):
+        for user, password in (("press-8", PASSWORD), ("press-7", "hunter3"), (None, "")):
             await refusal(make, replace(way, user=user, password=password))
         assert node.listener_counters.authentications_refused == 3
         client = await entered(make, replace(way, user="press-7", password=PASSWORD))

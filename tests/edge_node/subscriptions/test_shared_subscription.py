@@ -26,7 +26,7 @@ class Reading:
         self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> object:
-        return lambda: self.calls.append(name)
+        return lambda *_: self.calls.append(name)
 
 
 class Shared:

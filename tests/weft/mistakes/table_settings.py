@@ -75,7 +75,7 @@ SETTINGS = [
         "a stream with its filter directly behind it",
         "edge check edge.yaml",
         "weft: edge.yaml:4: streams.telemetry: expected keys and values (from, from_stream, functions, raw, payload, "
-        'resent, when_full, retain, replicate), got "plant/#"',
+        'misfits, resent, when_full, retain, replicate), got "plant/#"',
         files=edge(NODE + "streams:\n  telemetry: plant/#\n"),
         in_process=True,
     ),

@@ -379,10 +379,10 @@ async def test_a_record_that_is_too_large_leaves_no_identifier_behind(tmp_path: 
     """The identifier would answer for it when the client sends it again."""
     mib = 1 << 20
     settings = LogSettings(segment_bytes=64 * mib, budget_bytes=1024 * mib)
-    state = StateSettings(reserve_bytes=17 * mib)
-    async with running(tmp_path, packet_bytes_max=16 * mib, log_settings=settings, state_settings=state) as node:
+    state = StateSettings(reserve_bytes=19 * mib)
+    async with running(tmp_path, packet_bytes_max=17 * mib, log_settings=settings, state_settings=state) as node:
         topic = b"plant/a/x"
-        payload = bytes(16 * mib - 9 - len(topic))
+        payload = bytes(17 * mib - 9 - len(topic))
         for again in (False, True):
             client = await RawClient.connect(node.port, "client", clean_start=False)
             client.send(Publish(topic, payload, 2, 7, dup=again))
