@@ -119,7 +119,7 @@ async def test_records_that_cannot_become_rows_stop_one_table_until_they_are_ski
         said = await command("hub", "status", hub.config_path, "--token-file", token)
         assert "STOPPED: the table of evil/telemetry waits behind offsets 2 to 4 of shard 0: a record's key" in said
         advice = next(line for line in said.splitlines() if "weft hub skip" in line)
-        await command(*advice.split("weft ", 1)[1].replace("'...'", "bomb").split())
+        await command(*advice.split("weft ", 1)[1].replace("'...'", "bomb").split(), "--yes")
         wait_until(lambda: _rows_of(hub, "evil", "telemetry") == 9, what="the table behind them")
         wait_until(lambda: hub.metrics()["weft_hub_skipped_records"] == 3, what="the idle shard to read its log")
         assert hub.metrics()["weft_hub_stopped_tables"] == 0

@@ -222,7 +222,7 @@ JOBS: Mapping[str, Job] = {
             "changes", "deadband", "dedupe", "sample", "swinging_door", "where_select_route",
         )),
         f"{FUNCTIONS}test_alert.py", f"{FUNCTIONS}test_partial_decoding.py", f"{FUNCTIONS}windows/test_property.py",
-        f"{FUNCTIONS}windows/test_sql.py", minutes=40, slice_units=1, slice_s=1500,
+        f"{FUNCTIONS}windows/test_shares.py", f"{FUNCTIONS}windows/test_sql.py", minutes=40, slice_units=1, slice_s=1500,
     ),
     "properties": properties("hypothesis", *PROPERTIES, minutes=50, slice_s=900),
     "other_properties": properties("hypothesis and not search", *OTHER_PROPERTIES, minutes=30, slice_s=1800),
