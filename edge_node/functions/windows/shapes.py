@@ -40,6 +40,10 @@ class Shape(Protocol):
         """
         ...
 
+    def is_passed(self, t: int, limit: int) -> bool:
+        """Return whether a row of a time may belong to windows that end at or before another time."""
+        ...
+
     def next_end(self, group: Group) -> int:
         """Return the end of the window that closes next, of a group that has open windows."""
         ...
@@ -83,6 +87,10 @@ class Panes:
         else:
             group.turn_to(pane, start, start + self._every)
         return pane
+
+    def is_passed(self, t: int, limit: int) -> bool:
+        """Return whether the first window of a row's pane is over."""
+        return (t - self._offset) // self._every * self._every + self._offset + self._every <= limit
 
     def _count_late(self, group: Group, memory: list[int]) -> None:
         memory[LATE] += 1
@@ -159,6 +167,10 @@ class Sessions:
         else:
             group.turn_away()
         return pane
+
+    def is_passed(self, t: int, limit: int) -> bool:
+        """Return whether a session that is over may take a row."""
+        return t < limit
 
     def _takes(self, pane: Pane, first: int, last: int) -> bool:
         """Return whether a session may have rows from ``first`` to ``last`` as well."""

@@ -176,7 +176,10 @@ class Windows(Function):
         """
         self.cause = row
         memory = group.memory
-        if memory is not None and self.plan.by_event and t < memory[GREATEST] - self.plan.lateness:
+        is_passed = (
+            memory is not None and self.plan.by_event and self.shape.is_passed(t, memory[GREATEST] - self.plan.lateness)
+        )
+        if is_passed:
             # A window closes at the event that is `lateness` later, and not at the tick that puts it out: whether a
             # row is late must not depend on how fast the node was.
             self._close_early(group)
@@ -188,6 +191,8 @@ class Windows(Function):
             return self.shape.place(group, t, row.time)
         finally:
             self.cause = None
+            if is_passed:
+                group.turn_away()  # The next such row has to close the window that this one may have opened.
             self._after(group)
 
     def look_at(self, group: Group) -> None:

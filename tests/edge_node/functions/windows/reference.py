@@ -79,7 +79,9 @@ class Reference:
     def _row(self, row: Row) -> None:
         key = self.keys.setdefault(row.key, Key())
         t = round(row.values["ts"] * SECOND) if self.times.event else row.time
-        if self.times.event and t < key.greatest - self.times.lateness * SECOND:
+        every = self.times.every * SECOND
+        first_end = t + 1 if self.times.gap else t // every * every + every
+        if self.times.event and first_end <= key.greatest - self.times.lateness * SECOND:
             self._close({row.key: key}, self.now, idle=False)
         if self.times.gap:
             ends = [t + 1]
@@ -122,7 +124,7 @@ class Reference:
         self._close(self.keys, now, idle=True)
 
     def _close(self, keys: dict[bytes, Key], now: int, *, idle: bool) -> None:
-        """Put out the windows that are over: at a second, or those of a key that gets a row older than its lateness."""
+        """Put out the windows that are over: at a second, or those of a key that gets a row of such a one."""
         over: list[tuple[int, int, bytes, int, Key, list[Row]]] = []
         for name, key in keys.items():
             limit: float = now

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import strategies as st
 
-from tests.edge_node.functions.restart import SECOND, context, cuts, row, run, same_after_restarts
+from tests.edge_node.functions.restart import SECOND, Cut, context, cuts, row, run, same_after_restarts
 from tests.edge_node.functions.windows.reference import Reference, Times, by_time, deviation, quantile
 from tests.support.examples import given
 from weft.config.functions.windows import Window
@@ -135,6 +135,25 @@ def test_a_window_closes_at_the_event_that_is_lateness_later(lateness: int, size
     ]
     first = [each.values["n"] for each in found.emitted if each.values["window_end"] == iso_text(10 * SECOND, 0)]
     assert first == [2 if lateness else 3]
+
+
+@pytest.mark.parametrize(
+    ("times", "events"),
+    [
+        (SHAPES[4], [8.75, 8.75, 8.75, 0.0, 0.0, 0.0, 21.25]),
+        (SHAPES[3], [33.75, 44.0, 47.25, 40.75, 50.5, 17.0, 49.0]),
+        (SHAPES[6], [10.0, 30.0, 11.0, 12.0, 26.5, 31.0, 27.0]),
+    ],
+    ids=["hopping", "tumbling", "sessions"],
+)
+def test_what_closes_a_window_does_not_depend_on_a_restart(times: Times, events: list[float]) -> None:
+    """A row that finds its window at once, and one that looks for it after a restart, close the same windows."""
+    given = [row(SECOND + at, {"x": 1.0, "ts": ts}, b"a", at) for at, ts in enumerate(events)]
+    restarts = [Cut(at, restart=True) for at in range(1, len(given))]
+    found = same_after_restarts(maker(times, FEW), given, restarts, until=UNTIL)
+    assert [each.values["late"] for each in found.emitted] == [
+        each.late for each in Reference(times).feed(given, UNTIL)
+    ]
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
