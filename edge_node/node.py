@@ -116,7 +116,7 @@ class EdgeNode:
         error.
 
         Args:
-            stopping: ends the wait for the hubs' first answers, which clients wait for.
+            stopping: ends the wait for the hubs' first answers, which clients wait for. Nothing is taken in then.
 
         Raises:
             DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
@@ -159,9 +159,11 @@ class EdgeNode:
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
-            stack.push_async_callback(links.close)
             # Before anything is appended: a restored log gives out numbers that the hubs have for other records.
             await links.until_compared(stopping)
+            if stopping is not None and stopping.is_set():
+                self._closing = stack.pop_all()
+                return
             self.listeners.accept()
             self._functions.start()
             self._be_host(broker, stack)

@@ -220,7 +220,9 @@ class EdgeLink:
     def _compare(self, number: int, held: RangeSet) -> None:
         """Note what the shard no longer has of the records that it had acknowledged to the edge."""
         opened = self._lanes[number]
-        lost = RangeSet(part for first, end in opened.acknowledged if first < end for part in held.missing(first, end))
+        # Ranges of one edge's choice: those that lie over each other are looked at once.
+        said = RangeSet((first, end) for first, end in opened.acknowledged if first < end)
+        lost = RangeSet(part for first, end in said for part in held.missing(first, end))
         opened.sequencer.sessions.note_lost(opened.session.lane, lost)
         if lost and not self._has_told_of_loss and self.hello is not None:
             self._has_told_of_loss = True

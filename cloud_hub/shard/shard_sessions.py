@@ -15,6 +15,9 @@ from weft.protocols.shard.completeness import Lost
 from weft.protocols.shard.shard_state import BOOTS_MAX, LaneState, ShardState
 from weft.replication.refusals import taken_before
 
+LOST_LANES_MAX = 4096
+"""Lanes of a shard of which edges say that this hub has lost records; the earliest goes first."""
+
 
 class ShardSessions:
     """Sessions of one shard and their pending items.
@@ -150,10 +153,11 @@ class ShardSessions:
 
     def note_lost(self, lane: Lane, lost: RangeSet) -> None:
         """Note what an edge, which has just come, says that this hub has lost of a lane; nothing ends it."""
+        self.lost.pop(lane, None)
         if lost:
             self.lost[lane] = lost
-        else:
-            self.lost.pop(lane, None)
+            while len(self.lost) > LOST_LANES_MAX:
+                del self.lost[next(iter(self.lost))]
 
     def lost_of(self, lane: Lane, held: LaneState) -> Lost | None:
         """Return which acknowledged records of a lane are not in the state again; None when there are none."""

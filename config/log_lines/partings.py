@@ -10,7 +10,7 @@ from weft.config.log_lines.repeats import Repeats, left_out
 
 KEYED_CHARACTERS_MAX = 300
 """Beginning of a reason that tells it from others; clients can make a reason as long as a frame."""
-_OF_ONE_ATTEMPT = re.compile(r"b?'[^']*'|b?\"[^\"]*\"|0x[0-9a-f]+|[0-9]+")
+_OF_ONE_ATTEMPT = re.compile(r"""b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|0x[0-9a-f]+|[0-9]+""")
 """Parts of a reason that differ from attempt to attempt, and that a client may choose."""
 
 _NOT_STORED = re.compile(r"(what (it sent|was published|was declared) could not be stored|released)\b")

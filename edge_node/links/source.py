@@ -12,7 +12,7 @@ from weft.edge_node.links.hub_high_watermarks import HubHighWatermarks
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.ranges import RangeSet
+from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.source import LaneSnapshot, OfferedLane, nothing_acknowledged
@@ -60,7 +60,7 @@ class SegmentLogSource:
                 name,
                 *offered,
                 origin=self._origin,
-                acknowledged=nothing_acknowledged if acknowledged is None else partial(acknowledged.told, name),
+                acknowledged=nothing_acknowledged if acknowledged is None else partial(self._told, acknowledged, name),
             )
             for name, offered in streams.items()
         ]
@@ -103,6 +103,15 @@ class SegmentLogSource:
             return (await self._pages.read(lane, seq, bytes_max)).batches
         except LogError as error:
             raise OSError(str(error)) from error
+
+    def _told(self, acknowledged: Acknowledged, stream: str) -> list[tuple[str, list[Range]]]:
+        """Return what hubs acknowledged of a stream under the node's present name: they have the rest under another."""
+        begin = self._begins.get(self._log.stream(stream), 0)
+        found = [
+            (hub, [(max(first, begin), end) for first, end in ranges if end > begin])
+            for hub, ranges in acknowledged.told(stream)
+        ]
+        return [(hub, ranges) for hub, ranges in found if ranges]
 
     def _origin(self, number: int) -> Origin | None:
         return self._log.origins().get(number)

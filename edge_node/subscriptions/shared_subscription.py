@@ -306,7 +306,7 @@ class SharedSubscription:
         assert self._catch_up is not None
         positions, kept = self._catch_up.positions, deque[Message]()
         for message in self._queue:
-            if message.stream == NOWHERE or message.seq < positions.get(message.stream, 0):
+            if message.stream == NOWHERE or message.seq < positions.get(message.stream, message.seq + 1):
                 kept.append(message)
             else:
                 self._free(message)

@@ -47,6 +47,10 @@ class Acknowledged:
         self._ranges = dict(ranges or {})
         self._lost = dict(lost or {})
         self._newest: dict[HubStream, _Connection] = {}
+        self._hubs: dict[str, dict[str, None]] = {}
+        """Stream -> the hubs that have something of it: a node has many streams, and each is asked for by itself."""
+        for hub, stream in self._ranges:
+            self._hubs.setdefault(stream, {})[hub] = None
 
     def opened(self, hub: str, stream: str, safe: RangeSet, told: RangeSet, noticed: Iterable[Range]) -> str:
         """Note that a hub took a lane, and return a sentence when it has lost records of it, else an empty text.
@@ -59,6 +63,7 @@ class Acknowledged:
         key = hub, stream
         self._settle(key)
         expected = self._ranges.setdefault(key, RangeSet())
+        self._hubs.setdefault(stream, {})[hub] = None
         _remove(expected, noticed)
         gone = RangeSet(part for run in expected for part in safe.missing(*run))
         self._newest[key] = _Connection(safe, told)
@@ -94,14 +99,14 @@ class Acknowledged:
 
     def told(self, stream: str) -> list[tuple[str, list[Range]]]:
         """Return what hubs acknowledged of a stream, by cluster id, also what they lost since: for LANE_OPEN."""
-        ranges, lost = self.state()
-        found = {}
-        for (hub, name), held in ranges.items():
-            if name == stream and hub:
-                expected = held.copy()
-                expected.update(lost.get((hub, name), _NOTHING).missing)
-                found[hub] = list(expected)[:ACKNOWLEDGED_RANGES_MAX]
-        return [(hub, told) for hub, told in found.items() if told][-ACKNOWLEDGED_MAX:]
+        found = []
+        for hub in filter(None, self._hubs.get(stream, ())):
+            key = hub, stream
+            self._settle(key)
+            expected = self._ranges[key].copy()
+            expected.update(self._lost.get(key, _NOTHING).missing)
+            found.append((hub, list(expected)[:ACKNOWLEDGED_RANGES_MAX]))
+        return [(hub, told) for hub, told in found if told][-ACKNOWLEDGED_MAX:]
 
     def alarm(self, hub: str) -> str:
         """Return what a hub has lost, with what to do; empty when nothing. An empty ``hub`` stands for all."""

@@ -111,7 +111,4 @@ def lanes_of(batch: pa.RecordBatch) -> tuple[list[LaneKey], Array]:
 
 def without(ranges: RangeSet, others: RangeSet) -> RangeSet:
     """Return the numbers of ``ranges`` that are not in ``others``."""
-    left = ranges.copy()
-    for first, end in others:
-        left.remove(first, end)
-    return left
+    return ranges.minus(others)

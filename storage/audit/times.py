@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from weft.protocols.ranges import RangeSet
 from weft.storage.audit.counts import Array, coded, unsigned
 from weft.storage.audit.scope import Scope
 
@@ -46,10 +48,21 @@ def add_times(sums: TimeSums, batch: pa.RecordBatch, scope: Scope) -> None:
     times = unsigned(batch.column("_time").cast(pa.int64()))
     for code, shard in enumerate(shards):
         wanted = (codes == code) & (offsets < np.uint64(scope.positions.get(shard, 0)))
-        for first, end in scope.unsummed.get(shard, ()):
-            wanted &= (offsets < np.uint64(first)) | (offsets >= np.uint64(end))
+        if shard in scope.unsummed and len(offsets):
+            wanted &= ~_are_in(offsets, scope.unsummed[shard])
         if wanted.any():
             merge_times(sums, _summed(shard, offsets[wanted], seqs[wanted], times[wanted]))
+
+
+def _are_in(offsets: Array, ranges: RangeSet) -> npt.NDArray[np.bool_]:
+    """Return which offsets a set has. A declared deletion may have a million ranges."""
+    near = ranges.within(int(offsets.min()), int(offsets.max()) + 1)
+    if not near:
+        return np.zeros(len(offsets), np.bool_)
+    starts, ends = np.array(near, np.uint64).T
+    at = np.searchsorted(starts, offsets, "right").astype(np.int64) - 1
+    found: npt.NDArray[np.bool_] = (at >= 0) & (offsets < ends[np.maximum(at, 0)])
+    return found
 
 
 def merge_times(sums: TimeSums, others: TimeSums) -> None:

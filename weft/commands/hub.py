@@ -212,7 +212,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     bind = load_hub(config_file).listen
     with using(token_file or ""):
         facts = get_status(bind, "/v1/status", token_file)
-        facts |= get_pages(bind, OWN_EDGES, "edges", token_file)
+        facts |= _edges(bind, token_file)
         for peer in facts["peers"]:
             _join(facts, parse_bind(bind)._replace(port=peer["port"]), token_file)
     _add_strays(facts)
@@ -275,14 +275,23 @@ def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, An
     )
 
 
+def _edges(address: str, token_file: str | None) -> dict[str, Any]:
+    """Return what a process says of its edges. One of an earlier release, before it is restarted, cannot."""
+    try:
+        return get_pages(address, OWN_EDGES, "edges", token_file)
+    except Failed as failure:
+        click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
+        return {"edges": []}
+
+
 def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:
     """Add what another process of the node says to the facts of the first: its links, and its own shards."""
     try:
         others = get_status(str(address), "/v1/status", token_file)
-        edges = get_pages(str(address), OWN_EDGES, "edges", token_file)
     except Failed as failure:
         click.echo(f"warning: {failure}. Edges of that process's shards are missing here", err=True)
         return
+    edges = _edges(str(address), token_file)
     owned = [shard for shard in others["shards"] if shard["shard"] % others["processes"] == others["process"]]
     shown = {shard["shard"]: shard for shard in [*facts["shards"], *owned]}
     facts["shards"] = [shown[number] for number in sorted(shown)]

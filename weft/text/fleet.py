@@ -59,14 +59,14 @@ def show_streams(streams: list[dict[str, Any]], now: float) -> None:
 
 
 def _stream_row(stream: dict[str, Any], now: float) -> tuple[object, ...]:
-    rate, up_to = stream["records_per_second"], stream["complete_up_to"]
+    rate, up_to = stream.get("records_per_second"), stream["complete_up_to"]
     return (
         stream["stream"],
         stream["records"],
         _UNKNOWN if rate is None else f"{rate:.3g}" if rate < 1000 else f"{rate:,.0f}",
         stream["edges"],
         _UNKNOWN if up_to is None else f"{_ago(up_to, now)} ago",
-        *_table(stream["table"]),
+        *_table(stream.get("table")),
     )
 
 
@@ -83,7 +83,7 @@ def _table(table: dict[str, Any] | None) -> tuple[object, ...]:
 
 def _columns(stream: dict[str, Any]) -> str:
     """Return the columns of a stream's table; before there is one, the topic levels that it will have."""
-    table = stream["table"]
+    table = stream.get("table")
     if table is None:
         levels = ", ".join(stream["fields"]) or "none"
         return f"topic levels: {levels}; payload: {stream['payload']} (the table is not known here)"

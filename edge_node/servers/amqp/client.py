@@ -42,6 +42,8 @@ class Client(Publisher, Protocol):
     """Longest frame that both sides agreed on."""
     is_writable: bool
     """False while the client does not read what it is sent."""
+    has_sent_wrong_secret: bool
+    """True once the log has said that the client sent a secret that is not its user's."""
 
     @property
     def is_open(self) -> bool:

@@ -40,13 +40,14 @@ class AmqpConnection(Reads):
 
     __slots__ = (
         "_begun", "_channels", "_closing", "_door", "_handshake", "_output", "_shared", "frame_bytes_max",
-        "is_writable", "joined", "peer", "queue_client", "targets",
+        "has_sent_wrong_secret", "is_writable", "joined", "peer", "queue_client", "targets",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
         """Take a connection in; the listener has counted it."""
         super().__init__(shared, arrival)
         self.frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
+        self.has_sent_wrong_secret = False
         self.is_writable = True
         self.joined = False
         self.peer: Peer = cast(Peer, None)
@@ -391,7 +392,7 @@ class AmqpConnection(Reads):
             self._broker.ingest.leave(self.peer.routes)
         self._shared.clients.discard(self)
         self._broker.left(self)
-        if lingers:
+        if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost
             Lingering(self._shared, transport, self.arrival, self.place)
             return
         self.place.free()

@@ -86,9 +86,11 @@ async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: b
     try:
         await door.authenticate(credentials, transport, client.arrival.origin)
     except AccessDenied as error:
-        log.warning(
-            "AMQP client at %s, user %r, sent a new secret that is not the user's password (%s): it keeps the rights "
-            "of its login", client.arrival.name, client.peer.identity.username, error,
+        level = logging.DEBUG if client.has_sent_wrong_secret else logging.WARNING
+        client.has_sent_wrong_secret = True
+        log.log(
+            level, "AMQP client at %s, user %r, sent a new secret that is not the user's password (%s): it keeps the "
+            "rights of its login", client.arrival.name, client.peer.identity.username, error,
         )  # fmt: skip
     client.answer(commands.Connection.UpdateSecretOk())
     client.go_on()

@@ -23,6 +23,15 @@ def lines(caplog: pytest.LogCaptureFixture, beginning: str) -> list[str]:
     return [line for record in caplog.records if (line := record.getMessage()).startswith(beginning)]
 
 
+def test_no_name_that_a_stranger_chooses_gives_it_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    partings = Partings(lambda: 0.0)
+    for number in range(50):
+        name = f"a'b\"{number:x}-{'x' * (number % 7)}"
+        partings.closed(log, "closed a client", f"user {name!r}: wrong password", stranger_at="10.0.0.7")
+        partings.closed(log, "closed a client", f"no protocol: {name.encode()!r}", stranger_at="10.0.0.7")
+    assert len(lines(caplog, "closed a client")) == 2
+
+
 def test_a_refusal_each_second_is_a_line_after_1_2_and_4_minutes(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     partings = Partings(lambda: now)

@@ -56,7 +56,9 @@ class Misfits:
         Raises:
             Problem: the stream takes no misfits.
         """
-        rule = self._rules[stream]
+        rule = self._rules.get(stream)
+        if rule is None:  # a reload has taken the stream's topics away since the request began
+            raise Problem(409, "the stream takes no topics any more; nothing was stored")
         if rule.takes:
             return
         more = len(rule.patterns) - PATTERNS_SHOWN
@@ -82,6 +84,7 @@ class Misfits:
         if not rules:
             return
         try:
+            payload.decode()  # in C, and what only skips does not look at text
             _VALUE.decode(payload)
         except NO_JSON as error:
             for rule in rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.edge_node.servers.http.request import LongestBody, Request
+from weft.edge_node.servers.http.request import LongestBody, Request, unquoted
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.http.writes import bodies, cloud_events
 from weft.edge_node.servers.http.writes.fields import media_type_of
@@ -22,7 +22,8 @@ def longest_body(settings: HttpSettings, request: Request) -> LongestBody:
 
 def _is_one_message(request: Request) -> bool:
     headers = request.headers
-    if b"weft-time-field" in headers or b"{" in request.path + headers.get(b"weft-key", b""):
+    # The key is made of the unquoted path, and clients may write a brace as %7B.
+    if b"weft-time-field" in headers or b"{" in unquoted(request.path) + headers.get(b"weft-key", b""):
         return False
     kind = media_type_of(headers.get(b"content-type", b"").decode("latin-1"))
     if kind == "application/json":
