@@ -112,6 +112,7 @@ RULES = {
     "full-disk-or-link-down.md": Rule(before=(TOUR,), answers={"weft log drop": "y\n"}, says=("records",)),
     "prove-nothing-is-missing.md": Rule(
         before=(TOUR,),
+        answers={"weft hub declare-deletion": "y\n"},
         says=(
             '"complete_up_to"',
             "good: every record is in the log once",
