@@ -302,7 +302,7 @@ public class JavaPeer {
         expect(connection, 404, channel -> channel.queueDeclarePassive("java-none"));
         expect(connection, 404, channel -> channel.exchangeDeclarePassive("java-none"));
         expect(connection, 404, channel -> channel.basicConsume("java-none", new DefaultConsumer(channel)));
-        expect(connection, 406, channel -> channel.queueDeclare(own, true, false, false, null));
+        expect(connection, 405, channel -> channel.queueDeclare(own, true, false, false, null));
         expect(connection, 406, channel -> channel.exchangeDeclare("amq.direct", "fanout", true));
         expect(connection, 403, channel -> channel.exchangeDeclare("amq.mine", "fanout", true));
         expect(connection, 403, channel -> channel.queueBind(own, "", "key"));
