@@ -54,6 +54,7 @@ class Metrics:
         """Return the metrics in Prometheus's text format. The figures of streams are at most some seconds old."""
         if self._streams is not None:
             await self._streams.refresh()
+        await exposition.load()
         return exposition.render(HUB_METRICS, self._samples())
 
     def _samples(self) -> Iterator[AnySample]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import NamedTuple
 
@@ -91,5 +90,7 @@ def field_type(text: str) -> FieldType:
 
 
 def _hint(form: str) -> str:
+    import difflib  # where there is a mistake, and not in every node
+
     near = _MEANT.get(form) or next(iter(difflib.get_close_matches(form, [*SCALARS, *_MEANT], 1)), None)
     return f". Did you mean {_MEANT.get(near, near)}?" if near else ""

@@ -5,7 +5,6 @@ Settings of a single function are checked where the function is made (``edge_nod
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from weft.config.errors import Finding, KeyPath
@@ -163,6 +162,8 @@ def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, st
 
 
 def _unknown(name: str, known: dict[str, Stream]) -> str:
+    import difflib  # where there is a mistake, and not in every node
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     advice = f"Did you mean {near[0]}?" if near else f"Streams: {', '.join(known)}"
     return f"{quoted(name)} is not a stream of this node. {advice}"

@@ -18,7 +18,7 @@ from weft.bounds.http_server import HttpServer
 from weft.bounds.refusals import Refusals
 from weft.config.errors import SettingError
 from weft.config.machine import why_not_listening
-from weft.config.metrics.exposition import CONTENT_TYPE
+from weft.config.metrics.exposition import CONTENT_TYPE, load
 from weft.config.units import approximate_duration, approximate_size, parse_bind
 from weft.edge_node.status.health import Health
 from weft.edge_node.status.outage import outage_left
@@ -101,6 +101,7 @@ class Pages:
         return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
     async def _text(self, _request: web.Request) -> web.Response:
+        await load()
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:

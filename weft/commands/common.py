@@ -155,28 +155,32 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 
 
 @contextmanager
-def located(loaded: Loaded[Config], directory: str, store: str = "") -> Iterator[None]:
-    """Add file, line and setting to errors that keep a node from running.
-
-    Args:
-        directory: the setting of its folder or store.
-        store: a hub's store.
-    """
-    from weft.storage.cluster import ClusterUnusable
+def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
+    """Add file, line and setting to errors that keep a node from running, whose folder the setting names."""
     from weft.storage.filesystem import DirectoryInUse
-    from weft.storage.object_store import StoreError, StoreUnfit
 
     try:
         yield
     except SettingError as error:
         raise cannot_be_done(loaded, [loaded.with_default(error.finding)]) from None
-    except (ClusterUnusable, StoreUnfit) as error:
-        raise cannot_be_done(loaded, [Finding((directory,), str(error))]) from None
-    except StoreError as error:
-        raise cannot_be_done(loaded, [Finding((directory,), store_trouble(store, error))]) from None
     except DirectoryInUse as error:
         message = f"{error}. Stop the node that runs with it, or name another folder"
         raise cannot_be_done(loaded, [Finding((directory,), message)]) from None
+
+
+@contextmanager
+def store_located(loaded: Loaded[HubConfig]) -> Iterator[None]:
+    """Do so for a hub, and for errors of its store."""
+    from weft.storage.cluster import ClusterUnusable
+    from weft.storage.object_store import StoreError, StoreUnfit
+
+    try:
+        with located(loaded, "store"):
+            yield
+    except (ClusterUnusable, StoreUnfit) as error:
+        raise cannot_be_done(loaded, [Finding(("store",), str(error))]) from None
+    except StoreError as error:
+        raise cannot_be_done(loaded, [Finding(("store",), store_trouble(loaded.config.store, error))]) from None
 
 
 def store_trouble(uri: str, error: Exception) -> str:

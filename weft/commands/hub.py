@@ -19,9 +19,9 @@ from weft.commands.common import (
     get_status,
     json_option,
     load_hub,
-    located,
     located_hub,
     log_level_option,
+    store_located,
     using,
 )
 from weft.config.errors import format_path
@@ -142,7 +142,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int)
         finally:
             await hub.close()
 
-    with located(loaded, "store", config.store):
+    with store_located(loaded):
         run_until_stopped(serve)
 
 
