@@ -159,13 +159,12 @@ class EdgeNode:
             self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
             await self._start_pages(stack)
             links.start()
-            # Before anything is appended: a restored log gives out numbers that the hubs have for other records.
+            # Before anything is appended, a will too: a restored log gives numbers of the hubs' records to others.
             await links.until_compared(stopping)
             if stopping is not None and stopping.is_set():
                 self._closing = stack.pop_all()
                 return
-            self.listeners.accept()
-            self._functions.start()
+            self._open_doors(broker)
             self._be_host(broker, stack)
             self.log.settled()
             self._imports.start()
@@ -181,6 +180,12 @@ class EdgeNode:
             await control.start()
             stack.push_async_callback(control.close)
             self._closing = stack.pop_all()
+
+    def _open_doors(self, broker: Broker) -> None:
+        """Take messages from now on: wills of the last run, clients, functions."""
+        broker.start()
+        self.listeners.accept()
+        self._functions.start()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. Changed users, access rules and certificates are read again meanwhile.
@@ -310,7 +315,6 @@ class EdgeNode:
         self._before_log = BeforeLogPart(self.log, broker)
         self._before_log.put(config)
         self.listeners.accounts.watch(broker.permissions_changed)
-        broker.start()
         state.start()
         stack.callback(broker.close)
         self._make_queues(broker, stack)

@@ -310,6 +310,7 @@ def link_settings(link: Link) -> LinkSettings:
         token=no_token if link.token_file is None else functools.partial(read_token, link.token_file),
         retry_min_s=link.retry_min_s,
         retry_max_s=link.retry_max_s,
+        hold_at_start_s=link.hold_at_start_s,
         sender=SenderSettings(
             window_bytes=link.window_bytes,
             compression_level=link.compression_level,

@@ -61,13 +61,13 @@ async def run_link(
     target: Target | None = None
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
-    attempt = 0
+    attempt, own = 0, settings
     timeout = aiohttp.ClientTimeout(total=None, connect=settings.connect_timeout_s)
     try:
         async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
             while True:
                 if target is None:
-                    target = Target(settings.urls[attempt % len(settings.urls)])
+                    target, own = Target(settings.urls[attempt % len(settings.urls)]), settings.of_attempt(attempt)
                     attempt += 1
                 status.state, status.url, status.next_try = LinkState.CONNECTING, target.url, None
                 connection = SenderConnection(
@@ -76,7 +76,7 @@ async def run_link(
                 )  # fmt: skip
                 try:
                     async with asyncio.timeout(target.stay_s):
-                        outcome = await _attempt(session, connection, target.url, settings, tls)
+                        outcome = await _attempt(session, connection, target.url, own, tls)
                 except TimeoutError:
                     # This node serves the edge in place of another, which may be there by now.
                     target = None
@@ -121,7 +121,7 @@ async def _attempt(
     except aiohttp.WSServerHandshakeError as error:
         return connect_errors.refused(url, error.status, has_token=token is not None)
     except TimeoutError:
-        return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:g} s")
+        return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:.3g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return connect_errors.no_connection(url, error)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from weft.protocols.link import Clock
@@ -79,4 +79,13 @@ class LinkSettings:
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0
     connect_timeout_s: float = 10.0
+    hold_at_start_s: float = 0.0
+    """Seconds for which a start waits for the hub's word: every one of several URLs is tried within it."""
     sender: SenderSettings = field(default_factory=SenderSettings)
+
+    def of_attempt(self, number: int) -> LinkSettings:
+        """Return the settings of one attempt to connect, counted from 0 at the start."""
+        if self.hold_at_start_s <= 0 or not 1 < len(self.urls) > number:
+            return self
+        share_s = self.hold_at_start_s / (len(self.urls) + 1)  # one for the answer
+        return replace(self, connect_timeout_s=min(self.connect_timeout_s, share_s))

@@ -137,7 +137,7 @@ class Deliveries:
             fresh: messages from this one on have come just now: they may be delivered before they expire, however
                 short their time.
         """
-        if queue.deleted or queue.returning:
+        if queue.deleted or queue.returning or self._is_closed:
             return
         # In order also where a channel has several consumers: a batch ends where it is another one's turn.
         batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]] = []

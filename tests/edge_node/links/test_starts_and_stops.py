@@ -10,8 +10,9 @@ from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support.live_node import configuration
 from tests.support.waiting import until
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.timing.timer_wheel import TICK_S
 from weft.protocols.mqtt.encoder import encode
-from weft.protocols.mqtt.packets import Connect, PubAck, Publish
+from weft.protocols.mqtt.packets import Connect, PubAck, Publish, Will
 from weft.protocols.shard.lane_state import LaneState
 from weft.storage.object_store.memory import MemoryStore
 
@@ -21,7 +22,7 @@ data_dir: data
 listeners: {{mqtt: {{bind: '127.0.0.1:0'}}}}
 http: null
 streams: {{telemetry: {{from: 'plant/#'}}}}
-links: {{cloud: {{to: '{url}', streams: [telemetry], hold_at_start: {hold}}}}}
+links: {{cloud: {{to: [{url}], streams: [telemetry], hold_at_start: {hold}}}}}
 """
 
 
@@ -78,3 +79,43 @@ async def test_a_stop_within_the_wait_for_hubs_takes_nothing_in(tmp_path: Path) 
     await node.run(stopping)
     await node.close()
     assert await client.receive() is None
+
+
+async def test_wills_wait_for_the_hubs_as_clients_do(tmp_path: Path) -> None:
+    """A copy that was put back gives numbers out again: nothing may have one before the hubs were asked."""
+    node = node_in(tmp_path, "http://127.0.0.1:9", "0s")
+    await node.start()
+    await RawClient.connect(port_of(node), will=Will(b"plant/a", b"gone", qos=1))
+    await node.close()
+
+    node, stopping = node_in(tmp_path, "http://127.0.0.1:9", "1h"), asyncio.Event()
+    starting = asyncio.create_task(node.start(stopping))
+    await until(lambda: node.addresses)
+    await asyncio.sleep(2 * TICK_S)  # a will is published at the wheel's next tick
+    assert end_of(node) == 0
+    stopping.set()
+    await starting
+    await node.close()
+
+    node = node_in(tmp_path, "http://127.0.0.1:9", "0s")
+    await node.start()
+    await until(lambda: end_of(node) == 1)
+    await node.close()
+
+
+async def test_a_hub_node_that_does_not_answer_does_not_use_up_the_wait(tmp_path: Path) -> None:
+    node = node_in(tmp_path, "http://127.0.0.1:9", "0s")
+    await node.start()
+    await node.close()
+    async with running_hub(MemoryStore(), shards=1) as hub:
+        mute = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        async with mute:
+            url = f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
+            node = node_in(tmp_path, f"{url}, {hub.url}", "1500ms")
+            await node.start()
+            assert node.status.links[0].is_compared
+            await node.close()
+
+
+def end_of(node: EdgeNode) -> int:
+    return node.log.next_seq(node.log.stream("telemetry"))
