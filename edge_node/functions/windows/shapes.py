@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from weft.edge_node.functions.windows.groups import ALWAYS, CLOSED, LAST, LATE, START, Group, Pane
 from weft.edge_node.functions.windows.plan import Plan
@@ -42,6 +42,14 @@ class Shape(Protocol):
 
     def is_passed(self, t: int, limit: int) -> bool:
         """Return whether a row of a time may belong to windows that end at or before another time."""
+        ...
+
+    def pass_by(self, group: Group, t: int, limit: int) -> None:
+        """Regard windows that end at or before a time as closed, also those that no row opened. Those with rows were.
+
+        Raises:
+            Late: a row of this time belongs to such windows alone.
+        """
         ...
 
     def next_end(self, group: Group) -> int:
@@ -91,6 +99,14 @@ class Panes:
     def is_passed(self, t: int, limit: int) -> bool:
         """Return whether the first window of a row's pane is over."""
         return (t - self._offset) // self._every * self._every + self._offset + self._every <= limit
+
+    def pass_by(self, group: Group, t: int, limit: int) -> None:  # noqa: ARG002 - `place` looks at the row
+        """Regard all windows up to a time as closed."""
+        memory = group.memory
+        assert memory is not None
+        phase = self._offset + self._size
+        memory[CLOSED] = max(memory[CLOSED], (limit - phase) // self._every * self._every + phase)
+        self._store.state.touch(group.memory_key)
 
     def _count_late(self, group: Group, memory: list[int]) -> None:
         memory[LATE] += 1
@@ -146,9 +162,7 @@ class Sessions:
         memory = group.memory
         if memory is not None and t < memory[CLOSED]:
             # Sessions of a group never overlap: this row would begin one within what was emitted.
-            memory[LATE] += 1
-            self._store.state.touch(group.memory_key)
-            raise Late(too_late(t, memory[CLOSED], self._digits))
+            self._turn_back(group, memory, t, memory[CLOSED])
         panes = group.panes
         pane = next((each for each in panes if self._takes(each, t, t)), None)
         if pane is None:
@@ -171,6 +185,17 @@ class Sessions:
     def is_passed(self, t: int, limit: int) -> bool:
         """Return whether a session that is over may take a row."""
         return t < limit
+
+    def pass_by(self, group: Group, t: int, limit: int) -> None:
+        """Turn a row back that would begin a session which is over."""
+        memory = group.memory
+        if memory is not None and t + self._gap <= limit and not any(self._takes(each, t, t) for each in group.panes):
+            self._turn_back(group, memory, t, limit)
+
+    def _turn_back(self, group: Group, memory: list[int], t: int, closed: int) -> NoReturn:
+        memory[LATE] += 1
+        self._store.state.touch(group.memory_key)
+        raise Late(too_late(t, closed, self._digits))
 
     def _takes(self, pane: Pane, first: int, last: int) -> bool:
         """Return whether a session may have rows from ``first`` to ``last`` as well."""

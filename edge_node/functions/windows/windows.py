@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weft.config.functions.windows import Windowing
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
 from weft.edge_node.functions.expressions import Expression, ExpressionError
-from weft.edge_node.functions.windows.groups import ALWAYS, FIRST, GREATEST, LATE, SEEN, Group, Pane
+from weft.edge_node.functions.windows.groups import ALWAYS, FIRST, GREATEST, LATE, NEVER, SEEN, Group, Pane
 from weft.edge_node.functions.windows.missing import Missing
 from weft.edge_node.functions.windows.naming import Naming
 from weft.edge_node.functions.windows.plan import Plan
@@ -176,14 +176,16 @@ class Windows(Function):
         """
         self.cause = row
         memory = group.memory
-        is_passed = (
-            memory is not None and self.plan.by_event and self.shape.is_passed(t, memory[GREATEST] - self.plan.lateness)
-        )
+        limit = NEVER if memory is None or not self.plan.by_event else memory[GREATEST] - self.plan.lateness
+        is_passed = self.shape.is_passed(t, limit)
         if is_passed:
             # A window closes at the event that is `lateness` later, and not at the tick that puts it out: whether a
-            # row is late must not depend on how fast the node was.
+            # row is late must not depend on how fast the node was. One that no row opened is closed by then as well:
+            # of what a device sends newest first, each row would be a window of its own.
             self._close_early(group)
         try:
+            if is_passed:
+                self.shape.pass_by(group, t, limit)
             return self.shape.place(group, t, row.time)
         except Full:
             if not self._close_early(group):
@@ -192,7 +194,7 @@ class Windows(Function):
         finally:
             self.cause = None
             if is_passed:
-                group.turn_away()  # The next such row has to close the window that this one may have opened.
+                group.turn_away()  # The next such row has to look for its window as well.
             self._after(group)
 
     def look_at(self, group: Group) -> None:

@@ -83,6 +83,10 @@ class Reference:
         first_end = t + 1 if self.times.gap else t // every * every + every
         if self.times.event and first_end <= key.greatest - self.times.lateness * SECOND:
             self._close({row.key: key}, self.now, idle=False)
+            if self._is_passed(key, t):
+                key.late += 1
+                key.seen = max(key.seen, row.time)
+                return
         if self.times.gap:
             ends = [t + 1]
         else:
@@ -95,6 +99,15 @@ class Reference:
         key.rows.append((t, row))
         key.greatest = max(key.greatest, t)
         key.seen = row.time
+
+    def _is_passed(self, key: Key, t: int) -> bool:
+        """Whether all windows of a row are over, opened or not. Fixed ones are closed from then on."""
+        limit, gap = key.greatest - self.times.lateness * SECOND, self.times.gap * SECOND
+        if gap:
+            return t + gap <= limit and not any(abs(t - other) < gap for other, _ in key.rows)
+        every, size = self.times.every * SECOND, self.times.size * SECOND
+        key.closed = max(key.closed, (limit - size) // every * every + size)
+        return all(end <= key.closed for _, end in self._windows(t))
 
     def _windows(self, t: int) -> Iterator[tuple[int, int]]:
         every, size = self.times.every * SECOND, self.times.size * SECOND

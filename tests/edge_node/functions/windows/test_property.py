@@ -138,6 +138,21 @@ def test_a_window_closes_at_the_event_that_is_lateness_later(lateness: int, size
 
 
 @pytest.mark.parametrize(
+    "times", [Times(every=10, size=10), Times(every=10, size=30), Times(gap=4)], ids=["tumbling", "hopping", "sessions"]
+)
+def test_what_a_device_kept_and_sends_behind_its_newest_is_late(times: Times) -> None:
+    """Each row would be a complete window of its own."""
+    times = times._replace(event=True, lateness=5, idle=20)
+    backlog = [row(SECOND + at, {"x": 1.0, "ts": float(at)}, b"a", at) for at in range(1, 50)]
+    given = [row(SECOND, {"x": 1.0, "ts": 100.0}, b"a", 0), *backlog]
+    restarts = [Cut(at, restart=True) for at in range(1, len(given), 7)]
+    found = same_after_restarts(maker(times, {"n": "count()"}), given, restarts, until=UNTIL)
+    assert {each.values["window_end"] >= iso_text(100 * SECOND, 0) for each in found.emitted} == {True}
+    assert {each.values["n"] for each in found.emitted} == {1}
+    assert found.emitted[0].values["late"] == len(backlog)
+
+
+@pytest.mark.parametrize(
     ("times", "events"),
     [
         (SHAPES[4], [8.75, 8.75, 8.75, 0.0, 0.0, 0.0, 21.25]),
