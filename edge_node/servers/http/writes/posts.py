@@ -72,27 +72,31 @@ class Posts:
 
     def _store(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None] | None:
         request = exchange.request
+        once = once_of(request)
+        if once is not None and self._storing.repeats(exchange, once, answer):
+            return None
         if b"content-encoding" in request.headers:
-            return self._unpacked(exchange, target, key, answer)
-        return self._store_messages(exchange, target, key, request.payload(), answer)
+            return self._unpacked(exchange, target, key, once, answer)
+        return self._store_messages(exchange, target, key, request.payload(), once, answer)
 
-    def _unpacked(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None]:
+    def _unpacked(
+        self, exchange: Exchange, target: Target | None, key: str, once: Once | None, answer: Answer
+    ) -> Iterator[None]:
         request = exchange.request
         if "{" not in key:  # it says where all of them go: without the right to that, nothing is unpacked
             self._storing.route(exchange, target, key.encode())
         coding = request.header(b"content-encoding")
         body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
-        yield from self._store_messages(exchange, target, key, body, answer) or ()
+        yield from self._store_messages(exchange, target, key, body, once, answer) or ()
 
-    def _store_messages(
-        self, exchange: Exchange, target: Target | None, key: str, body: bytes, answer: Answer
+    def _store_messages(  # noqa: PLR0917
+        self, exchange: Exchange, target: Target | None, key: str, body: bytes, once: Once | None, answer: Answer
     ) -> Iterator[None] | None:
         request = exchange.request
         payloads, make, is_json = self._messages(request, key, body)
         if self._storing.misfits.knows_json and not is_json:
             make = partial(self._looked_at, exchange, target, make)
         self._counters.http_messages += len(payloads)
-        once = once_of(request)
         if len(payloads) > SLICE:
             return self._in_steps(exchange, target, payloads, make, once, answer)
         self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)

@@ -137,6 +137,21 @@ class Storing:
 
     # --- storing
 
+    def repeats(self, exchange: Exchange, once: Once, answer: Answer) -> bool:
+        """Return whether a request was stored before; then it is answered as the first time, whatever is refused now.
+
+        Raises:
+            Problem: the key came with another request.
+        """
+        known = self.keys.find(exchange.owner, once.key)
+        if known is None:
+            return False
+        if known.fingerprint != once.fingerprint:
+            raise Problem(422, "this Idempotency-Key came with another request before; use a new one for new data")
+        exchange.stored = partial(self._repeat, exchange, known, answer)
+        self.ingest.on_durable(partial(_when_durable, exchange))  # perhaps it is not durable yet
+        return True
+
     def store(
         self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once | None, answer: Answer
     ) -> None:
@@ -171,14 +186,9 @@ class Storing:
     def _store_once(
         self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once, answer: Answer
     ) -> None:
-        owner = exchange.owner
-        known = self.keys.find(owner, once.key)
-        if known is not None:
-            if known.fingerprint != once.fingerprint:
-                raise Problem(422, "this Idempotency-Key came with another request before; use a new one for new data")
-            exchange.stored = partial(self._repeat, exchange, known, answer)
-            self.ingest.on_durable(partial(_when_durable, exchange))  # perhaps it is not durable yet
+        if self.repeats(exchange, once, answer):
             return
+        owner = exchange.owner
         routed = self._routed(exchange, target, records)
         turn = self.ingest.turn
         turn.store()  # what came before has lower numbers

@@ -134,3 +134,15 @@ async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(
     await log.durable()
     with pytest.raises(UnsupportedVersion, match="later release"):
         keys_of(http, clock)
+
+
+async def test_what_was_stored_is_answered_again_when_the_stream_takes_it_no_more(tmp_path: Path) -> None:
+    """A request whose answer was lost is sent again after the stream's settings have changed."""
+    requests = (("loose/far/off", b"{"), ("loose/line/a", b"{"), ("loose", b"1"))
+    loose = '  loose: {from: "line/#", payload: json, misfits: take}\n'
+    async with running(tmp_path, more=loose) as http:
+        first = [(await http.post(f"/v1/streams/{path}", body, Idempotency_Key=path))[:2] for path, body in requests]
+    async with running(tmp_path, more=loose.replace("misfits: take", "misfits: refuse")) as http:
+        again = [(await http.post(f"/v1/streams/{path}", body, Idempotency_Key=path))[:2] for path, body in requests]
+        assert again == first
+        assert {(await http.post(f"/v1/streams/{path}", body))[0] for path, body in requests} <= {400, 422}
