@@ -283,7 +283,7 @@ class Api:
         )
         answer = await self._moments.of(shards.states, tenant, stream)
         skipped = views.skipped_views(shards.states, tenant, stream)
-        renamed = renamed_lanes(shards.states, tenant, stream)
+        renamed = renamed_lanes(shards.states, tenant, stream, peers=peers)
         view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, renamed=renamed)
         return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **shards.missing_view()}))
 

@@ -119,14 +119,14 @@ class EdgeViews:
         }
 
     def _alarm(self, lane: Lane, held: LaneState) -> HeldBack | None:
-        if not held.counts or (held.ended_in_order and lane in self._renamed_of(lane.tenant, lane.stream)):
+        if not held.counts or (held.ended_in_order() and lane in self._renamed_of(lane.tenant, lane.stream)):
             return None
         return held_back(lane, held, self._now, peers=self._peers, behind=self._behind, lost=self._lost)
 
     def _renamed_of(self, tenant: str, stream: str) -> set[Lane]:
         found = self._renamed.get((tenant, stream))
         if found is None:
-            found = self._renamed[tenant, stream] = renamed_lanes(self._states, tenant, stream)
+            found = self._renamed[tenant, stream] = renamed_lanes(self._states, tenant, stream, peers=self._peers)
         return found
 
 

@@ -52,7 +52,7 @@ class StreamCompleteness:
             states: of all shards.
         """
         expected = self._expected.get((tenant, stream), ())
-        ended = renamed_lanes(states, tenant, stream)
+        ended = renamed_lanes(states, tenant, stream, peers=self.peers)
         tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind, lost=self.lost, renamed=ended)
         for state in states:
             for gap in state.open_gaps.get((tenant, stream), ()):

@@ -187,7 +187,9 @@ class StreamFigures:
                     key = lane.tenant, lane.stream
                     if held.last_word is not None:
                         if key not in ended:
-                            ended[key] = renamed_lanes([each.state for each in self._sequencers], *key)
+                            ended[key] = renamed_lanes(
+                                [each.state for each in self._sequencers], *key, peers=self._peers
+                            )
                         if lane in ended[key]:
                             continue
                     moment = moment_of(held, peers=self._peers)

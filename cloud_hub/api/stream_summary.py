@@ -30,7 +30,7 @@ class StreamSummary(NamedTuple):
     """Nanoseconds since 1970; None while a lane that counts, or an expected edge, has not said anything."""
 
 
-def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> set[Lane]:
+def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:
     """Return the lanes of a stream that ended by a rename. The two names of a log may be in different shards."""
     logs = {lane.log_id for state in states for lane in state.stopped_lanes(tenant, stream)}
     if not logs:  # nearly always
@@ -40,7 +40,7 @@ def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> set
         for state in states
         for lane in state.stream_lane_names(tenant, stream)
         if lane.log_id in logs
-    })  # fmt: skip
+    }, peers=peers)  # fmt: skip
 
 
 async def summarise(
@@ -60,7 +60,7 @@ async def summarise(
     kinds: set[int] = set()
     earliest: int | None = None
     all_known, any_counts = True, False
-    ended = renamed_lanes(states, tenant, stream)
+    ended = renamed_lanes(states, tenant, stream, peers=peers)
     for state in states:
         names = state.stream_lane_names(tenant, stream)
         lanes += len(names)

@@ -106,7 +106,7 @@ def completeness(
         behind: for lanes whose edges are linked to this node.
         left: open gaps of lanes that have left the state.
     """
-    tally = Tally(expected, now, peers=peers, behind=behind, renamed=renamed(lanes))
+    tally = Tally(expected, now, peers=peers, behind=behind, renamed=renamed(lanes, peers=peers))
     for gap in left:
         tally.add_gap(gap)
     for lane in sorted(lanes):
@@ -249,7 +249,7 @@ def is_heard(pattern: str, heard: Set[str]) -> bool:
 
 
 def _silence(held: LaneState, seconds: int) -> str:
-    said = ": it stopped in order, with everything delivered" if held.ended_in_order else ""
+    said = ": it stopped in order, with everything delivered" if held.ended_in_order() else ""
     return f"the edge has said nothing for {seconds} s{said}"
 
 

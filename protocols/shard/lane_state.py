@@ -179,11 +179,16 @@ class LaneState:
             self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict, self.last_word,
         )  # fmt: skip
 
-    @property
-    def ended_in_order(self) -> bool:
-        """Return whether the lane's last word stands, and all that it speaks of is accounted for."""
+    def ended_in_order(self, *, peers: bool = False) -> bool:
+        """Return whether the lane's last word stands, and all that it speaks of is accounted for.
+
+        Args:
+            peers: whether another cluster may have what this one lacks.
+        """
         word = self.last_word
-        return word is not None and self.conflict is None and word.seq <= self.ranges.contiguous_end()
+        if word is None or self.conflict is not None:
+            return False
+        return word.seq <= (self.whole_end() if peers else self.ranges.contiguous_end())
 
     def hear(self, update: LaneUpdate) -> None:
         """Take the last word of an update. One that shows the edge at work again takes an earlier one back.

@@ -71,12 +71,13 @@ def gap_until(lane: Lane, held: LaneState, retired: Retirement, *, peers: bool =
     """Return the open gap that a lane has if it is retired like this; None when it has none."""
     if held.partial or held.is_empty or retired.missing == Missing.NOTHING:
         return None
-    if held.ended_in_order and retired.missing != Missing.UNKNOWN:
+    if held.ended_in_order(peers=peers) and retired.missing != Missing.UNKNOWN:
         return None
     since = held.whole_up_to if peers else held.complete_up_to
     if since is not None and since >= retired.time:
         return None  # the edge came back, and all that it took in until then is accounted for
-    return OpenGap(lane.edge, lane.log_id, held.ranges.contiguous_end(), since, retired.time)
+    first = held.whole_end() if peers else held.ranges.contiguous_end()
+    return OpenGap(lane.edge, lane.log_id, first, since, retired.time)
 
 
 def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
@@ -142,7 +143,7 @@ def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
     return OpenGap(later.edge, later.log_id, later.first, since, later.until, others, later.forked)
 
 
-def renamed(lanes: Mapping[Lane, LaneState]) -> set[Lane]:
+def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane]:
     """Return those of a stream's lanes that ended by a rename: they hold nothing back and lack nothing.
 
     Both names have to say so: the former one by its last word, and the new one, of the same log, by the gap with which
@@ -150,6 +151,7 @@ def renamed(lanes: Mapping[Lane, LaneState]) -> set[Lane]:
 
     Args:
         lanes: at least those of a stream that said a last word, and all others of their logs.
+        peers: whether another cluster may have what this one lacks.
     """
     logs: dict[int, list[Lane]] = {}
     for lane in lanes:
@@ -159,7 +161,8 @@ def renamed(lanes: Mapping[Lane, LaneState]) -> set[Lane]:
         for names in logs.values()
         if len(names) > 1
         for lane in names
-        if lanes[lane].ended_in_order and any(_follows(lanes[other], lanes[lane]) for other in names if other != lane)
+        if lanes[lane].ended_in_order(peers=peers)
+        and any(_follows(lanes[other], lanes[lane]) for other in names if other != lane)
     }
 
 

@@ -72,7 +72,7 @@ def lanes(
 
 def _rows(at: LanesAt, complete: Complete) -> list[tuple[Any, ...]]:
     counted, _ = waited_for(at, complete)
-    ended = renamed(counted)
+    ended = renamed(counted, peers=complete.peers)
     gaps = {(gap.edge, gap.log_id): gap for gap in open_gaps(at, complete) if not gap.others}
     rows = []
     for lane in sorted(at.lanes):

@@ -70,6 +70,24 @@ def test_a_lane_that_stopped_in_order_leaves_none_and_lacks_nothing() -> None:
     assert gap_of(held) == OpenGap(LANE.edge, LANE.log_id, 9, 190, 500), "it ran again, without its link"
 
 
+def test_records_that_another_cluster_may_have_are_no_part_of_an_end_in_order() -> None:
+    """With ``peers`` they are missing until it has brought them, whatever the edge's last word was."""
+    held = at(state(), 150, update(ranges=[(0, 3), (5, 9)], gaps=[GapRange(3, 5, GapReason.ABSENT)], mark=Mark(100, 9)))
+    at(held, 200, last_word(9, 190))
+    new = LANE._replace(edge="new")
+    begins = [GapRange(0, 9, GapReason.RENAMED)]
+    at(held, 300, update(new, gaps=begins, mark=Mark(290, 9), epoch=2))
+    assert renamed(held.lanes) == {LANE}
+    assert renamed(held.lanes, peers=True) == set()
+    assert completeness(held.lanes, (), 600, peers=True).complete_up_to is None
+    at(held, 500, controls=(retire(),))
+    assert open_gap(LANE, held.lanes[LANE]) is None
+    assert open_gap(LANE, held.lanes[LANE], peers=True) == OpenGap(LANE.edge, LANE.log_id, 3, None, 500)
+    at(held, 550, update(ranges=[(3, 5)]))
+    assert renamed(held.lanes, peers=True) == {LANE}
+    assert open_gap(LANE, held.lanes[LANE], peers=True) is None
+
+
 @pytest.mark.parametrize(
     "then",
     [

@@ -214,7 +214,7 @@ def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_
         hub.sequencer.leave(session.lane_session)
         await asyncio.sleep(2)
         state = await hub.state()
-        assert state.lanes[LANE].ended_in_order
+        assert state.lanes[LANE].ended_in_order()
         assert state.stopped_lanes("default", "telemetry") == [LANE]
         back = await hub.session(epoch=2)
         state = await hub.state()

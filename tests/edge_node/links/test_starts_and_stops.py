@@ -58,7 +58,7 @@ async def test_the_last_word_comes_behind_all_that_was_acknowledged(tmp_path: Pa
         await until(lambda: acknowledged and lane() is not None)
         await node.close()
         await device
-        await until(lambda: (held := lane()) is not None and held.ended_in_order)
+        await until(lambda: (held := lane()) is not None and held.ended_in_order())
         held = lane()
         assert held is not None
         assert held.last_word is not None

@@ -86,6 +86,7 @@ def spark_own(spark: SparkSession, fleet: Fleet, checkpoint: Path) -> DataFrame:
     return spark.read.parquet(out)
 
 
+@pytest.mark.slow
 def test_an_outage_of_two_days_neither_blocks_windows_nor_loses_its_data(
     spark: SparkSession, fleet: Fleet, tmp_path: Path
 ) -> None:
