@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -12,6 +13,10 @@ KEYED_CHARACTERS_MAX = 300
 """Beginning of a reason that tells it from others; clients can make a reason as long as a frame."""
 _OF_ONE_ATTEMPT = re.compile(r"""b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|0x[0-9a-f]+|[0-9]+""")
 """Parts of a reason that differ from attempt to attempt, and that a client may choose."""
+NAMES_MAX = 8
+"""Names in such reasons of one address that have lines of their own: which devices of a site have an old password."""
+ADDRESSES_MAX = 1024
+"""Addresses whose names are remembered; the one that was met longest ago goes first."""
 
 _NOT_STORED = re.compile(r"(what (it sent|was published|was declared) could not be stored|released)\b")
 
@@ -32,6 +37,8 @@ class Partings:
         self._clock = clock
         self._not_stored = Repeats()
         self._strangers = Repeats()
+        self._names: OrderedDict[str, set[str]] = OrderedDict()
+        """Address and kind of reason -> names in it."""
 
     def closed(
         self, log: logging.Logger, who: str, reason: str, level: int = logging.WARNING, stranger_at: str | None = None
@@ -39,7 +46,7 @@ class Partings:
         """Say why a client was closed; of warnings, joins those that would say the same.
 
         What could not be stored is one line for all clients that meet the same; a client that was not let in, one for
-        all of its address with such a reason.
+        all of its address with such a reason, apart from the first few names in it.
 
         Args:
             who: beginning of the line, with the client's name.
@@ -52,6 +59,18 @@ class Partings:
         elif _NOT_STORED.match(reason):
             count = self._not_stored.say(kind, self._clock())
         elif stranger_at is not None:
-            count = self._strangers.say(f"{stranger_at} {kind}", self._clock())
+            count = self._strangers.say(self._stranger(f"{stranger_at} {kind}", reason), self._clock())
         if count is not None:
             log.log(level, "%s: %s%s", who, reason, left_out(count))
+
+    def _stranger(self, kind: str, reason: str) -> str:
+        """Return what the lines that are joined have in common."""
+        name = "".join(part for part in _OF_ONE_ATTEMPT.findall(reason[:KEYED_CHARACTERS_MAX]) if part[0] in "'\"")
+        names = self._names.setdefault(kind, set())
+        self._names.move_to_end(kind)
+        if len(self._names) > ADDRESSES_MAX:
+            self._names.popitem(last=False)
+        if name not in names and len(names) >= NAMES_MAX:
+            return kind
+        names.add(name)
+        return f"{kind} {name}"

@@ -169,7 +169,8 @@ class AmqpConnection(Reads):
         self._broker.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
         self._turn.store()  # what came before in good order counts
-        self._broker.partings.closed(log, f"closing AMQP client {self._client()}", error.text[:REASON_SHOWN_MAX])
+        reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.arrival.origin if self.peer is None else None
+        self._broker.partings.closed(log, f"closing AMQP client {self._client()}", reason, stranger_at=stranger_at)
         self._say_goodbye(error)
 
     def refuse_silently(self, reason: str) -> None:
@@ -375,8 +376,7 @@ class AmqpConnection(Reads):
             return
         self._turn.store()
         self._output.uncork()
-        transport, self._transport = self._transport, None
-        self._fast = False
+        transport, self._transport, self._fast = self._transport, None, False
         stranger_at = self.arrival.origin if self.peer is None else None
         self._broker.partings.closed(log, f"closed AMQP client {self._client()}", reason, level, stranger_at)
         if self._handshake is not None:

@@ -11,7 +11,7 @@ import pytest
 from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import PATIENCE_S
-from weft.config.log_lines.partings import Partings
+from weft.config.log_lines.partings import NAMES_MAX, Partings
 from weft.protocols.mqtt.packets import Publish
 
 ATTEMPTS = 20
@@ -23,13 +23,22 @@ def lines(caplog: pytest.LogCaptureFixture, beginning: str) -> list[str]:
     return [line for record in caplog.records if (line := record.getMessage()).startswith(beginning)]
 
 
-def test_no_name_that_a_stranger_chooses_gives_it_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_few_names_that_a_stranger_chooses_give_it_a_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     partings = Partings(lambda: 0.0)
     for number in range(50):
         name = f"a'b\"{number:x}-{'x' * (number % 7)}"
         partings.closed(log, "closed a client", f"user {name!r}: wrong password", stranger_at="10.0.0.7")
         partings.closed(log, "closed a client", f"no protocol: {name.encode()!r}", stranger_at="10.0.0.7")
-    assert len(lines(caplog, "closed a client")) == 2
+    assert len(lines(caplog, "closed a client")) == NAMES_MAX + 2
+
+
+def test_each_of_a_few_devices_with_an_old_password_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Behind one address: a gateway, or the devices of a site."""
+    partings = Partings(lambda: 0.0)
+    for _ in range(10):
+        for name in ("press", "oven"):
+            partings.closed(log, "closed a client", f"no such user or password: {name!r}", stranger_at="10.0.0.7")
+    assert [line[-7:] for line in lines(caplog, "closed a client")] == ["'press'", " 'oven'"]
 
 
 def test_a_refusal_each_second_is_a_line_after_1_2_and_4_minutes(caplog: pytest.LogCaptureFixture) -> None:
