@@ -33,6 +33,8 @@ _KEPT_BYTES, _NUMBER_BYTES = 64, 32
 """Memory of a kept row beside what is in it, and of a number."""
 CHUNK_ROWS = 64
 """Rows of a piece. A step writes the last piece again, so that a row is written up to so many times."""
+LOOKED_CHUNKS_MAX = 32
+"""Most pieces in which rows are looked for that have to go for another: less than a millisecond."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -196,17 +198,22 @@ class Store:
             pane.shares.add(topic_of(item), pane.chunks - 1, self.weight_of(item))
 
     def newest(self, pane: Pane, topic: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the kept rows of a topic that has some, the newest first: piece, place in it, and row."""
+        """Yield the kept rows of a topic that has some, the newest first: piece, place in it, and row. Those in older
+        pieces than a few are not looked for."""
         assert pane.shares is not None
-        chunks = pane.shares.chunks(topic)
+        chunks, left = pane.shares.chunks(topic), LOOKED_CHUNKS_MAX
         for number in reversed(chunks.copy()):
+            if not left:
+                return
             items = self.state.values[chunk_key(pane, number)]
             found = False
             for at in range(len(items) - 1, -1, -1):
                 if topic_of(items[at]) == topic:
                     found = True
                     yield number, at, items[at]
-            if not found:
+            if found:
+                left -= 1  # the others are looked at once only, and do not count: a start after a crash has none
+            else:
                 chunks.remove(number)
 
     def cut(self, pane: Pane, number: int, at: int) -> None:
