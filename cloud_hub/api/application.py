@@ -6,6 +6,7 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -317,8 +318,9 @@ class Api:
                 shards.missing[shard] = str(error)
                 continue
             next_offset[str(shard)] = offset
+        page = await encoded(records, lambda record: record, sys.maxsize)  # as many as were read: the reader bounds it
         return _json({
-            "tenant": tenant, "stream": stream, "records": records, "next_offset": next_offset,
+            "tenant": tenant, "stream": stream, "records": page.views, "next_offset": next_offset,
             "next_chunk": next_chunk, **shards.missing_view(),
         })  # fmt: skip
 

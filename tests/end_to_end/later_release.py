@@ -10,6 +10,7 @@ from weft.cli import main
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard import shard_state
 from weft.storage.cluster import open_cluster
+from weft.storage.store_formats import check_store
 
 
 def become_later() -> None:
@@ -20,6 +21,7 @@ def become_later() -> None:
     shard_state.LEVEL_MAX = LATER.level
     assert open_cluster.__defaults__ is not None
     open_cluster.__defaults__ = (*open_cluster.__defaults__[:-1], LATER.level)
+    check_store.__defaults__ = (LATER.level,)
 
 
 if __name__ == "__main__":

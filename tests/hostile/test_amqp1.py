@@ -80,8 +80,7 @@ def test_receivers_that_never_read_hold_little(edge: GuardedEdge) -> None:
             most = max(most, edge.memory_bytes())
         good.take()
         assert most - before < 150 * MIB
-        # What they do not take is dropped, as at QoS 0.
-        assert figure(edge, "weft_edge_deliveries_dropped_total") > 100 * len(deaf)
+        assert figure(edge, "weft_edge_deliveries_dropped_total") == 0, "what they do not take waits in the log"
     for each in (*deaf, publisher):
         each.close()
 
@@ -113,11 +112,12 @@ def test_sessions_that_are_held_open_take_little_and_a_share(edge: GuardedEdge) 
         held = connected(edge, SHARE + 20, begun)
         try:
             wait_until(lambda: sum(map(is_open, held)) <= SHARE, 60, "the end of those beyond the share")
+            # Sessions count as links: of as many connections as one user may have, some have too many.
+            refused = 'bound="limits.subscriptions_per_user",owner="user mallory"'
+            wait_until(lambda: refused in edge.metrics(), 60, "the end of those with too many sessions")
             at_most(P99_S, good.take().p99)
             assert edge.memory_bytes() - before < 100 * MIB
         finally:
             for each in held:
                 with contextlib.suppress(OSError):
                     each.close()
-    # Sessions count as links: with so many in each connection their share is used up before that of connections.
-    assert 'bound="limits.subscriptions_per_user",owner="user mallory"' in edge.metrics()

@@ -140,9 +140,11 @@ def test_every_confirmed_task_runs_although_the_node_is_killed(start: Start) -> 
     that is run twice came with the flag the second time."""
     work = start()
     confirmed = []
+    work.worker.send_signal(signal.SIGSTOP)  # or it may have run them all by then
     for n in range(TASKS):
         work.send("note", f"t{n}", ignore_result=True)
         confirmed.append(f"t{n}")
+    work.worker.send_signal(signal.SIGCONT)
     work.until(lambda: len(work.ran()) >= TASKS // 8)
     work.node.kill()
     before = len(work.ran())

@@ -110,6 +110,6 @@ def test_a_copy_of_a_node_is_told_of_at_both_ends(start: Start, folder: Path, lo
     wait_until(lambda: log.text.count(f"{AT_EDGE}connected to ") == 2)
     clone = start("edge", folder / "clone.yaml")
     wait_until(lambda: log.has(f"{AT_EDGE}identity conflict: "))
-    assert "if the log was copied to a second node, give that node an empty data_dir" in log.text
+    assert "if a second node runs with a copy of this log, give that one an empty data_dir" in log.text
     wait_until(lambda: log.has("(another link of this edge is open)"))
     assert clone.json("status")["links"]["cloud"]["state"] == "conflict"

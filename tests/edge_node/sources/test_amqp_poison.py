@@ -1,4 +1,4 @@
-"""Messages that brokers take from every client, and that no record can hold: they do not stop their queue."""
+"""Messages that brokers take from every client, and that a source cannot take: they do not stop their queue."""
 
 from __future__ import annotations
 
@@ -51,17 +51,25 @@ async def test_messages_that_libraries_cannot_decode_do_not_stop_a_queue(
     assert await left(rabbit.port, queue) == 0, "each was acknowledged or rejected"
 
 
-async def test_a_message_as_long_as_a_record_is_refused_once(tmp_path: Path, rabbit: RabbitMq, queue: str) -> None:
+async def test_the_longest_message_is_stored_and_one_beyond_the_bound_is_refused(
+    tmp_path: Path, rabbit: RabbitMq, queue: str
+) -> None:
     async with channel(rabbit.port) as found:
         await found.declare_queue(queue, durable=True)
     long_one = RawMessage(queue.encode(), bytes(100_000) * 167 + b"x" * 77_200)
     await publish_raw_in_frames(rabbit.port, long_one)
     await publish_raw(rabbit.port, "", [RawMessage(queue.encode(), b"behind")])
     async with running(tmp_path, amqp_source(rabbit.port, queue, "      message: 16MiB\n"), EVERYTHING) as node:
+        await until(lambda: node.source().acknowledged == 2)
+        assert [len(record.payload) for record in await node.stored()] == [len(long_one.body), len(b"behind")]
+    await publish_raw_in_frames(rabbit.port, long_one)
+    await publish_raw(rabbit.port, "", [RawMessage(queue.encode(), b"behind")])
+    shorter = amqp_source(rabbit.port, queue, "      message: 15MiB\n")
+    async with running(tmp_path, shorter, EVERYTHING) as node:
         await until(lambda: node.source().acknowledged == 1)
         assert node.source().refused == 1
         assert node.source().connections == 1
-        assert [record.payload for record in await node.stored()] == [b"behind"]
+        assert (await node.stored())[-1].payload == b"behind"
 
 
 async def publish_raw_in_frames(port: int, message: RawMessage) -> None:
