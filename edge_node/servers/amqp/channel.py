@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from weft.edge_node.servers.amqp.client import Client, Shared
@@ -214,11 +215,17 @@ class Channel:
     def _on_topology(self, method: Method) -> None:
         """Answer when what has changed is durable."""
         topology = Topology(self._shared, self._client, self._last_queue)
-        answer = topology.handle(method)
+        consuming = self._consuming
+        answers: list[bytes] = []
+        keeping: AbstractContextManager[None] = consuming.keeps_cancels(answers) if consuming else nullcontext()
+        with keeping:
+            answer = topology.handle(method)
         self._last_queue = topology.last_queue
         self._shared.queues.flush()  # in front of the answer: at the end of the turn it would be in a later commit
         if not getattr(method, "nowait", False):
-            self._shared.broker.ingest.turn.answer(self._late, write_method(answer, self.number))
+            answers.insert(0, write_method(answer, self.number))
+        if answers:
+            self._shared.broker.ingest.turn.answer(self._late, b"".join(answers))
 
     def _on_consuming(self, method: Method) -> None:
         consuming = self.consuming

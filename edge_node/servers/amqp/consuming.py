@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.transaction import Transaction
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.methods import Method, commands
+from weft.protocols.amqp.methods import Method, commands, write_method
 
 TAG_PREFIX = "amq.ctag-"
 GETS_MAX = 1024
@@ -28,6 +29,7 @@ class Consuming:
     """Consumers and deliveries of one channel."""
 
     __slots__ = (
+        "_cancels",
         "_client",
         "_consumers",
         "_flow",
@@ -64,6 +66,8 @@ class Consuming:
         """Queue for answers, while one of the consumers is for direct reply-to."""
         self._getting: list[Consumption] = []
         """Messages that basic.get asked for, and that are still to come."""
+        self._cancels: list[bytes] | None = None
+        """Frames of basic.cancel that are kept; None while they are sent at once."""
         if not client.is_writable:
             self._socket.hold()
 
@@ -122,13 +126,29 @@ class Consuming:
             self.unsettled[self._last_tag] = delivery
         return self._last_tag
 
+    @contextmanager
+    def keeps_cancels(self, cancels: list[bytes]) -> Iterator[None]:
+        """Put basic.cancel for consumers that a method of this channel ends into a list, to be sent behind the answer.
+
+        RabbitMQ sends queue.delete-ok first. Kombu raises ConsumerCancelled out of its delete otherwise.
+        """
+        self._cancels = cancels
+        try:
+            yield
+        finally:
+            self._cancels = None
+
     def ended(self, tag: str) -> None:
         """Tell the client that a consumer's queue is gone, or not for it any more."""
         reader = self._consumers.pop(tag, None)
         if self.reply_queue and not self._shared.queues.has_queue(self.reply_queue):
             self.reply_queue = ""
         if reader is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
-            self._client.answer(commands.Basic.Cancel(tag, True), self._number)
+            cancel = commands.Basic.Cancel(tag, True)
+            if self._cancels is not None:
+                self._cancels.append(write_method(cancel, self._number))
+            else:
+                self._client.answer(cancel, self._number)
 
     def _forget_reply_queue(self, reader: Reader) -> None:
         consumption = reader.consumption

@@ -262,6 +262,18 @@ async def test_who_wants_to_know_is_told_that_a_queue_is_gone(node: AmqpNode, cl
     assert await client.silent()
 
 
+async def test_who_deletes_a_queue_is_answered_before_its_consumers_are_cancelled(node: AmqpNode) -> None:
+    """basic.cancel from the node, to the channel that deletes the queue: RabbitMQ's order, which Kombu relies on."""
+    aware = await RawClient.connect(node.port, capabilities={"consumer_cancel_notify": True})
+    for delete in (Queue.Delete(0, "q"), Queue.Delete(0, "q", False, False, True)):
+        await aware.ask(Queue.Declare(0, "q"), Queue.DeclareOk)
+        await consuming(aware, "mine")
+        aware.send(delete, channel=1)
+        if not delete.nowait:
+            await aware.expect(Queue.DeleteOk)
+        assert (await aware.expect(Basic.Cancel)).consumer_tag == "mine"
+
+
 async def test_getting_one_by_one(client: RawClient) -> None:
     """basic.get: queue, no-ack; basic.get-ok: delivery-tag, redelivered, exchange, routing-key, message-count;
     basic.get-empty."""
