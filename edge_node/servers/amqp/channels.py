@@ -86,7 +86,7 @@ class Channels:
         read_method(payload)
         if number > self._channels_max:
             reason = f"channel {number} is above the agreed channel-max of {self._channels_max}"
-            raise AmqpError(ReplyCode.CHANNEL_ERROR, reason, index)
+            raise AmqpError(ReplyCode.NOT_ALLOWED, reason, index)  # RabbitMQ's code, which clients know
         owner = self._client.inbox.owner
         if not self._shared.channels.take(owner):
             self._shared.channels.refuse(owner)

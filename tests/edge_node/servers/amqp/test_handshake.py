@@ -181,7 +181,7 @@ async def test_terms_that_the_client_chooses(tmp_path: Path, tune_ok: Method, is
 
 
 async def test_frame_max_and_channel_max_hold(tmp_path: Path) -> None:
-    """501 frame-error for a longer frame, 504 channel-error for a higher channel."""
+    """501 frame-error for a longer frame, 530 not-allowed for a higher channel."""
     async with serving(tmp_path) as node:
         client = await RawClient.connect(node.port, frame_max=FRAME_BYTES_MIN)
         client.send(b"\x03\0\x01" + (FRAME_BYTES_MIN - 7).to_bytes(4, "big"))
@@ -190,7 +190,7 @@ async def test_frame_max_and_channel_max_hold(tmp_path: Path) -> None:
         client.send(Connection.TuneOk(3, 0, 0), Connection.Open("/"))
         await client.expect(Connection.OpenOk)
         client.send(commands.Channel.Open(), channel=4)
-        assert (await client.connection_error()).reply_code == ReplyCode.CHANNEL_ERROR
+        assert (await client.connection_error()).reply_code == ReplyCode.NOT_ALLOWED
 
 
 @pytest.mark.parametrize("sent", [b"", write_method(Connection.TuneOk(0, 0, 0), 0)])
