@@ -96,5 +96,5 @@ class EdgeNodeClient:
             return
         (metric,) = Payload.FromString(message.payload).metrics
         if metric.name == "Node Control/Rebirth" and metric.boolean_value:
-            self.requests += 1
             self.birth()
+            self.requests += 1  # who waits for it publishes behind the births
