@@ -37,13 +37,8 @@ def plant(root: str, *plantings: Planting) -> AuditReport:
     return asyncio.run(work())
 
 
-@pytest.mark.parametrize(
-    "plantings",
-    [
-        (*HARMLESS, *DAMAGE),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (HARMLESS, *((one,) for one in DAMAGE))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("plantings", [(*HARMLESS, *DAMAGE), HARMLESS, *((one,) for one in DAMAGE)])
 def test_executors_find_what_one_process_finds(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plantings: tuple[Planting, ...]
 ) -> None:
