@@ -31,9 +31,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
 
 
+class PeerGoneError(ConnectionError):
+    """A peer closed its connection before it had its answer."""
+
+
 class BadRequests(logging.Filter):
-    """A filter that makes one short line of a request which is no HTTP, a few of them in all. What our own code raises
-    keeps its traceback.
+    """A filter that makes one short line of a request which is no HTTP, a few of them in all, and none of a peer that
+    leaves before its answer ends: a reader that is interrupted is no event. What our own code raises keeps its
+    traceback.
 
     Args:
         monotonic: seconds.
@@ -48,6 +53,8 @@ class BadRequests(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the line is written."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, PeerGoneError):
+            return False
         if not isinstance(error, HttpProcessingError):
             return True
         now = self._monotonic()
@@ -119,6 +126,10 @@ class HttpServer:
         self._busy.add(connection)
         try:
             return await handler(request)
+        except ConnectionError as error:
+            if connection.transport is None or connection.transport.is_closing():
+                raise PeerGoneError from error
+            raise
         finally:
             self._busy.discard(connection)
             self._note_idle(connection)

@@ -130,6 +130,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        keep_broken_pipes_quiet()
         self._given = dict(options)
         self._wanted = schema
         self._log: StreamLog | None = None

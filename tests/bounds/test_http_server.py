@@ -28,7 +28,7 @@ class Clock:
 
 
 class Server(HttpServer):
-    """Answers to ``/``, and to ``/slow`` once `go_on` is set."""
+    """Answers to ``/``, to ``/slow`` once `go_on` is set, and to ``/long`` as long as it is read."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -43,8 +43,14 @@ class Server(HttpServer):
         async def fast(_: web.Request) -> web.Response:
             return web.Response()
 
+        async def long(request: web.Request) -> web.StreamResponse:
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            while True:
+                await answer.write(bytes(1 << 16))
+
         application = web.Application(middlewares=[self.middleware])
-        application.add_routes([web.get("/", fast), web.get("/slow", slow)])
+        application.add_routes([web.get("/", fast), web.get("/slow", slow), web.get("/long", long)])
         await self.start(application, "127.0.0.1", 0)
 
 
@@ -167,3 +173,15 @@ async def test_bad_requests_are_few_short_lines_without_a_traceback(
     assert all(record.exc_info is None and len(record.getMessage()) < 400 for record in lines)
     assert "(2 such requests before this one)" in lines[1].getMessage()
     assert "\n" not in caplog.text.strip().replace("\nWARNING", "")
+
+
+async def test_a_reader_that_leaves_within_its_answer_is_no_line_of_the_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        reader, writer = await half_open(server, b"GET /long HTTP/1.1\r\nHost: hub\r\n\r\n")
+        await reader.readexactly(1000)
+        writer.transport.abort()
+        await until(lambda: server.connections == 0)
+        await until(lambda: not server._busy)
+    assert caplog.text == ""

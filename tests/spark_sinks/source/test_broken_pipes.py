@@ -1,4 +1,4 @@
-"""Traces of broken pipes: kept from the terminal in Spark's workers, and printed everywhere else."""
+"""Traces of broken pipes: kept from the terminal in Spark's processes, and printed everywhere else."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from spark_sinks.source.broken_pipes import keep_broken_pipes_quiet
     [
         ("pyspark.daemon", BrokenPipeError(32, "Broken pipe"), False),
         ("pyspark.daemon", ValueError("no number"), True),
+        ("pyspark.sql.streaming.python_streaming_source_runner", BrokenPipeError(32, "Broken pipe"), True),
         ("my_script", BrokenPipeError(32, "Broken pipe"), True),
     ],
 )
@@ -30,4 +31,23 @@ def test_only_broken_pipes_of_workers_are_not_printed(
         raise error
     except Exception:
         traceback.print_exc()
+    assert bool(capsys.readouterr().err) == is_printed
+
+
+@pytest.mark.parametrize(
+    ("main", "error", "is_printed"),
+    [
+        ("pyspark.sql.streaming.python_streaming_source_runner", BrokenPipeError(32, "Broken pipe"), False),
+        ("pyspark.sql.streaming.python_streaming_source_runner", ValueError("no number"), True),
+        ("my_script", BrokenPipeError(32, "Broken pipe"), True),
+    ],
+)
+def test_a_planner_ends_at_a_broken_pipe_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], main: str, error: Exception, is_printed: bool
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.machinery.ModuleSpec(main, None))
+    keep_broken_pipes_quiet()
+    keep_broken_pipes_quiet()
+    sys.excepthook(type(error), error, None)
     assert bool(capsys.readouterr().err) == is_printed
