@@ -87,6 +87,16 @@ class Records:
         self.payloads.append(payload)
         self.sources.append(source)
 
+    def extend(
+        self, keys: Sequence[bytes], payloads: Sequence[bytes], headers: Sequence[HeaderPairs], source: Source
+    ) -> None:
+        """Add records of one source, without flags."""
+        at = len(self.keys)
+        self.headers.update({index: pairs for index, pairs in enumerate(headers, at) if pairs})
+        self.keys += keys
+        self.payloads += payloads
+        self.sources += [source] * len(keys)
+
     def where(self, indexes: Sequence[int]) -> Records:
         """Return a run of some of the records."""
         part = Records(self.copied_in)

@@ -30,6 +30,7 @@ LEAST_S = 0.04
 LOGIN = "Basic " + base64.b64encode(b"mallory:mallory").decode()
 HEAD = f"Host: 127.0.0.1\r\nAuthorization: {LOGIN}\r\n".encode()
 JSON = b"Content-Type: application/json\r\n"
+EVENTS = b"Content-Type: application/cloudevents-batch+json\r\n"
 
 
 def request(path: str, body: bytes, more: bytes = b"") -> bytes:
@@ -64,8 +65,12 @@ def arrays_of_too_many() -> bytes:
 
 def many_points() -> bytes:
     line = b'm,a=1,b=2,c=3 f=1i,g=2.5,h=t,i="text" 1700000000\n'
-    # A step of some 14 ms. The 10,000 that a request may have are one of 40: it is to be cut in two (decision 0124).
-    return request("/api/v2/write?bucket=public&precision=s", line * 3_000)
+    return request("/api/v2/write?bucket=public&precision=s", line * 9_000)
+
+
+def many_events() -> bytes:
+    event = b'{"specversion":"1.0","id":"1","source":"a","type":"b","c":"d","e":1,"f":true,"data":1}'
+    return request("/v1/topics/public/x", b"[" + b",".join([event] * 9_000) + b"]", EVENTS)
 
 
 def keys() -> bytes:
@@ -83,7 +88,7 @@ def keys() -> bytes:
             pytest.param(made, count, marks=pytest.mark.search)
             for made, count in SLICE.some([
                 (pings, 1), (refusals, 10), (new_topics, 1), (long_arrays, 4), (arrays_of_too_many, 4),
-                (many_points, 4), (keys, 10),
+                (many_points, 4), (many_events, 4), (keys, 10),
             ], ci=3)
         ),
     ],

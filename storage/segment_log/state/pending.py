@@ -17,7 +17,7 @@ from weft.protocols.segment import ClockNotice, GapNotice
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, COMMIT_BYTES_MAX
 from weft.storage.segment_log.state.gaps import add_merged
 from weft.storage.segment_log.state.origins import origin_bytes
-from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
+from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, record_sizes, run_bytes
 
 V = TypeVar("V")
 
@@ -39,14 +39,18 @@ class Run(NamedTuple):
     times: list[int] | None = None
     """Time of each record; None for one time for all."""
 
-    def part(self, first: int, end: int) -> Run:
-        """Return the records ``[first, end)`` of the run."""
+    def part(self, first: int, end: int, raw_bytes: int | None = None) -> Run:
+        """Return the records ``[first, end)`` of the run.
+
+        Args:
+            raw_bytes: theirs, when that is known.
+        """
         keys, payloads = self.keys[first:end], self.payloads[first:end]
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
         times = self.times[first:end] if self.times is not None else None
         return Run(
             self.time if times is None else times[0], keys, payloads, headers, flags,
-            run_bytes(keys, payloads, headers), self.origin, times,
+            run_bytes(keys, payloads, headers) if raw_bytes is None else raw_bytes, self.origin, times,
         )  # fmt: skip
 
 
@@ -376,14 +380,12 @@ def parts_max(times: list[int]) -> int:
 def _parts(run: Run) -> Iterator[Run]:
     """Yield the run as the longest parts that fit a batch; two neighbours never fit one together."""
     first = size = 0
-    for at, (key, payload) in enumerate(zip(run.keys, run.payloads, strict=True)):
-        own = {at: run.headers[at]} if run.headers and at in run.headers else None
-        length = run_bytes([key], [payload], own)
+    for at, length in enumerate(record_sizes(run.keys, run.payloads, run.headers)):
         if at > first and (size + length > BATCH_BYTES_MAX or at - first == BATCH_RECORDS_MAX):
-            yield run.part(first, at)
+            yield run.part(first, at, size)
             first, size = at, 0
         size += length
-    yield run.part(first, len(run.keys))
+    yield run.part(first, len(run.keys), size)
 
 
 def _between(values: dict[int, V] | None, first: int, end: int) -> dict[int, V] | None:

@@ -39,15 +39,24 @@ def run_bytes(
         payload_bytes = sum(map(len, payloads))
     size = sum(map(len, keys)) + payload_bytes + RECORD_OVERHEAD_BYTES * len(keys)
     for pairs in (headers or {}).values():
-        if type(pairs) is PackedHeaders:
-            size += 16 + len(pairs.packed)
-            continue
-        size += 16 + sum(
-            # Most values are text: a call for each would cost as much as the rest.
-            len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
-            for name, value in pairs
-        )
+        size += 16 + len(pairs.packed) if type(pairs) is PackedHeaders else _pairs_bytes(pairs)
     return size
+
+
+def record_sizes(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> list[int]:
+    """Return ``run_bytes`` of each record alone."""
+    sizes = [len(key) + len(payload) + RECORD_OVERHEAD_BYTES for key, payload in zip(keys, payloads, strict=True)]
+    for index, pairs in (headers or {}).items():
+        sizes[index] += 16 + len(pairs.packed) if type(pairs) is PackedHeaders else _pairs_bytes(pairs)
+    return sizes
+
+
+def _pairs_bytes(pairs: HeaderPairs) -> int:
+    return 16 + sum(
+        # Most values are text: a call for each would cost as much as the rest.
+        len(name.encode()) + (len(value.encode()) if type(value) is str else header_bytes(value)) + 12
+        for name, value in pairs
+    )
 
 
 def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
@@ -56,11 +65,9 @@ def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, H
     Raises:
         RecordTooLarge: one of them can never be taken.
     """
-    for index, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
-        own = {index: headers[index]} if headers and index in headers else None
-        size = run_bytes([key], [payload], own)
-        if size > RECORD_BYTES_MAX:
-            raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
+    size = max(record_sizes(keys, payloads, headers))
+    if size > RECORD_BYTES_MAX:
+        raise RecordTooLarge(f"a record of {size} bytes; the log takes records of up to {RECORD_BYTES_MAX}")
 
 
 def check_keys(keys: list[bytes]) -> None:

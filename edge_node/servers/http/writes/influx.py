@@ -72,7 +72,7 @@ class Influx:
             try:
                 record = _record(parse_line(line), bucket, unit)
                 self._storing.route(exchange, None, record.key)
-                records.append(record)
+                records.append(record.packed())
             except (BadLine, Problem) as error:
                 dropped += 1
                 first_error = first_error or f"unable to parse {quoted(line.decode(errors='replace'))}: {error}"

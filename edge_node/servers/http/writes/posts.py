@@ -23,6 +23,7 @@ from weft.edge_node.servers.http.writes.fields import (
 )
 from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, Once, Storing, Target
 from weft.protocols.batch import HeaderPairs
+from weft.protocols.fields import packed_headers
 
 FINGERPRINT_BYTES = 8
 SLICE = 128
@@ -113,7 +114,7 @@ class Posts:
     ) -> Iterator[None]:
         records: list[NewRecord] = []
         for at in range(0, len(payloads), SLICE):
-            records += [make(payload) for payload in payloads[at : at + SLICE]]
+            records += [make(payload).packed() for payload in payloads[at : at + SLICE]]
             yield
         self._storing.store(exchange, target, records, once, answer)
 
@@ -156,7 +157,7 @@ def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
             raise Problem(400, "both Weft-Time and Weft-Time-Field came; send one of them")
         pairs = sent(pairs, nanoseconds(request.header(b"weft-time"), precision))
     if own.is_plain:
-        encoded = key.encode()
+        encoded, pairs = key.encode(), packed_headers(pairs)
         return lambda payload: NewRecord(encoded, payload, pairs)
 
     def make(payload: bytes) -> NewRecord:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from weft.edge_node.ingest.ingest import Ingest
@@ -14,6 +16,7 @@ from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.writes.misfits import Misfits
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
+from weft.protocols.fields import PackedHeaders, packed_headers
 from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogError, SegmentLog
 
@@ -41,6 +44,11 @@ class NewRecord(NamedTuple):
     key: bytes
     payload: bytes
     headers: HeaderPairs = ()
+
+    def packed(self) -> NewRecord:
+        """Return the record with headers that the log need not measure: it takes all of a request's in one step."""
+        headers = self.headers
+        return self._replace(headers=packed_headers(headers)) if headers and type(headers) is tuple else self
 
 
 class Once(NamedTuple):
@@ -222,11 +230,15 @@ class Storing:
 
 def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord], routed: Sequence[Route]) -> Pieces:
     stretches: dict[Records, tuple[int, int]] = {}
-    for record, route in zip(records, routed, strict=True):
+    for route, stretch in groupby(zip(records, routed, strict=True), itemgetter(1)):
         run = gathered.groups[route.destination]
-        first, count = stretches.get(run) or (len(run.keys), 0)
-        stretches[run] = (first, count + 1)
-        gathered.add(route, record.key, record.payload, exchange, 0, record.headers)
+        at = len(run.keys)
+        keys, payloads, headers = zip(*(record for record, _ in stretch), strict=True)
+        run.extend(keys, payloads, headers, exchange)
+        if route.noted:
+            gathered.note(route, run, at)
+        first, count = stretches.get(run) or (at, 0)
+        stretches[run] = (first, count + len(run.keys) - at)
     return Pieces(stretches, len(records))
 
 
@@ -244,12 +256,16 @@ def _when_durable(exchange: Exchange, error: BaseException | None) -> None:
 
 def _room(records: Sequence[NewRecord]) -> int:
     size = sum(len(record.key) + len(record.payload) + RECORD_BYTES for record in records)
-    pairs = sum(
+    return 2 * (size + sum(_headers_room(record.headers) for record in records)) + NOTE_BYTES
+
+
+def _headers_room(headers: HeaderPairs) -> int:
+    if type(headers) is PackedHeaders:
+        return len(headers.packed) + HEADER_PAIR_BYTES
+    return sum(
         HEADER_PAIR_BYTES + len(name) + (len(value) * 4 if isinstance(value, str | bytes) else 8)
-        for record in records
-        for name, value in record.headers
+        for name, value in headers
     )
-    return 2 * (size + pairs) + NOTE_BYTES
 
 
 def _forbidden(topic: bytes) -> Problem:
