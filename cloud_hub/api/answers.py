@@ -91,6 +91,7 @@ class Answers:
                 for at in range(0, len(body), PIECE_BYTES):
                     limit.reschedule(asyncio.get_running_loop().time() + PIECE_S)
                     await stream.write(memoryview(body)[at : at + PIECE_BYTES])
+                    await asyncio.sleep(0)  # a write waits only for a reader that is slower than the node
                 await stream.write_eof()
         except TimeoutError:
             self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")

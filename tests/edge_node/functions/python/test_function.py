@@ -9,6 +9,7 @@ import pytest
 from tests.edge_node.functions.python.conftest import SECOND, Subject
 from tests.edge_node.functions.restart import row
 from weft.edge_node.functions.contract import NotReady
+from weft.edge_node.functions.series.sources import text_of
 
 Make = Callable[..., Subject]
 
@@ -40,6 +41,16 @@ async def test_new_records_have_time_key_and_headers_of_their_record(subject: Ma
         (7 * SECOND, b"k", (("unit", "C"),), None, {"a": 1}),
         (7 * SECOND, b"k", (("unit", "C"),), None, {"a": 2}),
     ]
+
+
+async def test_new_records_keep_the_source_of_their_record(subject: Make) -> None:
+    it = subject("def process(record, ctx):\n    return [{'a': 1}, {'a': 2}] if record['n'] else record\n")
+    of_a_lane, of_a_window, unknown = (row(at * SECOND, {"n": at - 1}) for at in (1, 2, 3))
+    of_a_lane.input, of_a_lane.seq = "telemetry", 7
+    of_a_window.source = ("telemetry", 3, 9, 5)
+    made = await it.rows([of_a_lane, of_a_window, unknown])
+    assert [text_of(each.source) for each in made] == ["telemetry 7", *["telemetry 3-9/5"] * 2, *[""] * 2]
+    assert all(each.seq < 0 for each in made), "they have no number of their own"
 
 
 async def test_a_batch_keeps_its_order(subject: Make) -> None:
