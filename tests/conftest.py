@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--passed-to", metavar="FILE", help="write the names of the tests that passed to FILE")
     parser.addoption("--costs-to", metavar="FILE", help="write what the tests cost to FILE")
     parser.addoption("--costs-before", metavar="FILE", help="costs of an earlier stage, which share the budget")
-    parser.addoption("--budget", metavar="SECONDS", type=float, help="fail when the tests cost more processor time")
+    parser.addoption("--budget", metavar="SECONDS", type=float, help="tell when they cost more; with --costs-to, fail")
     parser.addoption("--not-again", metavar="FILE", help="leave out tests of FILE, except those marked java")
 
 

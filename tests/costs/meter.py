@@ -183,7 +183,8 @@ class Meter:
         self._costs.wall_s = time.monotonic() - self._began
         if self._budget_s is not None:
             self._over = self._over_budget(self._budget_s)
-        if self._over and session.exitstatus == pytest.ExitCode.OK:
+        # In CI alone, which keeps the figures: elsewhere the machine may be busy.
+        if self._over and self._to is not None and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _over_budget(self, budget_s: float) -> list[str]:

@@ -119,7 +119,10 @@ def pack(folder: Path, archive: Path) -> None:
 
 def unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+        else:  # Python before 3.11.4, as in Debian 12; the archive is ours
+            tar.extractall(folder)
 
 
 def main() -> None:

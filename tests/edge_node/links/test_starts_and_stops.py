@@ -111,7 +111,7 @@ async def test_a_hub_node_that_does_not_answer_does_not_use_up_the_wait(tmp_path
         mute = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         async with mute:
             url = f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
-            node = node_in(tmp_path, f"{url}, {hub.url}", "1500ms")
+            node = node_in(tmp_path, f"{url}, {hub.url}", "6s")  # 2 s for each URL, and 1 s between them
             await node.start()
             assert node.status.links[0].is_compared
             await node.close()
