@@ -110,7 +110,7 @@ class Place:
                 **user,
             )  # fmt: skip
         assert process.stdin is not None
-        with process.stdin, contextlib.suppress(BrokenPipeError):  # it did not want it
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it did not want it
             process.stdin.write(given.encode())
         return process
 
