@@ -1,15 +1,16 @@
 """Write ``deploy/requirements-*.txt``: what an image installs, with the hashes of the files.
 
-    python deploy/requirements.py
+    PIP_INDEX_URL=... python deploy/requirements.py
 
 Versions are those of ``constraints.txt``. What belongs to Weft and its extras is read from the environment that runs
-this, which must have them; hashes come from the package index (``PIP_INDEX_URL``, else PyPI).
+this, which must have them; hashes come from the package index whose simple pages ``PIP_INDEX_URL`` names.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import urllib.request
 from importlib.metadata import distribution
 from pathlib import Path
@@ -32,7 +33,6 @@ LEFT_OUT = ("weft-fabric", "pip")
 """Weft, and what each environment has."""
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
-INDEX = "https://pypi.org/simple"
 HEAD = """\
 # What `pip install --require-hashes` takes for this part of an image: deploy/Containerfile. Written by
 # `python deploy/requirements.py` from constraints.txt.
@@ -89,7 +89,7 @@ def versions() -> dict[str, Version]:
 def hashes(name: str, version: Version) -> list[str]:
     """Return the hashes of the package's files that fit one of the machines: wheels, or else the source."""
     request = urllib.request.Request(  # noqa: S310
-        f"{os.environ.get('PIP_INDEX_URL', INDEX).rstrip('/')}/{name}/",
+        f"{os.environ['PIP_INDEX_URL'].rstrip('/')}/{name}/",
         headers={"Accept": "application/vnd.pypi.simple.v1+json"},
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310
@@ -120,6 +120,8 @@ def fits(tag: Tag) -> bool:
 
 def main() -> None:
     """Write the files."""
+    if "PIP_INDEX_URL" not in os.environ:
+        sys.exit("PIP_INDEX_URL is not set: give it the address of the package index that hashes are to come from")
     of = versions() | {
         canonicalize_name(one.name): Version(str(one.specifier).removeprefix("=="))
         for one in (Requirement(text) for wanted in SETS.values() for text in wanted)

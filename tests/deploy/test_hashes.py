@@ -34,7 +34,7 @@ def test_the_files_have_what_weft_needs_in_the_versions_of_the_constraints(write
     listed = dict(ENTRY.findall((ROOT / "deploy" / f"requirements-{file}.txt").read_text()))
     versions = writer.versions()
     assert listed == {name: str(versions[name]) for name in writer.needed(writer.SETS[file])}, (
-        "python deploy/requirements.py writes them again"
+        "deploy/requirements.py writes them again"
     )
 
 
