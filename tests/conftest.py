@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests import first_imports
 from tests.costs.known import expected_s
 from tests.costs.meter import Meter
 from tests.searches import Searches
@@ -30,6 +31,7 @@ from weft.demo import fabric
 TOGETHER = ("tests/architecture/", "tests/interop/", "tests/spark_sinks/cluster/", "tests/spark_sinks/")
 """Folders whose files stay together; the first that fits counts."""
 PORTS = range(20_000, 32_000)
+WORKER = first_imports.worker()
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and so whatever that starts in turn:
 # processes of tests that are to end by it would not.
@@ -65,9 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if any(config.getoption(name) is not None for name in ("--costs-to", "--budget")):
         config.pluginmanager.register(Meter(config))
     config.pluginmanager.register(Searches())
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if worker:
-        ports = PORTS[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]
+    if WORKER is not None:
+        number, count = WORKER
+        ports = PORTS[number::count]
         fabric._candidates = itertools.cycle(random.sample(ports, len(ports)))
     else:
         config.pluginmanager.register(TemporaryFolder(config))
@@ -85,7 +87,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Collect with the garbage collector off, and leave what was collected out of its sight for the rest of the run.
 
     Collection makes a million objects that live until the end: looking through them again and again took a third of
@@ -93,6 +95,8 @@ def pytest_collection() -> Iterator[None]:
     """
     gc.disable()
     try:
+        if WORKER is not None and first_imports.are_of_all(session.config.args):
+            first_imports.import_part(*WORKER)
         return (yield)
     finally:
         gc.freeze()

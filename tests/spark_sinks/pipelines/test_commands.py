@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
-from sklearn.ensemble import IsolationForest
 
 from spark_sinks.pipelines.catalog import names
 from spark_sinks.pipelines.shipped.features import FEATURES
@@ -49,6 +48,8 @@ def test_a_copy_of_a_shipped_pipeline_is_good(name: str, weft: Weft, shared_plan
     printed = weft("new", name)
     assert printed.exit_code == 0, printed.stderr
     Path("mine.yaml").write_text(printed.stdout)
+    from sklearn.ensemble import IsolationForest  # takes a second, which every worker's collection would
+
     write_model("model.pickle", IsolationForest(n_estimators=2).fit([[0.0] * len(FEATURES)]), "1")
     done = weft("check", "mine.yaml", "--set", f"source.store={shared_plant.root}", "--set", "sink={console: {}}")
     assert (done.return_value, done.stderr) == (0, ""), done.stderr
