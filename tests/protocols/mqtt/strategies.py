@@ -1,4 +1,10 @@
-"""Hypothesis strategies for packets of every version, and one packet of each kind with its bytes."""
+"""Hypothesis strategies for packets of every version, and one packet of each kind with its bytes.
+
+Each is made once: Hypothesis looks into a strategy before it draws from it for the first time, which takes longer than
+drawing.
+"""
+
+import functools
 
 from hypothesis import strategies as st
 
@@ -33,6 +39,10 @@ TOPIC_TEXT = st.text(st.characters(exclude_characters="\0+#", exclude_categories
 TOPICS = TOPIC_TEXT.map(str.encode)
 PLAIN_FILTERS = st.lists(st.sampled_from(["a", "", "é", "+", "$x"]), min_size=2, max_size=4).map("/".join)
 FILTERS = PLAIN_FILTERS | PLAIN_FILTERS.map("$share/g/".__add__)
+WILL_PAYLOADS = st.binary(max_size=20)
+PAYLOADS = st.binary(max_size=300)
+USER_NAMES = st.none() | TEXT
+PASSWORDS = st.none() | st.binary(max_size=8)
 
 VALUES: dict[Kind, st.SearchStrategy[object]] = {
     Kind.FLAG: st.booleans(),
@@ -44,8 +54,10 @@ VALUES: dict[Kind, st.SearchStrategy[object]] = {
     Kind.BINARY: st.binary(max_size=20),
     Kind.PAIR: st.tuples(TEXT, TEXT),
 }
+LISTS = {kind: st.lists(values, max_size=3) for kind, values in VALUES.items()}
 
 
+@functools.cache
 @st.composite
 def properties(draw: st.DrawFn, packet: PacketType) -> Properties:
     found: dict[str, object] = {}
@@ -55,7 +67,7 @@ def properties(draw: st.DrawFn, packet: PacketType) -> Properties:
         if name == "response_topic":
             found[name] = draw(TOPIC_TEXT)
         elif kind is Kind.PAIR or (kind is Kind.VARIABLE and packet is PacketType.PUBLISH):
-            found[name] = tuple(draw(st.lists(VALUES[kind], max_size=3)))
+            found[name] = tuple(draw(LISTS[kind]))
         else:
             found[name] = (draw(VALUES[kind]),) if kind is Kind.VARIABLE else draw(VALUES[kind])
     if "authentication_data" in found and "authentication_method" not in found:
@@ -64,34 +76,41 @@ def properties(draw: st.DrawFn, packet: PacketType) -> Properties:
     return NO_PROPERTIES if made == NO_PROPERTIES else made
 
 
+@functools.cache
 def properties_of(packet: PacketType, version: int) -> st.SearchStrategy[Properties]:
     return properties(packet) if version == Version.V5 else st.just(NO_PROPERTIES)
 
 
+@functools.cache
+def wills(version: int) -> st.SearchStrategy[Will | None]:
+    made = st.builds(Will, TOPICS, WILL_PAYLOADS, QOS, st.booleans(), properties_of(PacketType.WILL, version))
+    return st.none() | made
+
+
+@functools.cache
 @st.composite
 def connects(draw: st.DrawFn, version: int = Version.V311) -> Connect:
-    username = draw(st.none() | TEXT)
-    password = draw(st.none() | st.binary(max_size=8)) if username is not None or version == Version.V5 else None
-    wills = st.builds(
-        Will, TOPICS, st.binary(max_size=20), QOS, st.booleans(), properties_of(PacketType.WILL, version)
-    )  # fmt: skip
+    username = draw(USER_NAMES)
+    password = draw(PASSWORDS) if username is not None or version == Version.V5 else None
     return Connect(
-        draw(TEXT), draw(st.booleans()), draw(st.integers(0, 65_535)), draw(st.none() | wills), username, password,
+        draw(TEXT), draw(st.booleans()), draw(st.integers(0, 65_535)), draw(wills(version)), username, password,
         version, draw(properties_of(PacketType.CONNECT, version)),
     )  # fmt: skip
 
 
+@functools.cache
 @st.composite
 def publishes(draw: st.DrawFn, version: int = Version.V311) -> Publish:
     qos = draw(QOS)
     extra = draw(properties_of(PacketType.PUBLISH, version))
     topic = b"" if extra.topic_alias and draw(st.booleans()) else draw(TOPICS)
     return Publish(
-        topic, draw(st.binary(max_size=300)), qos,
+        topic, draw(PAYLOADS), qos,
         draw(IDS) if qos else 0, draw(st.booleans()), bool(qos) and draw(st.booleans()), extra,
     )  # fmt: skip
 
 
+@functools.cache
 @st.composite
 def subscriptions(draw: st.DrawFn, version: int) -> Subscription:
     topic_filter, qos = draw(FILTERS), draw(QOS)
@@ -101,6 +120,7 @@ def subscriptions(draw: st.DrawFn, version: int) -> Subscription:
     return Subscription(topic_filter, qos, no_local, draw(st.booleans()), draw(st.integers(0, 2)))
 
 
+@functools.cache
 def packets(version: int) -> st.SearchStrategy[Packet]:
     """Every packet that the version has, server's and client's."""
     in_5 = version == Version.V5
