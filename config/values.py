@@ -52,8 +52,8 @@ class OneOf(Section, frozen=True, kw_only=True):
     @property
     def chosen(self) -> tuple[str, Any]:
         """Return the setting that is given: its name as in YAML, and its value."""
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and field.name not in self.beside:
-                return field.encode_name, value
+        for name, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
+            if value is not None and name not in self.beside:
+                return encoded, value
         raise LookupError(f"this {type(self).__name__} has no {self.noun}")
