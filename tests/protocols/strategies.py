@@ -1,8 +1,10 @@
-"""Values of the formats, for property tests."""
+"""Values of the formats, for property tests. Strategies are made once: Hypothesis looks into each before it draws."""
 
 from __future__ import annotations
 
+import functools
 import struct
+from typing import NamedTuple
 
 import zstandard
 from crc32c import crc32c
@@ -24,6 +26,7 @@ PAIRS = st.lists(st.tuples(st.text(max_size=8), HEADER_VALUES), max_size=3).map(
 COMPRESSORS = st.sampled_from([None, zstandard.ZstdCompressor(level=1)])
 
 
+@functools.cache
 @st.composite
 def ranges(draw: st.DrawFn, items_max: int = 5) -> list[tuple[int, int]]:
     """Half-open ranges, ascending, that do not touch."""
@@ -31,21 +34,42 @@ def ranges(draw: st.DrawFn, items_max: int = 5) -> list[tuple[int, int]]:
     return list(zip(bounds[::2], bounds[1::2], strict=False))
 
 
+class _OfColumns(NamedTuple):
+    """The strategies of the columns of so many records."""
+
+    times: st.SearchStrategy[list[int]]
+    keys: st.SearchStrategy[list[bytes]]
+    payloads: st.SearchStrategy[list[bytes]]
+    headers: st.SearchStrategy[dict[int, batch.HeaderPairs]]
+    flags: st.SearchStrategy[dict[int, int]]
+
+
+@functools.cache
+def _of_columns(count: int, payload_bytes_max: int) -> _OfColumns:
+    numbers = st.integers(0, count - 1)
+    return _OfColumns(
+        st.lists(INT64, min_size=count, max_size=count),
+        st.lists(st.sampled_from([b"", b"a", b"plant/1/t", "wärme".encode()]), min_size=count, max_size=count),
+        st.lists(st.binary(max_size=payload_bytes_max), min_size=count, max_size=count),
+        st.dictionaries(numbers, PAIRS, max_size=2),
+        st.dictionaries(numbers, st.integers(1, 255), max_size=2),
+    )
+
+
+@functools.cache
 @st.composite
 def columns(draw: st.DrawFn, records_max: int = 12, payload_bytes_max: int = 40) -> Columns:
     """Columns of at least one record."""
     count = draw(st.integers(1, records_max))
-    every = st.lists(INT64, min_size=count, max_size=count)
-    keys = draw(st.lists(st.sampled_from([b"", b"a", b"plant/1/t", "wärme".encode()]), min_size=count, max_size=count))
-    payloads = draw(st.lists(st.binary(max_size=payload_bytes_max), min_size=count, max_size=count))
-    headers = draw(st.dictionaries(st.integers(0, count - 1), PAIRS, max_size=2))
-    flags = draw(st.dictionaries(st.integers(0, count - 1), st.integers(1, 255), max_size=2))
-    return batch.columns_from_lists(struct.pack(f"<{count}q", *draw(every)), keys, payloads, headers, flags)
+    made = _of_columns(count, payload_bytes_max)
+    keys, payloads, headers, flags = draw(made.keys), draw(made.payloads), draw(made.headers), draw(made.flags)
+    return batch.columns_from_lists(struct.pack(f"<{count}q", *draw(made.times)), keys, payloads, headers, flags)
 
 
 CLOCKS = st.builds(ClockReading, U64, INT64, st.sampled_from(ClockState))
 
 
+@functools.cache
 @st.composite
 def batches(draw: st.DrawFn, records_max: int = 12) -> bytes:
     """Encoded batches, some of them large enough to be compressed."""
