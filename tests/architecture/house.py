@@ -128,8 +128,16 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Every node of the file's tree."""
-    return tuple(ast.walk(tree(path)))
+    """Every node of the file's tree but contexts (load, store), as ``ast.walk`` in twice the time."""
+    found: list[ast.AST] = [tree(path)]
+    for node in found:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list):
+                found += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST) and name != "ctx":
+                found.append(value)
+    return tuple(found)
 
 
 @functools.cache

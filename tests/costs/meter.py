@@ -29,6 +29,9 @@ from tests.costs.processes import children, command, spent
 from tests.costs.speed import sample_s
 from tests.support import forked
 
+LOOK_S = 0.02
+"""How old a look at running processes may be when a test begins or ends: two of the ticks that the kernel counts in."""
+
 
 class Processes:
     """The processor time of every process that this one has started."""
@@ -114,6 +117,7 @@ class Meter:
         self._counted: dict[str, float] = {}
         self._slept = 0.0
         self._at = (0.0, 0.0, 0.0)
+        self._looked = 0.0
         if self._measures:
             self._processes.watch()
             self._count_sleeps()
@@ -131,8 +135,17 @@ class Meter:
 
         time.sleep = counted
 
-    def _read(self) -> Cost:
-        self._processes.look()
+    def _read(self, *, look: bool = True) -> Cost:
+        """Return what was taken since the last reading.
+
+        Args:
+            look: at running processes, also when that was done just before: what they took meanwhile is of another
+                file. A look at a Java with its threads takes longer than most tests.
+        """
+        at = time.monotonic()
+        if look or at - self._looked >= LOOK_S:
+            self._processes.look()
+            self._looked = at
         wall, own, slept = now = (time.monotonic(), time.process_time(), self._slept)
         before, self._at = self._at, now
         cost = Cost(
@@ -148,7 +161,7 @@ class Meter:
         try:
             return (yield)
         finally:
-            cost = self._read()
+            cost = self._read(look=False)
             cost.tests = 1
             if hasattr(getattr(item, "obj", None), "hypothesis"):
                 cost.own_s, cost.properties_s = 0.0, cost.own_s
@@ -158,10 +171,11 @@ class Meter:
                 self._costs.tests[name] = (round(cost.processor_s, 2), round(cost.waits_s, 2))
 
     def _between(self, file: str) -> None:
-        if file not in self._costs.files:
+        is_next = file not in self._costs.files
+        if is_next:
             self._costs.samples += 1
             self._costs.samples_s += sample_s()
-        self._costs.between_s += self._read().processor_s
+        self._costs.between_s += self._read(look=is_next).processor_s
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:

@@ -266,13 +266,15 @@ class RawClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     @classmethod
-    async def deaf(cls, port: int, *packets: Packet) -> RawClient:
-        """A client that sends these packets and reads nothing, with little room in its socket."""
+    async def deaf(cls, port: int, *packets: Packet, again: int = 0) -> RawClient:
+        """A client that sends these packets, the last one so often again, and reads nothing, with little room in its
+        socket."""
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", port))
         client = cls(*await asyncio.open_connection(sock=connection))
         client.send(*packets)
+        client.writer.write(encode(packets[-1], client.version) * again)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         return client
 

@@ -358,7 +358,7 @@ async def test_back_pressure_holds_publishers_until_the_disk_has_caught_up(tmp_p
 
 async def test_a_client_that_does_not_read_its_acknowledgements_is_closed(tmp_path: Path) -> None:
     async with running(tmp_path, write_timeout_s=0.1, send_queue_bytes_max=1000) as node:
-        deaf = await RawClient.deaf(node.port, Connect("deaf"), *[Publish(b"other", b"", 1, 1)] * 1_000_000)
+        deaf = await RawClient.deaf(node.port, Connect("deaf"), Publish(b"other", b"", 1, 1), again=1_000_000)
         await until(lambda: node.counters.write_timeouts == 1)
         assert node.counters.connections == 0
         await deaf.close()
