@@ -56,7 +56,11 @@ def test_whose_end_fails(broken_end): pass
 """
 
 
-@pytest.mark.parametrize("processes", [[], ["--numprocesses=1", "--dist=loadgroup"]], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param([], marks=pytest.mark.slow), ["--numprocesses=1", "--dist=loadgroup"]],
+    ids=["one", "workers"],
+)
 def test_a_second_run_makes_what_the_first_has_not_settled(processes: list[str], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n    java\n")

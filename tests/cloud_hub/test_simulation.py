@@ -16,13 +16,15 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.chunk_footer import FoldRules
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 10))
+@pytest.mark.parametrize(
+    "seed", [*range(0, 30, 10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 60, 10))]
+)
 def test_nothing_acknowledged_is_lost_or_doubled(seed: int) -> None:
     for offset in range(10):
         simulate(seed + offset)
 
 
-@pytest.mark.parametrize("seed", range(0, 30, 10))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (10, 20))])
 def test_two_releases_on_one_store_make_one_fold(seed: int) -> None:
     counted = [COUNTED in simulate_upgrade(seed + offset).extensions for offset in range(10)]
     assert any(counted), "some histories wrote what the later release adds"

@@ -198,7 +198,7 @@ def _is_rotten(path: str, disk: Disk) -> bool:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(SLICE.seeds(ci=60, night=1000), marks=pytest.mark.search)], ids=["few", "many"]
+    "seeds", [range(20), pytest.param(SLICE.seeds(ci=60, night=1000), marks=pytest.mark.search)], ids=["few", "many"]
 )
 def test_all_readers_agree_with_recovery(pristine: Path, tmp_path: Path, seeds: range) -> None:
     for number in seeds:

@@ -17,8 +17,6 @@ from tests.fuzz.mqtt_damage import damage
 from tests.fuzz.target import Target, check, check_memory, corpus, multiplied, tracing
 from tests.fuzz.targets import TARGETS
 
-DAMAGED = 400
-"""Damaged inputs of a target."""
 named = pytest.mark.parametrize(("name", "target"), TARGETS.items(), ids=TARGETS)
 thorough = pytest.mark.parametrize(
     ("name", "target"),
@@ -36,13 +34,14 @@ def test_the_corpus_has_the_seeds(name: str, target: Target) -> None:
 
 
 @thorough
-def test_the_corpus_and_its_damaged_kin(name: str, target: Target) -> None:
+@pytest.mark.parametrize("damaged", [150, pytest.param(400, marks=pytest.mark.slow)])
+def test_the_corpus_and_its_damaged_kin(name: str, target: Target, damaged: int) -> None:
     kept = corpus(name)
     for data in {*kept, *target.seeds()}:
         check(target, data)
         check(target, multiplied(target, data))
     chance = random.Random(5)
-    for _ in range(DAMAGED):
+    for _ in range(damaged):
         data = damage(chance.choice(kept), chance, kept)
         try:
             check(target, data)

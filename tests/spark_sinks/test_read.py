@@ -160,7 +160,9 @@ async def test_it_works_where_an_event_loop_runs(spark: SparkSession, hub: Hub) 
     assert read(spark, STREAM, store=hub.root).count() == 10 * len(EDGES)
 
 
-@pytest.mark.parametrize("tiered", [0, 3, 6], ids=["tail only", "both", "table only"])
+@pytest.mark.parametrize(
+    "tiered", [0, 3, pytest.param(6, marks=pytest.mark.slow)], ids=["tail only", "both", "table only"]
+)
 def test_offsets_bound_a_read_whatever_was_tiered(spark: SparkSession, hub: Hub, tiered: int) -> None:
     hub.write(2)
     start = {int(shard): offset for shard, offset in hub.heads().items()}

@@ -54,7 +54,11 @@ def test_a_row_is_the_same_from_the_log_and_from_the_table(spark: SparkSession, 
     assert first._time.astimezone(UTC) == datetime.fromtimestamp(START // 10**9, UTC)
 
 
-@pytest.mark.parametrize("tiered", [0, 2, 4], ids=["tail only", "both", "table only"])
+@pytest.mark.parametrize(
+    "tiered",
+    [pytest.param(0, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)],
+    ids=["tail only", "both", "table only"],
+)
 def test_rows_say_which_version_of_a_function_made_them(spark: SparkSession, hub: Hub, tiered: int) -> None:
     """In each round the same number means something else, as after a log has forgotten it."""
     versions = [

@@ -167,7 +167,9 @@ class TestSchema:
 
 
 class TestRaces:
-    @pytest.mark.parametrize("store", ["directory", pytest.param("s3", marks=pytest.mark.s3)], indirect=True)
+    @pytest.mark.parametrize(
+        "store", ["directory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])], indirect=True
+    )
     async def test_two_tierers_at_once_double_nothing(self, store: ObjectStore, log: LogWriter) -> None:
         runs = [Run(LANE, 5 * i, 5) for i in range(6)]
         for run in runs:

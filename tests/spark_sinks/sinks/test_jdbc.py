@@ -192,6 +192,7 @@ def test_rows_from_behind_are_refused(
     assert database.run("SELECT count(*) FROM $readings") == [(3,)]
 
 
+@pytest.mark.slow
 def test_a_log_that_was_restored_from_a_backup_is_refused(spark: SparkSession, hub: Hub, database: Database) -> None:
     def sink(**changes: Any) -> JdbcSink:
         return database.sink(**{"query": "100%", "store": hub.root, "stream": STREAM, **changes})

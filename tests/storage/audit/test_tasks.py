@@ -25,7 +25,13 @@ STORES: dict[str, tuple[Planting, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("a good one", "no snapshot", "all at once")))
+        for name in STORES
+    ],
+)
 async def test_however_the_work_is_cut_the_report_is_the_same(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

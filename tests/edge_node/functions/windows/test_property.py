@@ -69,7 +69,7 @@ def maker(times: Times, emit: dict[str, str] | None = None, **more: object) -> C
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(given=inputs(), few=5, many=25)
+@given(given=inputs(), few=3, many=25)
 def test_windows_hold_what_brute_force_finds(times: Times, given: list[Row | Gap]) -> None:
     wanted = Reference(times).feed(given, UNTIL)
     found = run(maker(times), given, until=UNTIL).emitted
@@ -172,14 +172,14 @@ def test_what_closes_a_window_does_not_depend_on_a_restart(times: Times, events:
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(data=st.data(), few=5, many=25)
+@given(data=st.data(), few=3, many=25)
 def test_restarts_change_no_byte(times: Times, data: st.DataObject) -> None:
     given = data.draw(inputs())
     same_after_restarts(maker(times, FEW), given, data.draw(cuts(len(given))), until=UNTIL)
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(data=st.data(), few=3, many=15)
+@given(data=st.data(), few=2, many=15)
 def test_restarts_change_nothing_when_bounds_are_reached(times: Times, data: st.DataObject) -> None:
     given = data.draw(inputs())
     make = maker(times, FEW, keys_max=2, windows_max=3)
@@ -187,7 +187,7 @@ def test_restarts_change_nothing_when_bounds_are_reached(times: Times, data: st.
 
 
 @pytest.mark.parametrize("times", SHAPES, ids=str)
-@given(given=inputs(), few=3, many=15)
+@given(given=inputs(), few=2, many=15)
 def test_no_result_is_older_than_what_was_said_to_be_held(times: Times, given: list[Row | Gap]) -> None:
     """The mark of a derived stream is held below ``oldest``: a result before it would come after its mark."""
     function = maker(times)()

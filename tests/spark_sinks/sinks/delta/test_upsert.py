@@ -165,7 +165,11 @@ def hours_of(*ranges: tuple[int, int], log_end: int) -> Replaced:
     return Replaced("window_start", within, "_log_end", log_end)
 
 
-@pytest.mark.parametrize("small_bytes", [merge.SMALL_FILE_BYTES, 0], ids=["by the driver", "by tasks"])
+@pytest.mark.parametrize(
+    "small_bytes",
+    [merge.SMALL_FILE_BYTES, pytest.param(0, marks=pytest.mark.slow)],
+    ids=["by the driver", "by tasks"],
+)
 def test_ranges_are_replaced_whole_but_for_newer_rows(
     spark: SparkSession, table: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
