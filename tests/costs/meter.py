@@ -172,10 +172,12 @@ class Meter:
 
     def _between(self, file: str) -> None:
         is_next = file not in self._costs.files
+        self._costs.between_s += self._read(look=is_next).processor_s
         if is_next:
             self._costs.samples += 1
             self._costs.samples_s += sample_s()
-        self._costs.between_s += self._read(look=is_next).processor_s
+            wall, _, slept = self._at
+            self._at = (wall, time.process_time(), slept)  # what the sample took is no test's
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
