@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.costs import known
 from tests.costs.causes import cause_of
 from tests.costs.figures import Cost, Costs
-from tests.costs.speed import REFERENCE_S
+from tests.costs.speed import REFERENCE_S, sample_s
 
 ROOT = Path(__file__).parents[2]
 CONFTEST = """\
@@ -120,6 +121,17 @@ def test_figures_are_kept_at_the_speed_of_the_machine_of_the_budgets() -> None:
     costs = Costs(files={"a.py": Cost(wall_s=10, own_s=6)}, samples=2, samples_s=2 * 2 * REFERENCE_S)
     assert costs.slowness == pytest.approx(2)
     assert costs.of("a.py") == (3, 4)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_sample_is_small_and_leaves_the_garbage_collector_as_it_was(collects: bool) -> None:
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert 0 < min(sample_s() for _ in range(5)) < 20 * REFERENCE_S
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if was_on else gc.disable)()
 
 
 @pytest.mark.parametrize(
