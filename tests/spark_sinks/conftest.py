@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.log_writer import Delivery, LogWriter
 from spark_sinks.runtime.session import session
+from tests.support.spark_classes import end_with_java
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer
@@ -28,7 +28,6 @@ START = 1_700_000_000 * SECOND
 STREAM = "telemetry"
 TOPIC = "plant/{line}/{machine}/telemetry"
 SHARDS = 4
-JAVA_ENDS_S_MAX = 30.0
 EDGES = ("press-1", "press-2", "press-3", "paint-1")
 
 
@@ -44,13 +43,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         },
     )
     yield started
-    java = SparkContext._gateway
-    started.stop()
     # Java removes its temporary files when it ends, which otherwise is after the run has looked for leftovers.
-    java.shutdown()
-    java.proc.stdin.close()
-    java.proc.wait(JAVA_ENDS_S_MAX)
-    SparkContext._gateway = SparkContext._jvm = None
+    end_with_java(started)
 
 
 class Hub:

@@ -14,12 +14,24 @@ import tempfile
 from pathlib import Path
 
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from spark_sinks.runtime.session import session
 from tests.support.spark_processes import QUICK, archive_of_classes
 
 JAVA_ENDS_S_MAX = 240.0
 """Java writes the archive when it ends."""
+
+
+def end_with_java(spark: SparkSession) -> None:
+    """End a session and its Java. Connections of Java's calls into Python end with it: to close one while a thread
+    reads from it blocks for good."""
+    java = SparkContext._gateway
+    spark.stop()
+    java.proc.stdin.close()
+    java.proc.wait(JAVA_ENDS_S_MAX)
+    java.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def make(path: Path) -> None:
@@ -34,11 +46,7 @@ def make(path: Path) -> None:
         rows = spark.readStream.schema("id bigint").parquet(f"{folder}/rows").groupBy("id").count()
         writing = rows.writeStream.outputMode("update").format("noop").trigger(availableNow=True)
         writing.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
-        java = SparkContext._gateway
-        spark.stop()
-        java.shutdown()
-        java.proc.stdin.close()
-        java.proc.wait(JAVA_ENDS_S_MAX)
+        end_with_java(spark)
     os.replace(made, path)
 
 
