@@ -56,7 +56,7 @@ def texts(notebook: NotebookNode) -> list[str]:
 
     Of numbers with a fraction, six digits: the order in which Spark adds up may change the last ones.
     """
-    return ["\n".join(map(_text, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(map(_text, cell.outputs)) for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def pictures(notebook: NotebookNode) -> list[Image.Image]:
@@ -69,8 +69,9 @@ def pictures(notebook: NotebookNode) -> list[Image.Image]:
 def _text(output: NotebookNode) -> str:
     data: dict[str, Any] = output.get("data", {})
     if "image/png" in data:
-        return "picture"
-    text = str(output.text if output.output_type == "stream" else data.get("text/plain", output.output_type))
+        return "picture\n"
+    # What a cell prints comes in one piece or in several.
+    text = output.text if output.output_type == "stream" else f"{data.get('text/plain', output.output_type)}\n"
     # Spark decides into how many files it writes a few rows.
     text = re.sub(r"\d+ of \d+ table files", "N table files", text)
     return re.sub(r"\d+\.\d{7,}", lambda match: f"{float(match[0]):.6g}", text)
