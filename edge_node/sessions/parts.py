@@ -98,7 +98,7 @@ def make_parts(  # noqa: PLR0917
         subscriptions, shared,
         SessionFilters(subscriptions, shared, persistence, positions, retained, rounds, limits, shares, counters),
         windows, readers, positions, persistence, retained,
-        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares),
+        Wills(ingest, kept.retained, kept.journal, persistence, counters, wall_clock, shares, rounds),
         shares,
         kept.journal,
     )  # fmt: skip

@@ -7,10 +7,12 @@ full log loses it. Both are one commit, so that a crash publishes it neither twi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import msgspec
 
+from weft.bounds.rounds import Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
@@ -44,13 +46,17 @@ class Wills:
         counters: Counters,
         wall_clock: Callable[[], int],
         shares: SessionShares,
+        rounds: Rounds,
     ) -> None:
         """Start without any.
 
         Args:
             wall_clock: nanoseconds since 1970.
             shares: what wills may take.
+            rounds: where wills wait that are to be stored one after the other.
         """
+        self._rounds = rounds
+        self._retrying = False
         self._ingest = ingest
         self._retained = retained
         self._journal = journal
@@ -135,12 +141,21 @@ class Wills:
         self._due.clear()
 
     def retry(self) -> None:
-        """Store what could not be stored before; called every second or so."""
-        for session in list(self._due.values()):
-            if session not in self._retaining and not self._try(session):
-                return
+        """Store what could not be stored before, a will in each turn; called every second or so."""
+        if not self._retrying:
+            self._retry(iter(list(self._due.values())))
 
     # --- inside
+
+    def _retry(self, left: Iterator[Session]) -> None:
+        self._retrying = False
+        for session in left:
+            if self._due.get(session.client_id) is not session or session in self._retaining:
+                continue
+            if self._try(session):
+                self._retrying = True
+                self._rounds.wait(session.owner, partial(self._retry, left))
+            return
 
     def _is_retained(self, session: Session) -> None:
         self._retaining.discard(session)

@@ -12,6 +12,10 @@ from typing import Protocol
 TICK_S = 0.25
 SLOTS = 512
 """Number of slots. A deadline further away than the wheel's turn (128 s) is checked once a turn."""
+STEP_S = 0.002
+"""Time after which the rest of those who are due waits until the loop has done everything else."""
+PAUSE_S = 0.001
+"""Pause before the rest."""
 
 
 class Timed(Protocol):
@@ -70,11 +74,15 @@ class TimerWheel:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         while self._at <= now / self._tick_s:
             slot = self._slots[self._at % SLOTS]
+            while slot:  # a client's end may cancel another; none comes back into this slot
+                client = next(iter(slot))
+                self.cancel(client)
+                self._ask(client, now)
+                if self._loop.time() >= now + STEP_S and self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = self._loop.call_later(PAUSE_S, self._tick)
+                    return
             self._at += 1
-            for client in list(slot):
-                if client in slot:  # a client's end may cancel another
-                    self.cancel(client)
-                    self._ask(client, now)
         if not self._waiting:
             self.close()
 

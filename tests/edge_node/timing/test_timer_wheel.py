@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.timing.timer_wheel import SLOTS, TICK_S, TimerWheel
+from weft.edge_node.timing.timer_wheel import SLOTS, STEP_S, TICK_S, TimerWheel
 
 TURN_S = TICK_S * SLOTS
 
@@ -54,6 +55,18 @@ class Waiter:
         assert self.ended is None
         self.ended = now
         return None
+
+
+class Slow(Waiter):
+    """Waits likewise, and takes a while when it is due."""
+
+    def __init__(self, clock: Clock, deadline: float) -> None:
+        super().__init__(deadline)
+        self.clock = clock
+
+    def due(self, now: float) -> float | None:
+        self.clock.now += 0.001
+        return super().due(now)
 
 
 def wheel() -> tuple[Clock, TimerWheel]:
@@ -116,3 +129,18 @@ async def test_it_runs_on_a_real_loop() -> None:
         while client.ended is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     timers.close()
+
+
+def test_many_that_are_due_at_once_are_asked_a_few_at_a_time() -> None:
+    clock, timers = wheel()
+    waiters = [Slow(clock, clock.now + 0.1) for _ in range(100)]
+    for waiter in waiters:
+        timers.set(waiter, waiter.deadline)
+    asked = [0]
+    while clock.timer is not None:
+        clock.run_until(clock.timer[0])
+        asked.append(sum(waiter.ended is not None for waiter in waiters))
+    assert asked[-1] == len(waiters)
+    steps = [after - before for before, after in itertools.pairwise(asked)]
+    assert max(steps) <= STEP_S / 0.001 + 1
+    assert max(waiter.ended or 0 for waiter in waiters) < 1000 + 2 * TICK_S
