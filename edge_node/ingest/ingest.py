@@ -79,7 +79,7 @@ class Ingest:
         self._queueing: Queueing | None = None
         self._before_log: Mapping[int, BeforeLog] = {}
         self._destinations: dict[tuple[tuple[int, ...], bool, tuple[BeforeLog, ...]], Destination] = {}
-        self._routes: dict[tuple[Destination, bool, bool], Route] = {}
+        self._routes: dict[tuple[Destination, int, bool], Route] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
         subscriptions.watch(self.forget)

@@ -132,7 +132,7 @@ class Groups(dict[Destination, Records]):
 class Gathering:
     """Records that are not stored yet, and the answers that they are due, in order of receipt."""
 
-    __slots__ = ("answers", "clients", "copies", "groups", "live", "more_acks", "queued")
+    __slots__ = ("answers", "clients", "cost", "groups", "live", "more_acks", "queued")
 
     def __init__(self) -> None:
         self.groups = Groups()
@@ -144,8 +144,8 @@ class Gathering:
         self.answers: list[bytes] = []
         """Answers to the clients at the same places of ``clients``, sent once everything gathered is durable. Two lists
         and no pairs: objects that the garbage collector has to look at cost more than the rest of a message."""
-        self.copies = 0
-        """Entries in queues that ``queued`` makes."""
+        self.cost = 0
+        """Cost of ``live`` and ``queued`` when they are stored, in deliveries to clients."""
         self.more_acks = 0
         """Acknowledged records beyond one for each of ``answers``."""
 
@@ -170,7 +170,7 @@ class Gathering:
             self.live += [(run, index) for index in indexes]
         if (queues := route.queues) is not None:
             self.queued += [(run, index, queues) for index in indexes]
-            self.copies += len(indexes) * queues.width
+        self.cost += len(indexes) * route.cost
 
     def answer(self, client: Source, data: bytes) -> None:
         """Have a client sent this, after the answers before."""
@@ -185,6 +185,6 @@ class Gathering:
         taken.queued, self.queued = self.queued, taken.queued
         taken.clients, self.clients = self.clients, taken.clients
         taken.answers, self.answers = self.answers, taken.answers
-        taken.more_acks, taken.copies = self.more_acks, self.copies
-        self.more_acks = self.copies = 0
+        taken.more_acks, taken.cost = self.more_acks, self.cost
+        self.more_acks = self.cost = 0
         return taken

@@ -19,8 +19,9 @@ from weft.edge_node.ingest.record import Gathering, Source
 TURN_BYTES_MAX = 1 << 20
 """Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
 ``limits.pending``."""
-COPIES_MAX = 1024
-"""Entries in queues after which the same holds: they take five milliseconds, whatever their bytes."""
+COST_MAX = 8192
+"""Deliveries to clients after which the same holds, or the entries in queues that cost as much: they take five
+milliseconds, whatever their bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Turn(Gathering):
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
         self.is_heavy = False
-        """True if this turn had to be stored before its end for what it makes queues do."""
+        """True if this turn had to be stored before its end for what subscribers and queues get of it."""
         self.stores = 0
         """Times that something was stored: tells what a source gathered before from what it gathers now."""
 
@@ -99,8 +100,8 @@ class Turn(Gathering):
             self.relieve()
 
     def relieve(self) -> None:
-        """Store what was gathered if it is much for queues, so that it is charged to the turn of who sent it."""
-        if self.copies > COPIES_MAX:
+        """Store what was gathered if much is to be delivered, so that it is charged to the turn of who sent it."""
+        if self.cost > COST_MAX:
             self.is_heavy = True
             self.store()
 

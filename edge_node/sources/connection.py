@@ -129,6 +129,8 @@ class SourceConnection:
         if self.memory.one_by_one:
             self.memory.one_by_one -= 1
             turn.store()
+        else:
+            turn.relieve()
         return None
 
     def _refused(self, kind: str, why: str) -> str:

@@ -24,9 +24,11 @@ class Recipients:
         self.shared = shared
 
     @property
-    def live(self) -> bool:
-        """Return whether any client is subscribed."""
-        return bool(self.clients or self.shared)
+    def live(self) -> int:
+        """Return how many clients get each message, rounded up to a power of two, so that topics have routes in common;
+        0 for none."""
+        count = len(self.clients) + len(self.shared)
+        return count and 1 << (count - 1).bit_length()
 
     @property
     def wanted(self) -> bool:

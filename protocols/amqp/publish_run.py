@@ -9,6 +9,7 @@ no known form, and everything that could be an error, is left to the way that re
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ _SIZE_AT = 11
 """Place of the body's size in the content header's frame: type, channel and length of the frame, class and weight come
 before it."""
 _PROPERTIES_AT = _SIZE_AT + 8
+_NEXT_BYTES_MIN = _METHOD_BYTES_MIN + _PROPERTIES_AT + 8
+"""Bytes from one message to the next: the shortest has a body of no bytes."""
 _END = 0xCE
 _header_size = struct.Struct(">Q").unpack_from
 _frame_size = struct.Struct(">I").unpack_from
@@ -95,11 +98,14 @@ class Gathered(Protocol):
         """Note that the records of a run from ``first`` on are of a route that is ``noted``."""
 
 
-def scan(data: bytes, at: int, forms: Forms, gathered: Gathered, until: int) -> int:
+def scan(  # noqa: PLR0917 - positional, for speed
+    data: bytes, at: int, forms: Forms, gathered: Gathered, until: int, cost_max: int = sys.maxsize
+) -> int:
     """Take a row of plain messages from ``data[at:]``. Messages without a body are left: they have no third frame.
 
     Args:
         until: messages that begin behind this offset are left.
+        cost_max: so are those that would cost more, all together, but for the first.
 
     Returns:
         The offset of the first frame not taken (perhaps of an incomplete message). Never raises.
@@ -119,6 +125,8 @@ def scan(data: bytes, at: int, forms: Forms, gathered: Gathered, until: int) -> 
         run = groups[route.destination]
         payloads = run.payloads
         first = len(payloads)
+        if route.cost and (before := at + cost_max // route.cost * _NEXT_BYTES_MIN) <= until:
+            until = before - 1
         while True:
             size_at = at + head_bytes
             body_at = size_at + before_body
@@ -151,6 +159,7 @@ def scan(data: bytes, at: int, forms: Forms, gathered: Gathered, until: int) -> 
                 run.headers.update(dict.fromkeys(range(first, first + taken), form.headers))
         if route.noted:
             gathered.note(route, run, first)
+            cost_max -= taken * route.cost
     if count:
         publisher.published(count)
     forms.form = form if form is not None and form.lasts else None

@@ -34,6 +34,8 @@ class Route(Protocol):
     """Key of the run: publishes of one destination are one run."""
     noted: bool
     """True when ``Gathered.note`` is called for them."""
+    cost: int
+    """Cost of each of them where it is stored; 0 unless they are noted."""
 
 
 class Run(Protocol):
@@ -132,6 +134,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     version: int = Version.V311,
     qos_flags: tuple[int, int, int] = (0, 0, 0),
     until: int = sys.maxsize,
+    cost_max: int = sys.maxsize,
 ) -> int:
     """Take a row of plain PUBLISH packets of one QoS from ``data[at:]``, up to the first other packet.
 
@@ -144,6 +147,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
         version: in MQTT 5.0 a plain packet's property section is empty.
         qos_flags: flag bits for the records of publishes, by QoS.
         until: packets that begin behind this offset are left.
+        cost_max: so are those that would cost more, all together, but for the first.
 
     Returns:
         The offset of the first packet not taken (perhaps an incomplete one). Never raises.
@@ -164,7 +168,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     starts = data.startswith
     current: Route | None = None
     run: Any = None
-    noted = 0
+    noted, full = 0, sys.maxsize
     keys: list[bytes] = []
     sources: list[Any] = []
     in_5, at_most_once, exactly_once = version == Version.V5, qos == 0, qos == 2
@@ -211,9 +215,11 @@ def scan(  # noqa: PLR0917 - positional, for speed
                 sources += [source] * (len(keys) - len(sources))
                 if current.noted:
                     gathered.note(current, run, noted)
+                    cost_max -= (len(keys) - noted) * current.cost
             current = route
             run = groups[route.destination]
             noted = len(run.keys)
+            full = noted + max(1, cost_max // route.cost) if route.cost else sys.maxsize
             keys, payloads, sources, flags = run.keys, run.payloads, run.sources, run.flags
             add_key = keys.append
             add_payload = payloads.append
@@ -223,11 +229,15 @@ def scan(  # noqa: PLR0917 - positional, for speed
         add_payload(data[start:after])
         size = after - start
         first, at = at, after
+        room = full - len(keys)
+        if not room:
+            break
         if at > last or data[at + 1] != data[first + 1] or exactly_once or not size:
             continue
         # How many packets follow with the same length and topic; each of them is as good as the one just taken.
         stride, stop, alike = after - first, at, data[first:topic_end]
-        while stop + stride <= end and starts(alike, stop):
+        limit = min(last, at + (room - 1) * stride, end - stride)
+        while stop <= limit and starts(alike, stop):
             stop += stride
         if in_5:
             no_properties = data[start - 1 + stride : stop : stride]

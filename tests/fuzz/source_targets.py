@@ -61,6 +61,9 @@ class _Node:
     def answer(self, source: Any, answer: bytes) -> None:
         self._answers.append((source, answer))
 
+    def relieve(self) -> None:
+        pass
+
     def gathered(self) -> None:
         check_storable(self._records)
         answers = self._answers

@@ -7,7 +7,7 @@ import logging
 from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.ingest.turn import TURN_BYTES_MAX
+from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.queues.queue import QueueClient
 from weft.edge_node.servers.amqp.channels import Channels
 from weft.edge_node.servers.amqp.client import Peer, Shared
@@ -76,7 +76,7 @@ class AmqpConnection(Reads):
         at = 0
         turn = self._turn
         if self._fast and len(data) <= LONG_READ_BYTES and not turn.is_heavy:
-            at = scan(data, 0, self.targets, turn, LONG_READ_BYTES)
+            at = scan(data, 0, self.targets, turn, LONG_READ_BYTES, COST_MAX - turn.cost)
             if at:
                 if not turn.begun:
                     turn.begin()
@@ -245,16 +245,16 @@ class AmqpConnection(Reads):
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the frames of ``data[at:]``; returns where the first incomplete one begins."""
-        size, budget = len(data), self._broker.turns.budget
+        size, budget, turn = len(data), self._broker.turns.budget, self._turn
         if not self._begun and at < size:
             if len(data) - at < len(PROTOCOL_HEADER):
                 return at
             at += self._begin(data[at : at + len(PROTOCOL_HEADER)])
         while at < size and self._transport is not None and not self._pause & WAITING:
             if self.targets and not self._closing:
-                before, at = at, scan(data, at, self.targets, self._turn, at + SCAN_BYTES_MAX)
+                before, at = at, scan(data, at, self.targets, turn, at + SCAN_BYTES_MAX, COST_MAX - turn.cost)
                 if at > before:
-                    self._turn.relieve()
+                    turn.relieve()
                     if at < size and not budget.spend(0):
                         self._wait_for_turn()
                     continue
@@ -264,7 +264,7 @@ class AmqpConnection(Reads):
             frame, at = found
             self._broker.counters.packets_received += 1
             self._handle(frame)
-            self._turn.relieve()
+            turn.relieve()
             if not budget.spend() and at < size and self._transport is not None:
                 self._wait_for_turn()
         return at

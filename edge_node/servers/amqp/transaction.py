@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from weft.edge_node.ingest.record import Gathering
+from weft.edge_node.ingest.routes import COPY_COST
+from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.servers.amqp.client import Client, Shared
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
@@ -15,6 +17,8 @@ from weft.protocols.amqp.methods import commands
 RECORD_BYTES = 512
 """Charge for a message or acknowledgement that waits for its commit, beside its body."""
 RESERVE_BYTES = 64 << 10
+TRANSACTION_COST_MAX = 8 * COST_MAX
+"""Highest cost of one commit, as ``Route.cost`` has it: all of it is one step."""
 
 
 class Publishing(Protocol):
@@ -51,9 +55,18 @@ class Transaction:
         """Take a message, which counts once it is committed.
 
         Raises:
-            AmqpError: it cannot be published.
+            AmqpError: it cannot be published, or is one too many.
         """
+        before = self._gathered.cost
         publishing.gather(self._gathered, method, properties, body)
+        if before and self._gathered.cost > TRANSACTION_COST_MAX:
+            copies = TRANSACTION_COST_MAX // COPY_COST
+            raise AmqpError(
+                ReplyCode.PRECONDITION_FAILED,
+                f"a transaction makes more than {copies} copies in queues or {TRANSACTION_COST_MAX} deliveries to "
+                "subscribers; commit more often",
+                commands.Basic.Publish.index,
+            )
         self._charge(len(body) + len(properties) + RECORD_BYTES)
 
     def settle(self, deliveries: dict[int, Delivery], outcome: Outcome) -> None:

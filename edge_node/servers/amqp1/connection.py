@@ -268,6 +268,7 @@ class Amqp1Connection(asyncio.Protocol):
         if self._transport is not None:
             engine.receive(data)
             engine.handle()
+            self._parts.broker.ingest.turn.relieve()
 
     def _wait_for_turn(self) -> None:
         """Go on when others had their turn and what came is durable."""

@@ -112,21 +112,21 @@ class HttpConnection(asyncio.Protocol):
             self._taker.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
-        """Forget the connection. Records of requests that were not answered stay."""
+        """Forget the connection. Records of requests that were not answered stay, as far as they are stored."""
         transport, self._transport = self._transport, None
         if transport is None:
             return
-        service = self._service
-        service.broker.wheel.cancel(self)
+        self._service.broker.wheel.cancel(self)
         if self._ending is not None:
             self._ending.cancel()
         if self._taker is not None:
             self._taker.stop()
         self._parser.close()
+        self._steps.end()
         self._ahead = b""
         self._settle()
         self._sender.forget()
-        service.left(self)
+        self._service.left(self)
         self.arrival.closed()
 
     # --- reading
@@ -222,10 +222,11 @@ class HttpConnection(asyncio.Protocol):
             if len(self._pending) >= PENDING_MAX:
                 self.hold(Pause.ACKS)
                 return
-            request = complete[0]
-            if self._knows(request):
-                del complete[0]
-                self._begin(request)
+            if self._knows(complete[0]):
+                self._begin(complete.pop(0))
+                self._turn.relieve()
+                if not self._service.broker.turns.budget.spend() and complete and self._reads:
+                    self._wait_for_turn()
         if self._broken is not None and not complete and self._ending is None and not self._pause & _WAITING:
             problem, self._broken = self._broken, None
             problem.closes = True
@@ -365,8 +366,8 @@ class HttpConnection(asyncio.Protocol):
         if self._pause:
             self._heard = self._parser.began = now  # a client that is not read cannot be blamed
         elif self._parser.is_within and self._ending is None:
-            slow = self._parser.is_in_body
-            limit = settings.body_s + self._parser.held / BODY_BYTES_PER_S if slow else settings.head_s
+            body_s = settings.body_s + self._parser.held / BODY_BYTES_PER_S
+            limit = body_s if self._parser.is_in_body else settings.head_s
             if now - self._parser.began >= limit:
                 self._service.counters.http_timeouts += 1
                 self._refuse(Request(), Problem(408, f"no whole request after {limit:.0f} s; send it faster"))

@@ -3,6 +3,7 @@ twice.
 
 Each key is a record of the stream ``weft-http``. It is appended in one commit with the records of its request, of which
 a crash leaves all or none: after a crash at any instant the key is known if and only if the records are in the log.
+A request that is stored in several commits has a record in each, which says what is in the log so far.
 Keys are remembered for a time, up to a number in all and for each owner; the oldest go first.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,13 @@ from weft.storage.segment_log import SegmentLog
 KEY_CHARACTERS_MAX = 255
 READ_BYTES = 1 << 20
 VERSION = FORMATS["http"]
+PIECES_VERSION = 2
+"""Version of the records of a request that is stored in several commits: an earlier release takes each of them for all
+of it, and refuses to begin instead."""
 DIGEST_BYTES = 16
+RUNS_MAX = 8
+"""Most rows of numbers that are remembered of a request. One that is stored in many commits may have more, with what
+others store between them."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +48,16 @@ class Remembered(NamedTuple):
     seqs: tuple[tuple[int, int], ...]
     """(first seq, count)."""
     messages: int
+    """Number of those stored so far."""
+    rest_at: int = 0
+    """Number of the first message of the request that is still to be stored; 0 for none."""
+
+    def plus(self, seqs: Iterable[tuple[int, int]], messages: int, rest_at: int) -> Remembered:
+        """Return this with what another commit has of the request."""
+        found = joined([*self.seqs, *seqs])
+        if self.messages:
+            del found[RUNS_MAX:]
+        return self._replace(seqs=tuple(found), messages=self.messages + messages, rest_at=rest_at)
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -52,6 +69,7 @@ class _Entry(msgspec.Struct, array_like=True):
     stream: int
     seqs: list[tuple[int, int]]
     count: int
+    rest_at: int = 0
 
 
 class _Beginning(msgspec.Struct, array_like=True):
@@ -95,22 +113,26 @@ class IdempotencyKeys:
         self._load()
 
     def find(self, owner: Owner, key: str) -> Remembered | None:
-        """Return the answer that a key got; None for a new one."""
+        """Return the answer that a key got, or what it got so far; None for a new one."""
         self._expire()
         own = self._of_owner.get(str(owner))
         found = None if own is None else own.get(_digest(owner, key))
         return None if found is None else found[1]
 
-    def note(self, owner: Owner, key: str, remembered: Remembered) -> None:
+    def note(self, owner: Owner, key: str, remembered: Remembered, *, in_pieces: bool = False) -> None:
         """Remember a key, in the log as well. To be called in ``together``, with its records.
+
+        Args:
+            in_pieces: this is one of several commits.
 
         Raises:
             LogFull, LogFailed: it is not remembered.
         """
         digest, now = _digest(owner, key), self._wall_clock()
         entry = _Entry(
-            VERSION, digest, remembered.fingerprint, remembered.stream, list(remembered.seqs), remembered.messages
-        )
+            PIECES_VERSION if in_pieces else VERSION, digest, remembered.fingerprint, remembered.stream,
+            list(remembered.seqs), remembered.messages, remembered.rest_at,
+        )  # fmt: skip
         self._log.append(self._stream, now, [str(owner).encode()], [self._encode(entry)])
         self._keep(str(owner), digest, now, remembered)
 
@@ -127,12 +149,15 @@ class IdempotencyKeys:
                     if entry is None:
                         continue
                     seqs = tuple((first, count) for first, count in entry.seqs)
-                    remembered = Remembered(entry.fingerprint, entry.stream, seqs, entry.count)
+                    remembered = Remembered(entry.fingerprint, entry.stream, seqs, entry.count, entry.rest_at)
                     self._keep(record.key.decode(), entry.digest, record.time, remembered)
 
     def _keep(self, owner: str, digest: bytes, time: int, remembered: Remembered) -> None:
         own = self._of_owner.setdefault(owner, OrderedDict())
         if digest in own:
+            began, known = own[digest]
+            if known.rest_at:
+                own[digest] = (began, remembered)
             return
         while own and self._shares.is_own_share_full(owner):
             self._drop(next(iter(own)))
@@ -165,9 +190,20 @@ class IdempotencyKeys:
         self.counters.http_keys = self._shares.used
 
 
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ascending runs of numbers, (first, count), with one where two follow each other."""
+    found: list[tuple[int, int]] = []
+    for first, count in runs:
+        if found and found[-1][0] + found[-1][1] == first:
+            found[-1] = (found[-1][0], found[-1][1] + count)
+        else:
+            found.append((first, count))
+    return found
+
+
 def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> _Entry | None:
     try:
-        if msgspec.msgpack.decode(payload, type=_Beginning).version > VERSION:
+        if msgspec.msgpack.decode(payload, type=_Beginning).version > PIECES_VERSION:
             # To forget its keys would be to store again what is sent again.
             raise UnsupportedVersion("a later release has written idempotency keys of this node: install that again")
         return decoder.decode(payload)

@@ -36,8 +36,8 @@ class Problem(Exception):
 
 
 _CODES = {
-    401: "unauthorized", 403: "forbidden", 404: "not found", 405: "method not allowed", 413: "request too large",
-    429: "too many requests", 500: "internal error", 503: "unavailable",
+    401: "unauthorized", 403: "forbidden", 404: "not found", 405: "method not allowed", 409: "conflict",
+    413: "request too large", 429: "too many requests", 500: "internal error", 503: "unavailable",
 }  # fmt: skip
 
 

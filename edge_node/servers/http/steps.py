@@ -36,6 +36,10 @@ class Steps:
         self._server.broker.rounds.wait(owner, self._in_turn)
         return False
 
+    def end(self) -> None:
+        """Leave what is not done: there is no one to answer. What was stored stays."""
+        self._exchange, self._steps, self.held = None, iter(()), 0
+
     def _go_on(self) -> bool:
         assert self._exchange is not None
         budget = self._server.broker.turns.budget
@@ -49,7 +53,8 @@ class Steps:
         return True
 
     def _in_turn(self) -> None:
-        assert self._exchange is not None
+        if self._exchange is None:
+            return
         broker, owner = self._server.broker, self._exchange.owner
         broker.turns.budget.begin(broker.clock())
         try:

@@ -11,7 +11,7 @@ from typing import cast
 from weft.bounds import user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
-from weft.edge_node.ingest.turn import TURN_BYTES_MAX
+from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.broker.output import Output
 from weft.edge_node.servers.listeners.door import Arrival, Door
@@ -90,7 +90,7 @@ class ClientConnection(asyncio.Protocol):
                 if publishes.due > publishes.due_max:
                     publishes.hold_back()
                 turn.bytes += len(data)
-                if turn.bytes > TURN_BYTES_MAX:
+                if turn.bytes > TURN_BYTES_MAX or turn.cost > COST_MAX:
                     turn.store()
                 return
         now, turns = self._broker.clock(), self._broker.turns

@@ -9,7 +9,7 @@ from functools import partial
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route, RouteCache
-from weft.edge_node.ingest.turn import COPIES_MAX
+from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.mqtt.client import Client
 from weft.edge_node.sessions.session import Session
@@ -119,7 +119,7 @@ class Publishes:
         until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
         after = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until,
+            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until, COST_MAX - gathered.cost,
         )  # fmt: skip
         if after > at and not self.joined:
             self._join()
@@ -200,12 +200,12 @@ class Publishes:
             self.store()
 
     def _relieve(self) -> None:
-        """Store what was published so far if it is much for queues, so that it is charged to the client's turn.
+        """Store what was published so far if much is to be delivered, so that it is charged to the client's turn.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        if self._gathered.copies > COPIES_MAX:
+        if self._gathered.cost > COST_MAX:
             self.store()
             self._broker.ingest.turn.is_heavy = True
 

@@ -55,7 +55,7 @@ async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path)
         def look(topic: bytes) -> tuple[bool, bool]:
             target = topics.route(topic)
             assert target is not None
-            return target.live, target.kept_for_sessions
+            return bool(target.live), target.kept_for_sessions
 
         assert look(b"other") == (False, False)
         await client.subscribe(("other", 0))

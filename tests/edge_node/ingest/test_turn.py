@@ -4,8 +4,8 @@ import pytest
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.record import Gathering, Source
-from weft.edge_node.ingest.routes import Destination, Route
-from weft.edge_node.ingest.turn import TURN_BYTES_MAX, Turn
+from weft.edge_node.ingest.routes import WRITE_COST, Destination, Route
+from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX, Turn
 from weft.storage.segment_log import LogFull
 
 ROUTE = Route(Destination((1,), False, False), live=False, marked=False)
@@ -117,6 +117,25 @@ def test_turns_of_one_commit_are_answered_by_one_write_for_each_client(loop: Loo
     commit(turn, store)
     assert client.told == [b"a1a2a3"]
     assert other.told == [], "nothing was asked of it"
+
+
+def test_what_many_get_is_stored_before_the_turn_ends(loop: Loop, turn: Turn, store: Store) -> None:
+    """So the end of a turn delivers no more than a step may, however many clients publish."""
+    wide, client = (
+        Route(Destination((1,), False, False), live=COST_MAX // 4 - WRITE_COST, marked=False),
+        NotedSource("one"),
+    )
+    for _ in range(4):
+        publish(turn, client, b"1", b"a", wide)
+    assert (store.stored, turn.is_heavy) == ([], False)
+    publish(turn, client, b"1", b"a", wide)
+    assert (store.stored, turn.is_heavy) == ([[b"1"] * 5], True)
+    publish(turn, client, b"2", b"a", wide)
+    loop.end_turn()
+    assert store.stored == [[b"1"] * 5, [b"2"]]
+    assert not turn.is_heavy
+    commit(turn, store)
+    assert client.told == [b"aaaaaa"]
 
 
 def test_answers_of_a_later_commit_wait_for_it(loop: Loop, turn: Turn, store: Store) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.ingest.routes import WRITE_COST, Destination, Route
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, read_frame
 from weft.protocols.amqp.methods import commands, write_method
@@ -48,7 +48,7 @@ def channels() -> dict[int, Channel]:
     return {1: Channel(), 2: Channel()}
 
 
-def known(channels: dict[int, Channel], *, live: bool = False) -> Known:
+def known(channels: dict[int, Channel], *, live: int = 0) -> Known:
     found = Known()
     for number, channel in channels.items():
         for key in ("a", "a.b"):
@@ -142,7 +142,7 @@ def test_a_channel_counts_what_came_in_one_read_at_once(channels: dict[int, Chan
 def test_records_for_subscribers_are_noted(channels: dict[int, Channel]) -> None:
     gathered = Gathering()
     stream = message(1, "a", b"1") * 3
-    assert scan(stream, 0, known(channels, live=True), gathered, len(stream)) == len(stream)
+    assert scan(stream, 0, known(channels, live=1), gathered, len(stream)) == len(stream)
     assert [index for _, index in gathered.live] == [0, 1, 2]
 
 
@@ -151,6 +151,21 @@ def test_a_long_read_is_left_after_its_share(channels: dict[int, Channel]) -> No
     gathered = Gathering()
     at = scan(one * 100, 0, known(channels), gathered, 10 * len(one))
     assert at == 11 * len(one)
+
+
+@pytest.mark.parametrize(("size", "key"), [(1, "a"), (300, "a"), (1, "a.b")])
+@pytest.mark.parametrize("cost_max", [-1, 0, 9, 10, 95])
+def test_messages_that_cost_more_are_left(channels: dict[int, Channel], size: int, key: str, cost_max: int) -> None:
+    """Each costs ten: as many as have room are taken at most, and one at least."""
+    stream, at = b"".join(message(1, key, bytes([n]) * size) for n in range(100)), 0
+    forms = known(channels, live=10 - WRITE_COST)
+    all_of_them = []
+    while at < len(stream):
+        gathered = Gathering()
+        at = scan(stream, at, forms, gathered, len(stream), cost_max)
+        assert gathered.cost <= max(10, cost_max)
+        all_of_them += [payload for _, payload, _ in taken(gathered)]
+    assert all_of_them == [bytes([n]) * size for n in range(100)]
 
 
 def damaged() -> dict[str, bytes]:

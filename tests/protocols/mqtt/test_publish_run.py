@@ -20,9 +20,10 @@ LIMIT = 1 << 20
 class Route(NamedTuple):
     destination: str
     noted: bool
+    cost: int = 0
 
 
-TARGETS = {b"a": Route("one", False), b"b": Route("two", False), b"c": Route("one", True)}
+TARGETS = {b"a": Route("one", False), b"b": Route("two", False), b"c": Route("one", True, 3)}
 
 
 QOS_FLAGS = (8, 0, 16)
@@ -157,6 +158,30 @@ def test_rows_of_packets_that_are_alike_end_where_one_is_not(
         row[min(start + data.draw(st.integers(0, 12)), len(row) - 1)] = data.draw(st.sampled_from([0, 1, 2, 98, 255]))
     row += data.draw(known_publishes(version))
     check(bytes(row[: len(row) - cut]), version)
+
+
+@given(VERSIONS, st.sampled_from([0, 1, 2]), st.data(), st.integers(-3, 20))
+@settings(deadline=None)
+def test_a_row_that_costs_more_is_taken_in_parts(version: int, qos: int, data: st.DataObject, cost_max: int) -> None:
+    topics = data.draw(st.lists(st.sampled_from(list(TARGETS)), max_size=30))
+    row = b"".join(
+        encode_publish(topic, b"p" * data.draw(st.sampled_from([0, 1, 9])), qos, qos and number + 10, version=version)
+        for number, topic in enumerate(topics)
+    )
+    at, parts, received = 0, Taken(), PacketIds()
+    while at < len(row):
+        before = len(parts.noted)
+        at = scan(
+            row, at, TARGETS, parts, CLIENT, received, parts.opened, LIMIT, version, QOS_FLAGS, len(row), cost_max
+        )
+        costs = TARGETS[b"c"].cost * (len(parts.noted) - before)
+        assert costs <= max(cost_max, TARGETS[b"c"].cost)
+    _, whole, _ = taken(row, version=version)
+    assert {name: vars(run) for name, run in parts.groups.items()} == {
+        name: vars(run) for name, run in whole.groups.items()
+    }
+    assert parts.noted == whole.noted
+    assert b"".join(parts.answers) == b"".join(whole.answers)
 
 
 @given(VERSIONS, st.data())

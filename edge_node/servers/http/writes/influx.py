@@ -33,6 +33,7 @@ SLICE = 16
 _NS_MAX = (1 << 63) - 1
 _PLACE = re.compile(r"\{([^{}/]+)\}")
 _SPECIAL = re.compile(r"[%/+#\0]")
+_LATER = "streams take some points only since others of this request were stored:"
 MEASUREMENT = "measurement"
 """Place for the measurement in a bucket's name."""
 _PLAIN = (("X-Influxdb-Build", "OSS"),)
@@ -70,7 +71,7 @@ class Influx:
             if count >= self._settings.records_max:
                 raise Problem(413, f"more than {self._settings.records_max} points; send fewer at a time")
             try:
-                record = _record(parse_line(line), bucket, unit)
+                record = _record(parse_line(line), bucket, unit)._replace(number=count + 1)
                 self._storing.route(exchange, None, record.key)
                 records.append(record.packed())
             except (BadLine, Problem) as error:
@@ -81,7 +82,8 @@ class Influx:
         if dropped and not records:
             raise Problem(400, f"{first_error}; none of {dropped} points was stored")
         self._counters.http_messages += len(records)
-        self._storing.store(exchange, None, records, once_of(request), partial(_answer, first_error, dropped))
+        answer = partial(_answer, first_error or _LATER, dropped + len(records))
+        yield from self._storing.store(exchange, None, records, once_of(request), answer) or ()
 
     def answer(self, exchange: Exchange, path: bytes, software: str) -> None:
         """Answer what clients ask before they write: whether the node is there, and to make a database.
@@ -112,9 +114,10 @@ class Influx:
         exchange.answer(200, b'{"results":[{"statement_id":0}]}')
 
 
-def _answer(first_error: str, dropped: int, exchange: Exchange, _seqs: list[tuple[int, int]], _count: int) -> None:
+def _answer(error: str, lines: int, exchange: Exchange, _seqs: list[tuple[int, int]], count: int) -> None:
+    dropped = lines - count
     if dropped:
-        exchange.fail(Problem(400, f"partial write: {first_error} dropped={dropped}"))
+        exchange.fail(Problem(400, f"partial write: {error} dropped={dropped}"))
     else:
         exchange.answer(204)
 

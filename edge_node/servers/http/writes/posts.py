@@ -100,8 +100,7 @@ class Posts:
         self._counters.http_messages += len(payloads)
         if len(payloads) > SLICE:
             return self._in_steps(exchange, target, payloads, make, once, answer)
-        self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
-        return None
+        return self._storing.store(exchange, target, [make(payload) for payload in payloads], once, answer)
 
     def _in_steps(  # noqa: PLR0917
         self,
@@ -116,7 +115,7 @@ class Posts:
         for at in range(0, len(payloads), SLICE):
             records += [make(payload).packed() for payload in payloads[at : at + SLICE]]
             yield
-        self._storing.store(exchange, target, records, once, answer)
+        yield from self._storing.store(exchange, target, records, once, answer) or ()
 
     def _looked_at(self, exchange: Exchange, target: Target | None, make: Make, payload: bytes) -> NewRecord:
         record = make(payload)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from weft.bounds import Owner
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, Records
 from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.servers.http.exchange import Exchange, problem_of
-from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
-from weft.edge_node.servers.http.problem import Problem, quoted
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered, joined
+from weft.edge_node.servers.http.problem import Problem, quoted, try_later
 from weft.edge_node.servers.http.writes.misfits import Misfits
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
 from weft.protocols.fields import PackedHeaders, packed_headers
@@ -24,6 +26,9 @@ RECORD_BYTES = 64
 """Bytes of the log's room that a record is taken to need beside key, payload and headers."""
 NOTE_BYTES = 4096
 """The same of what is remembered of an idempotency key, and of each append."""
+ONCE_COST_MAX = 8 * COST_MAX
+"""Highest cost of a request with an idempotency key in one step, as ``Route.cost`` has it: its messages are in
+the log all together, which a request without a key need not be. Beyond it, the key says how many are."""
 
 
 class Target(NamedTuple):
@@ -44,6 +49,8 @@ class NewRecord(NamedTuple):
     key: bytes
     payload: bytes
     headers: HeaderPairs = ()
+    number: int = 0
+    """Place in the request, from 1 on, where messages before it may have been left out; 0 where none can be."""
 
     def packed(self) -> NewRecord:
         """Return the record with headers that the log need not measure: it takes all of a request's in one step."""
@@ -64,7 +71,6 @@ class Pieces(NamedTuple):
 
     stretches: dict[Records, tuple[int, int]]
     """Run -> index of the request's first record there, and how many there are."""
-    messages: int
 
     def seqs(self, stream: int) -> list[tuple[int, int]]:
         """Return (first seq, count) of the records in a stream, ascending; empty when it has none of them."""
@@ -73,14 +79,7 @@ class Pieces(NamedTuple):
             seqs = run.by_stream.get(stream)
             if seqs and (seq := seqs[first]) is not None:
                 found.append((seq, count))
-        found.sort()
-        joined: list[tuple[int, int]] = []
-        for seq, count in found:
-            if joined and joined[-1][0] + joined[-1][1] == seq:
-                joined[-1] = (joined[-1][0], joined[-1][1] + count)
-            else:
-                joined.append((seq, count))
-        return joined
+        return joined(sorted(found))
 
 
 Answer = Callable[[Exchange, list[tuple[int, int]], int], None]
@@ -103,6 +102,8 @@ class Storing:
         self.misfits = misfits
         self._off_pattern = 0
         """Messages of a request that a stream takes although it does not match their topics."""
+        self._under_way: set[tuple[Owner, str]] = set()
+        """Idempotency keys of requests that are stored in pieces now."""
         self._log = log
         self._wall_clock = wall_clock
 
@@ -152,18 +153,21 @@ class Storing:
             Problem: the key came with another request.
         """
         known = self.keys.find(exchange.owner, once.key)
-        if known is None:
-            return False
-        if known.fingerprint != once.fingerprint:
+        if known is not None and known.fingerprint != once.fingerprint:
             raise Problem(422, "this Idempotency-Key came with another request before; use a new one for new data")
+        if (exchange.owner, once.key) in self._under_way:
+            raise try_later(409, "a request with this Idempotency-Key is being stored; send it again later")
+        if known is None or known.rest_at:
+            return False
         exchange.stored = partial(self._repeat, exchange, known, answer)
         self.ingest.on_durable(partial(_when_durable, exchange))  # perhaps it is not durable yet
         return True
 
     def store(
         self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once | None, answer: Answer
-    ) -> None:
-        """Store all records of a request, and have it answered once they are durable.
+    ) -> Iterator[None] | None:
+        """Store all records of a request, and have it answered once they are durable. Return the steps of one of which
+        much is to be delivered.
 
         Args:
             once: stores them unless they are stored already: then the answer is that of the first time.
@@ -173,53 +177,149 @@ class Storing:
         """
         if not records:
             answer(exchange, [], 0)
-            return
+            return None
+        begun = None
         if once is not None:
-            self._store_once(exchange, target, records, once, answer)
-            return
+            if self.repeats(exchange, once, answer):
+                return None
+            begun = self.keys.find(exchange.owner, once.key)
+        if once is not None and begun is not None:
+            return self._store_once_in_pieces(exchange, target, records, once, answer)
         routed = self._routed(exchange, target, records)
+        cost = sum(route.cost for route in routed)
+        if once is None:
+            if cost > COST_MAX:
+                return self._store_in_pieces(exchange, target, records, answer)
+            self._store_in_turn(exchange, target, records, routed, answer)
+        elif cost > ONCE_COST_MAX:
+            return self._store_once_in_pieces(exchange, target, records, once, answer)
+        else:
+            remembered = Remembered(once.fingerprint, _stream_of(target, routed), (), 0)
+            self._commit(exchange, records, routed, once, remembered, answer)
+        return None
+
+    def _store_in_turn(
+        self,
+        exchange: Exchange,
+        target: Target | None,
+        records: Sequence[NewRecord],
+        routed: list[Route],
+        answer: Answer,
+    ) -> None:
         turn = self.ingest.turn
         if not turn.begun:
             turn.begin()
-        pieces = _gather(turn, exchange, records, routed)
-        exchange.stored = partial(self._answer, exchange, target, routed, pieces, answer)
+        stream, pieces = _stream_of(target, routed), _gather(turn, exchange, records, routed)
+        exchange.stored = lambda: answer(exchange, pieces.seqs(stream), len(records))
         turn.answer(exchange, b"")
         turn.more_acks += len(records) - 1
 
-    def _answer(
-        self, exchange: Exchange, target: Target | None, routed: list[Route], pieces: Pieces, answer: Answer
-    ) -> None:
-        answer(exchange, pieces.seqs(_stream_of(target, routed)), pieces.messages)
+    def _store_in_pieces(
+        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], answer: Answer
+    ) -> Iterator[None]:
+        turn, seqs, at = self.ingest.turn, list[tuple[int, int]](), 0
+        while True:
+            routed = self._routed_piece(exchange, target, records[at:])
+            if not turn.begun:
+                turn.begin()
+            stream, pieces = _stream_of(target, routed), _gather(turn, exchange, records[at : at + len(routed)], routed)
+            at += len(routed)
+            if at == len(records):
+                break
+            turn.store()
+            if exchange.ready:  # the log has refused it; the rest would come before it when it is sent again
+                return
+            seqs = joined([*seqs, *pieces.seqs(stream)])
+            yield
+        exchange.stored = lambda: answer(exchange, joined([*seqs, *pieces.seqs(stream)]), len(records))
+        turn.answer(exchange, b"")
+        turn.more_acks += len(records) - 1
 
-    def _store_once(
-        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once, answer: Answer
-    ) -> None:
-        if self.repeats(exchange, once, answer):
-            return
-        owner = exchange.owner
-        routed = self._routed(exchange, target, records)
+    def _commit(  # noqa: PLR0917
+        self,
+        exchange: Exchange,
+        records: Sequence[NewRecord],
+        routed: list[Route],
+        once: Once,
+        before: Remembered,
+        answer: Answer,
+        rest_at: int = 0,
+        *,
+        in_pieces: bool = False,
+    ) -> Remembered:
+        """Store some or all records of a request in one commit with its key, and answer if they are the last.
+
+        Args:
+            before: what is stored already.
+            rest_at: ``Remembered.rest_at`` afterwards.
+
+        Returns:
+            What is stored now.
+        """
         turn = self.ingest.turn
         turn.store()  # what came before has lower numbers
         gathered = Gathering()
         pieces = _gather(gathered, exchange, records, routed)
-        stream = _stream_of(target, routed)
         try:
             with self._log.together(_room(records)):
                 self.ingest.store(gathered)
-                self.keys.note(
-                    owner, once.key, Remembered(once.fingerprint, stream, tuple(pieces.seqs(stream)), len(records))
-                )
+                stored = before.plus(pieces.seqs(before.stream), len(records), rest_at)
+                self.keys.note(exchange.owner, once.key, stored, in_pieces=in_pieces)
         except LogError as error:
             raise problem_of(error) from None
-        gathered.answer(exchange, b"")
-        gathered.more_acks += len(records) - 1
-        exchange.stored = partial(self._answer, exchange, target, routed, pieces, answer)
-        self.ingest.on_durable(partial(turn.durable, gathered))
+        if not rest_at:
+            gathered.answer(exchange, b"")
+            gathered.more_acks += stored.messages - 1
+            exchange.stored = partial(answer, exchange, list(stored.seqs), stored.messages)
+            self.ingest.on_durable(partial(turn.durable, gathered))
+        return stored
+
+    def _store_once_in_pieces(
+        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once, answer: Answer
+    ) -> Iterator[None]:
+        """Store a request that makes very much to be delivered. Its key says what of it is stored, so that the same
+        request goes on behind that after a crash or a refusal."""
+        this = (exchange.owner, once.key)
+        if self.repeats(exchange, once, answer):  # it is stored, or being stored, since this one was looked at
+            return
+        stored = self.keys.find(*this)
+        # By their numbers: which of a request's messages are stored may have changed with the configuration.
+        rest_at = 0 if stored is None else stored.rest_at
+        left = [
+            each
+            for each in ((record.number or at, record) for at, record in enumerate(records, 1))
+            if each[0] >= rest_at
+        ]
+        self._under_way.add(this)
+        try:
+            while True:
+                routed = self._routed_piece(exchange, target, (record for _, record in left))
+                taken, left = left[: len(routed)], left[len(routed) :]
+                piece = [record for _, record in taken]
+                before = stored or Remembered(once.fingerprint, _stream_of(target, routed), (), 0)
+                rest_at = taken[-1][0] + 1 if left else 0
+                stored = self._commit(exchange, piece, routed, once, before, answer, rest_at, in_pieces=True)
+                if not left:
+                    return
+                yield
+        finally:
+            self._under_way.discard(this)
 
     def _routed(self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0
         routed = [self.route(exchange, target, record.key) for record in records]
         self.misfits.took(self._off_pattern)
+        return routed
+
+    def _routed_piece(self, exchange: Exchange, target: Target | None, records: Iterable[NewRecord]) -> list[Route]:
+        """Return the routes of as many records as may be delivered in one step: subscribers come and go between two."""
+        routed, cost = list[Route](), 0
+        for record in records:
+            route = self.route(exchange, target, record.key)
+            routed.append(route)
+            cost += route.cost
+            if cost > COST_MAX:
+                break
         return routed
 
     def _repeat(self, exchange: Exchange, known: Remembered, answer: Answer) -> None:
@@ -233,13 +333,13 @@ def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord
     for route, stretch in groupby(zip(records, routed, strict=True), itemgetter(1)):
         run = gathered.groups[route.destination]
         at = len(run.keys)
-        keys, payloads, headers = zip(*(record for record, _ in stretch), strict=True)
+        keys, payloads, headers, _ = zip(*(record for record, _ in stretch), strict=True)
         run.extend(keys, payloads, headers, exchange)
         if route.noted:
             gathered.note(route, run, at)
         first, count = stretches.get(run) or (at, 0)
         stretches[run] = (first, count + len(run.keys) - at)
-    return Pieces(stretches, len(records))
+    return Pieces(stretches)
 
 
 def _stream_of(target: Target | None, routed: Sequence[Route]) -> int:

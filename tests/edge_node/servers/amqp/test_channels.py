@@ -6,15 +6,19 @@ import asyncio
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.edge_node.servers.amqp.harness import RawClient, serving
 from tests.edge_node.servers.mqtt.harness import SyncGate
 from tests.support.waiting import PATIENCE_S
+from weft.edge_node.ingest.routes import COPY_COST
+from weft.edge_node.servers.amqp import transaction
 from weft.edge_node.servers.amqp.settings import AmqpSettings
 from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.methods import commands
 from weft.storage.segment_log import LogSettings
 
-Basic, Channel, Confirm, Tx = commands.Basic, commands.Channel, commands.Confirm, commands.Tx
+Basic, Channel, Confirm, Queue, Tx = commands.Basic, commands.Channel, commands.Confirm, commands.Queue, commands.Tx
 
 
 async def test_a_channel_is_closed_when_what_came_before_is_durable(tmp_path: Path) -> None:
@@ -112,6 +116,29 @@ async def test_a_transaction_takes_no_more_memory_than_its_user_may_have(tmp_pat
             client.publish("plant.1.a", b"x")
         assert (await client.connection_error()).reply_code == ReplyCode.RESOURCE_ERROR
         assert await node.stored() == []
+
+
+async def test_a_transaction_that_would_be_a_long_step_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """406 precondition-failed at the publish that is one too many; what came before it is rolled back."""
+    monkeypatch.setattr(transaction, "TRANSACTION_COST_MAX", 10 * COPY_COST)
+    async with serving(tmp_path) as node:
+        client = await RawClient.connect(node.port)
+        await client.ask(Queue.Declare(0, "work"), Queue.DeclareOk)
+        await client.ask(Tx.Select(), Tx.SelectOk)
+        for _ in range(10):
+            client.publish("work", b"good", exchange="")
+        await client.ask(Tx.Commit(), Tx.CommitOk)
+        for _ in range(11):
+            client.publish("work", b"too many", exchange="")
+        error = await client.expect(Channel.Close)
+        assert (error.reply_code, error.class_id, error.method_id) == (406, 60, 40)
+        assert "commit more often" in error.reply_text
+        client.send(Channel.CloseOk(), channel=1)
+        await client.ask(Channel.Open(), Channel.OpenOk)
+        found = await client.ask(Queue.Declare(0, "work", passive=True), Queue.DeclareOk)
+        assert found.message_count == 10
 
 
 async def test_confirms_and_transactions_exclude_each_other(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(
     log.append(stream, clock.now, [b"user bob"], [b"\x93\x01"])
     await log.durable()
     assert keys_of(http, clock).find(OWNER, "k") is not None
-    log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([2, {"digest": 1}])])
+    log.append(stream, clock.now, [b"user bob"], [msgspec.msgpack.encode([3, {"digest": 1}])])
     await log.durable()
     with pytest.raises(UnsupportedVersion, match="later release"):
         keys_of(http, clock)
