@@ -14,9 +14,9 @@ TOPICS_MAX = 100_000
 """Topics whose streams are remembered; when there are more, all are forgotten and found again."""
 TOPIC_BYTES_REMEMBERED_MAX = 512
 """Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
-COPY_COST = 8
-"""Cost of an entry in a queue, in deliveries to clients: 5 µs beside 0.6."""
-WRITE_COST = 4
+COPY_COST = 16
+"""Cost of an entry in a queue, in deliveries to clients: 5 µs beside 0.3 to 0.6."""
+WRITE_COST = 16
 """The same of a message that any client gets: each may get another, and then has a write of its own, of 15 µs."""
 
 

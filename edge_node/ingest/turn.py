@@ -19,9 +19,9 @@ from weft.edge_node.ingest.record import Gathering, Source
 TURN_BYTES_MAX = 1 << 20
 """Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
 ``limits.pending``."""
-COST_MAX = 8192
-"""Deliveries to clients after which the same holds, or the entries in queues that cost as much: they take five
-milliseconds, whatever their bytes."""
+COST_MAX = 16_384
+"""Deliveries to clients after which the same holds, or the entries in queues that cost as much: they take five to
+ten milliseconds, whatever their bytes."""
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ RECORD_BYTES = 64
 """Bytes of the log's room that a record is taken to need beside key, payload and headers."""
 NOTE_BYTES = 4096
 """The same of what is remembered of an idempotency key, and of each append."""
-ONCE_COST_MAX = 8 * COST_MAX
+ONCE_COST_MAX = 4 * COST_MAX
 """Highest cost of a request with an idempotency key in one step, as ``Route.cost`` has it: its messages are in
 the log all together, which a request without a key need not be. Beyond it, the key says how many are."""
 

@@ -37,7 +37,7 @@ JSON = {"Content_Type": "application/json"}
 MESSAGES = list(range(40))
 BODY = json.dumps(MESSAGES).encode()
 MANY = list(range(2000))
-COST_MAX = 32
+COST_MAX = 90
 """Four subscribers get five messages in one piece."""
 
 
