@@ -225,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
             if self._knows(complete[0]):
                 self._begin(complete.pop(0))
                 self._turn.relieve()
-                if not self._service.broker.turns.budget.spend() and complete and self._reads:
+                if not self._service.broker.turns.budget.spend() and complete and not self._pause & _WAITING:
                     self._wait_for_turn()
         if self._broken is not None and not complete and self._ending is None and not self._pause & _WAITING:
             problem, self._broken = self._broken, None

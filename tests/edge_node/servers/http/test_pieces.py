@@ -19,6 +19,7 @@ from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support import live_node
 from tests.support.waiting import until
+from weft.bounds.turn_budget import TurnBudget
 from weft.config.units import Address
 from weft.edge_node.counters import HttpCounters
 from weft.edge_node.ingest import turn
@@ -331,6 +332,18 @@ async def test_a_request_whose_client_is_gone_is_left(
     count = len(await stored(http))
     await http.post(PATH, b"-2")
     assert len(await stored(http)) == count + 1 < len(MANY)
+
+
+async def test_requests_of_one_read_have_turns_also_before_what_cannot_be_read(
+    http: HttpNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a read is no way around the turn's budget, whatever follows."""
+    monkeypatch.setattr(TurnBudget, "spend", lambda self, cost=1: False)
+    stores = count_stores(monkeypatch)
+    one = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\n1"
+    answers = await http.raw(one * 5 + b"no request\r\n\r\n")
+    assert [answers.count(b"HTTP/1.1 200"), answers.count(b"HTTP/1.1 400")] == [5, 1]
+    assert [count for count in stores if count] == [1] * 5
 
 
 async def test_rows_of_numbers_have_a_bound(
