@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from weft.cloud_hub.shard.lane_draft import LaneDraft
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
 from weft.protocols import chunk as chunks
@@ -18,13 +19,10 @@ from weft.protocols.chunk import (
     ClockUpdate,
     Control,
     GapRange,
-    LaneFlag,
     LaneUpdate,
-    Mark,
     StreamSection,
 )
 from weft.protocols.lane import Lane
-from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.lane_state import NOTHING, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState, StreamKey
@@ -39,11 +37,8 @@ INDEX_BYTES_MAX = 8 << 20
 LOOKS_PER_EDGE = 1024
 """Items of one edge, and pieces of them, of which one chunk takes no more: what it takes is one step of the hub's loop,
 and an item may be of a few bytes. The rest comes with the next chunk."""
-LANE_BYTES, RANGE_BYTES, CLOCK_BYTES = 512, 24, 512
-"""Bytes in the footer that a lane, a range or gap, and a clock take at most, each with its names."""
-
-
-_LAST_WORD = int(LaneFlag.LAST_WORD)
+CLOCK_BYTES = 512
+"""Bytes in the footer that a clock takes at most, with its names."""
 
 
 class Draft(NamedTuple):
@@ -80,39 +75,6 @@ class _Section:
         self.count += take
 
 
-class _LaneDraft:
-    """Additions of the chunk to one lane. Most have a run of records and a mark, and nothing else is made for them."""
-
-    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
-
-    def __init__(self, session: LaneSession, index: int) -> None:
-        self.session = session
-        self.index = index
-        self.run: Range | None = None
-        """The records, when they are one run that was taken at once."""
-        self.pieces: RangeSet | None = None
-        """The records, when they are not."""
-        self.told: LaneState | None = None
-        """Gaps that the chunk adds, in ascending order, however the sender told them."""
-        self.mark: Mark | None = None
-        self.topics: list[str] | None = None
-        self.payload: int | None = None
-        self.origins: list[Origin] = []
-        self.named: set[int] | None = None
-        """Numbers of origins that the records' batches name; None when all are of devices."""
-        self.floor: Mark | None = None
-
-    @property
-    def ranges(self) -> list[Range]:
-        if self.run is not None:
-            return [self.run]
-        return list(self.pieces) if self.pieces is not None else []
-
-    @property
-    def gaps(self) -> list[GapRange]:
-        return list(self.told.gaps) if self.told is not None else []
-
-
 class ChunkBuilder:
     """A builder of chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``.
 
@@ -131,7 +93,7 @@ class ChunkBuilder:
         self._bytes = 0
         self._index_bytes = 0
         self._sections: dict[StreamKey, _Section] = {}
-        self._lanes: list[_LaneDraft] = []
+        self._lanes: list[LaneDraft] = []
         self._after: dict[Lane, LaneState] = {}
         """Lanes as they will be after the chunk, of which it has records or gaps."""
         self._runs: dict[Lane, Range] = {}
@@ -156,7 +118,7 @@ class ChunkBuilder:
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # it came since ended lanes were looked up, and may have been here before
         held, control = self._held(session.lane)
-        draft = _LaneDraft(session, len(self._lanes))
+        draft = LaneDraft(session, len(self._lanes))
         if session.items and not self._take_run(draft, held):
             self._take_items(draft, held)
         newest = held.newest_mark
@@ -169,11 +131,11 @@ class ChunkBuilder:
         if tells and session.payload != held.payload:
             draft.payload = session.payload
         if session.origins or draft.named:
-            draft.origins = _origins(draft, held)
+            draft.take_origins(held)
         clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)] if session.clocks else []
         for clock in clocks:
             self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
-        self._index_bytes += _index_bytes(draft) + CLOCK_BYTES * len(clocks)
+        self._index_bytes += draft.index_bytes() + CLOCK_BYTES * len(clocks)
         # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
         returns = bool(session.items) and session.lane not in self._state.lanes
         told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
@@ -187,7 +149,7 @@ class ChunkBuilder:
                 self._index_bytes += len(control.body)
             self._substantial |= substantial
 
-    def _take_items(self, draft: _LaneDraft, held: LaneState) -> None:
+    def _take_items(self, draft: LaneDraft, held: LaneState) -> None:
         """Take what is new of a session's items, one after the other."""
         lane = draft.session.lane
         edge = lane.tenant, lane.edge
@@ -204,7 +166,7 @@ class ChunkBuilder:
             left -= 1 + len(new)
         self._looks[edge] = left
 
-    def _take_run(self, draft: _LaneDraft, held: LaneState) -> bool:
+    def _take_run(self, draft: LaneDraft, held: LaneState) -> bool:
         """Take all items of a session at once when they are one run of new records, as they nearly always are.
 
         Return False when they are not, or the chunk may have no room for all.
@@ -227,7 +189,7 @@ class ChunkBuilder:
             if header.clock is not ClockState.SYNCED or header.first_time <= newest:
                 correction = self._settle_times(draft, batch, held, header.end_seq)
             if header.origin:
-                _name_origin(draft, header.origin)
+                draft.name_origin(header.origin)
             section.add(draft.index, 0, header.count, batch, correction)
         return True
 
@@ -238,7 +200,7 @@ class ChunkBuilder:
             section = self._sections[key] = _Section()
         return section
 
-    def _settle_times(self, draft: _LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> int:
+    def _settle_times(self, draft: LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> int:
         """Note the mark that a batch may contradict. Return what the chunk corrects its times by."""
         header = batch.header
         correction = 0 if header.clock is ClockState.SYNCED else self._correction(draft.session, header)
@@ -264,7 +226,7 @@ class ChunkBuilder:
             return held, adoption(lane)
         return held, None
 
-    def _take(self, draft: _LaneDraft, item: ReceivedBatch | GapRange, piece: Range, held: LaneState) -> None:
+    def _take(self, draft: LaneDraft, item: ReceivedBatch | GapRange, piece: Range, held: LaneState) -> None:
         first, end = piece
         lane = draft.session.lane
         if lane not in self._after:
@@ -283,7 +245,7 @@ class ChunkBuilder:
         draft.pieces.add(first, end)
         correction = self._settle_times(draft, item, held, end)
         if item.header.origin:
-            _name_origin(draft, item.header.origin)
+            draft.name_origin(item.header.origin)
         section = self._section(lane)
         section.add(draft.index, first - item.header.base_seq, end - first, item, correction)
         self._bytes += len(item.data)
@@ -321,7 +283,7 @@ class ChunkBuilder:
             section = self._sections.get((draft.session.lane.tenant, draft.session.lane.stream))
             if draft.floor is not None and section is not None:
                 section.last_time = max(section.last_time, behind(draft.floor))
-        lanes = [self._update(draft) for draft in self._lanes]
+        lanes = [draft.update() for draft in self._lanes]
         extensions, level = self._extensions(lanes)
         # The level of the log is carried on, also one that this release does not know.
         footer = ChunkFooter(
@@ -362,38 +324,3 @@ class ChunkBuilder:
             parts += section.parts
             position += section.length
         return placed
-
-    @staticmethod
-    def _update(draft: _LaneDraft) -> LaneUpdate:
-        session, flags = draft.session, draft.session.flags
-        if draft.mark is not None and session.says_last_word:
-            flags |= _LAST_WORD
-        return LaneUpdate(
-            *session.lane, session.epoch, draft.ranges, draft.gaps, draft.mark, draft.topics, draft.payload,
-            draft.origins, draft.floor, flags,
-        )  # fmt: skip
-
-
-def _name_origin(draft: _LaneDraft, number: int) -> None:
-    draft.named = draft.named if draft.named is not None else set()
-    draft.named.add(number)
-
-
-def _origins(draft: _LaneDraft, held: LaneState) -> list[Origin]:
-    """Return what the chunk says of origins: all that its batches name, so that its rows are made alike whatever is
-    told, changed or forgotten later, and those that the lane does not know yet."""
-    told = by_number(draft.session.origins)
-    found = {origin.number: origin for origin in held.new_origins(draft.session.origins)}
-    if draft.named:
-        known = by_number(held.origins) | told
-        found = {number: known[number] for number in sorted(draft.named & known.keys())[:ORIGINS_MAX]} | found
-    return [found[number] for number in sorted([*found][:ORIGINS_MAX])]
-
-
-def _index_bytes(draft: _LaneDraft) -> int:
-    """Return about how many bytes of the footer a lane takes, rather too many."""
-    if draft.topics is None and not draft.origins and draft.pieces is None and draft.told is None:
-        return LANE_BYTES + RANGE_BYTES
-    topics = sum(len(topic.encode()) + 5 for topic in draft.topics or ())
-    origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in draft.origins)
-    return LANE_BYTES + topics + origins + RANGE_BYTES * (len(draft.ranges) + len(draft.gaps))

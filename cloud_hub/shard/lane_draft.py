@@ -1,0 +1,79 @@
+"""What the next chunk adds to one lane."""
+
+from __future__ import annotations
+
+from weft.cloud_hub.shard.lane_session import LaneSession
+from weft.protocols.chunk import GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
+from weft.protocols.ranges import Range, RangeSet
+from weft.protocols.shard.lane_state import LaneState
+
+LANE_BYTES, RANGE_BYTES = 512, 24
+"""Bytes in the footer that a lane and a range or gap take at most, the lane with its names."""
+_LAST_WORD = int(LaneFlag.LAST_WORD)
+
+
+class LaneDraft:
+    """Additions of the chunk to one lane. Most have a run of records and a mark, and nothing else is made for them."""
+
+    __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
+
+    def __init__(self, session: LaneSession, index: int) -> None:
+        self.session = session
+        self.index = index
+        self.run: Range | None = None
+        """The records, when they are one run that was taken at once."""
+        self.pieces: RangeSet | None = None
+        """The records, when they are not."""
+        self.told: LaneState | None = None
+        """Gaps that the chunk adds, in ascending order, however the sender told them."""
+        self.mark: Mark | None = None
+        self.topics: list[str] | None = None
+        self.payload: int | None = None
+        self.origins: list[Origin] = []
+        self.named: set[int] | None = None
+        """Numbers of origins that the records' batches name; None when all are of devices."""
+        self.floor: Mark | None = None
+
+    @property
+    def ranges(self) -> list[Range]:
+        if self.run is not None:
+            return [self.run]
+        return list(self.pieces) if self.pieces is not None else []
+
+    @property
+    def gaps(self) -> list[GapRange]:
+        return list(self.told.gaps) if self.told is not None else []
+
+    def name_origin(self, number: int) -> None:
+        """Note that a batch of the lane names an origin."""
+        self.named = self.named if self.named is not None else set()
+        self.named.add(number)
+
+    def take_origins(self, held: LaneState) -> None:
+        """Take what the chunk says of origins: all that its batches name, so that its rows are made alike whatever is
+        told, changed or forgotten later, and those that the lane does not know yet."""
+        told = by_number(self.session.origins)
+        found = {origin.number: origin for origin in held.new_origins(self.session.origins)}
+        if self.named:
+            known = by_number(held.origins) | told
+            found = {number: known[number] for number in sorted(self.named & known.keys())[:ORIGINS_MAX]} | found
+        self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
+
+    def index_bytes(self) -> int:
+        """Return about how many bytes of the footer the lane takes, rather too many."""
+        if self.topics is None and not self.origins and self.pieces is None and self.told is None:
+            return LANE_BYTES + RANGE_BYTES
+        topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
+        origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in self.origins)
+        return LANE_BYTES + topics + origins + RANGE_BYTES * (len(self.ranges) + len(self.gaps))
+
+    def update(self) -> LaneUpdate:
+        """Return what the footer says of the lane."""
+        session, flags = self.session, self.session.flags
+        if self.mark is not None and session.says_last_word:
+            flags |= _LAST_WORD
+        return LaneUpdate(
+            *session.lane, session.epoch, self.ranges, self.gaps, self.mark, self.topics, self.payload, self.origins,
+            self.floor, flags,
+        )  # fmt: skip
