@@ -254,8 +254,7 @@ class Receiver:
             if isinstance(frame, Data):
                 if not self._known(frame.lane):
                     continue
-                batches = split_batches(frame.batches)
-                cost = window_cost(batches)
+                cost = window_cost(batches := split_batches(frame.batches))
                 is_long = cost > bounds.CHECKED_AT_ONCE_BYTES and self._in_turns
                 admit(frame.lane, batches, cost, self._settings, not is_long)
                 if is_long:
@@ -268,7 +267,8 @@ class Receiver:
                 self._receive(frame)
                 if self.closed:
                     return
-                spent += bounds.CONTROL_COST + bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
+                cost = bounds.ORIGINS_COST if isinstance(frame, LaneOrigins) else bounds.CONTROL_COST
+                spent += cost + bounds.CONTROL_BYTE_COST * self._decoder.frame_bytes
             if spent >= bounds.TURN_COST and self._in_turns:
                 spent = 0
                 yield

@@ -14,6 +14,8 @@ TURN_COST = 128 << 10
 window."""
 CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
 """Cost of a frame besides DATA, and of each of its bytes: they become objects."""
+ORIGINS_COST = 16 << 10
+"""Cost of a LANE_ORIGINS frame: a lane's other origins are looked through for each."""
 DATA_FRAME_BYTES = 1 << 20
 """Longest DATA frame of small batches that a receiver takes at least, however short a batch has to be."""
 

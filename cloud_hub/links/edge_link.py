@@ -262,14 +262,11 @@ class EdgeLink:
         opened = self._lanes.get(frame.lane)
         if opened is None:
             return
-        origins = [*opened.session.origins, *frame.origins]
-        full = opened.sequencer.no_room(opened.session.lane, [], origins)
+        full = opened.sequencer.tell_origins(opened.session, frame.origins)
         if full is not None:
             self._refusals.note(full.setting, full.owner, ADVICE)
             self.close_lane(frame.lane)
             self._link.close_lane(frame.lane, RefuseCode.OVERLOADED, full.reason, ADVICE)
-            return
-        opened.session.add_origins(frame.origins)
 
     async def clock(self, clock: Clock) -> None:
         """Take what the edge learned of its clock, for the chunks that will hold batches of that boot."""

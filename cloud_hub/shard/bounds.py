@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.lane import Lane, NodeName
-from weft.protocols.origin import Origin
+from weft.protocols.origin import Origin, by_number
+from weft.protocols.shard.edge_texts import origin_bytes, topic_bytes
+from weft.protocols.shard.lane_state import NOTHING, LaneState
 from weft.protocols.shard.shard_state import ShardState
 
-ORIGIN_BYTES = 64
-"""Bytes that an origin is charged with, beside its texts and hash."""
 ADVICE = "end lanes of edges that are gone (`weft hub retire`), or raise the hub's limit"
 
 
@@ -27,36 +27,66 @@ class Full(NamedTuple):
 
 
 class OpeningLanes:
-    """Lanes that sessions wait to open and that no chunk has yet: what counts against a share before the state has it.
+    """Lanes and topic patterns that sessions wait to open with and that no chunk has yet: what counts against a share
+    before the state has it.
 
     Without them all links that come at once find the same room.
     """
 
     def __init__(self) -> None:
         self.lanes: Counter[Lane] = Counter()
+        """New lanes."""
         self.of_tenant: Counter[str] = Counter()
         self.of_edge: Counter[NodeName] = Counter()
         self.topic_bytes: Counter[NodeName] = Counter()
 
     def opens(self, session: LaneSession, state: ShardState) -> None:
-        """Count the lane of a session until the session is open or over."""
-        if session.lane not in state.lanes and not session.is_relay:
-            self.add(session.lane, session.topics)
-            session.opened.add_done_callback(lambda _: self.add(session.lane, session.topics, -1))
+        """Count what is new of a session until the session is open or over."""
+        lane = session.lane
+        if lane not in state.lanes and not session.is_relay:
+            self._add(1, (self.lanes, lane), (self.of_tenant, lane.tenant), (self.of_edge, _node(lane)), until=session)
+        if size := topic_bytes(new_topics(state, lane, session.topics)):
+            self._add(size, (self.topic_bytes, _node(lane)), until=session)
 
-    def add(self, lane: Lane, topics: Sequence[str], sign: int = 1) -> None:
-        """Count a lane; with ``sign`` -1 no longer."""
-        node = NodeName(lane.tenant, lane.edge)
-        self.lanes[lane] += sign
-        if not self.lanes[lane]:
-            del self.lanes[lane]
-        self.of_tenant[lane.tenant] += sign
-        self.of_edge[node] += sign
-        self.topic_bytes[node] += sign * _size(topics)
+    def _add(self, size: int, *counted: tuple[Counter[Any], Any], until: LaneSession) -> None:
+        def over(_: object) -> None:
+            for counter, key in counted:
+                counter[key] -= size
+                if not counter[key]:
+                    del counter[key]
+
+        for counter, key in counted:
+            counter[key] += size
+        until.opened.add_done_callback(over)
+
+
+class WaitingOrigins:
+    """Origins that sessions tell and that no chunk has yet: they count beside those that the state has."""
+
+    def __init__(self) -> None:
+        self.of_edge: Counter[NodeName] = Counter()
+        """Bytes."""
+
+    def tells(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> None:
+        """Count what the state does not have of a session's origins, until it has, or the session is over."""
+        self._count(session, origin_bytes(_unknown(state, session.lane, origins)))
+
+    def settle(self, session: LaneSession, held: LaneState | None) -> None:
+        """Take away what the state has of a session's origins."""
+        if session.origins_waiting and held is not None and not held.new_origins(session.origins):
+            self.over(session)
+
+    def over(self, session: LaneSession) -> None:
+        """Take away what a session still counts."""
+        if session.origins_waiting:
+            self._count(session, -session.origins_waiting)
+
+    def _count(self, session: LaneSession, more: int) -> None:
+        node = _node(session.lane)
+        session.origins_waiting += more
+        self.of_edge[node] += more
         if not self.of_edge[node]:
-            del self.of_edge[node], self.topic_bytes[node]
-        if not self.of_tenant[lane.tenant]:
-            del self.of_tenant[lane.tenant]
+            del self.of_edge[node]
 
 
 class GapBounds:
@@ -73,7 +103,7 @@ class GapBounds:
         held = state.lanes.get(lane)
         if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
             return True
-        return self._count(state, NodeName(lane.tenant, lane.edge)) >= self._settings.gaps_per_edge_max
+        return self._count(state, _node(lane)) >= self._settings.gaps_per_edge_max
 
     def _count(self, state: ShardState, node: NodeName) -> int:
         if self._n != state.n:
@@ -85,68 +115,104 @@ class GapBounds:
         return count
 
 
-def no_room(
-    state: ShardState, opening: OpeningLanes, settings: SequencerSettings, lane: Lane, topics: Sequence[str]
-) -> Full | None:
-    """Return why the state has no room for a lane with these topic patterns; None when it has.
+class Room:
+    """Room of a shard's state for what edges tell.
 
     One edge is refused for what it has itself, and one tenant for what it has, whatever others have.
+
+    Args:
+        waiting: origins that sessions have told, and no chunk has yet.
     """
-    node = NodeName(lane.tenant, lane.edge)
-    edge, tenant = Owner(OwnerKind.EDGE, str(node)), Owner(OwnerKind.TENANT, lane.tenant)
-    known = state.lanes.get(lane)
-    more = _size([topic for topic in topics if known is None or topic not in known.topics])
-    if more:
-        held = state.edge_lanes(lane.tenant, lane.edge)
-        more += sum(_size(other.topics) for other in held.values()) + opening.topic_bytes[node]
-    if more > settings.topic_bytes_per_edge_max:
-        return Full(
-            f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
-            f"{settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
-        )  # fmt: skip
-    if known is not None or lane in opening.lanes:
+
+    def __init__(self, settings: SequencerSettings, waiting: WaitingOrigins) -> None:
+        self.gaps = GapBounds(settings)
+        self._settings = settings
+        self._opening = OpeningLanes()
+        self._waiting = waiting
+
+    def for_lane(
+        self, state: ShardState, lane: Lane, topics: Sequence[str], origins: Iterable[Origin] = ()
+    ) -> Full | None:
+        """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
+        return self._for_topics(state, lane, topics) or self._for_origins(state, lane, origins)
+
+    def opens(self, session: LaneSession, state: ShardState) -> None:
+        """Count what a session begins with."""
+        self._opening.opens(session, state)
+        self._waiting.tells(session, state, session.origins)
+
+    def tell_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
+        """Give further origins to a session. Return why the state has no room for them; None when it has."""
+        told = by_number(session.origins)
+        new = [origin for origin in origins if told.get(origin.number) != origin]
+        full = self._for_origins(state, session.lane, new)
+        if full is None and new and session.registered:
+            session.add_origins(new)
+            self._waiting.tells(session, state, new)
+        return full
+
+    def _for_topics(self, state: ShardState, lane: Lane, topics: Sequence[str]) -> Full | None:
+        node = _node(lane)
+        edge, tenant = Owner(OwnerKind.EDGE, str(node)), Owner(OwnerKind.TENANT, lane.tenant)
+        known = state.lanes.get(lane)
+        more = topic_bytes(new_topics(state, lane, topics))
+        if more:
+            more += state.texts.topics(node) + self._opening.topic_bytes[node]
+        if more > self._settings.topic_bytes_per_edge_max:
+            return Full(
+                f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
+                f"{self._settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
+            )  # fmt: skip
+        if known is not None or lane in self._opening.lanes:
+            return None
+        lanes = state.lane_count(lane.tenant, lane.edge) + self._opening.of_edge[node]
+        if lanes >= self._settings.lanes_per_edge_max:
+            reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
+            return Full(reason, "limits.lanes_per_edge", edge)
+        lanes = state.lane_count(lane.tenant) + self._opening.of_tenant[lane.tenant]
+        if lanes >= self._settings.lanes_per_tenant_max:
+            reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
+            return Full(reason, "limits.lanes_per_tenant", tenant)
+        if (lane.tenant, lane.stream) not in state.next_offset:
+            streams = state.tenant_streams(lane.tenant)
+            if lane.stream not in streams and len(streams) >= self._settings.streams_per_tenant_max:
+                reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
+                return Full(reason, "limits.streams_per_tenant", tenant)
+        lanes = len(state.lanes) + len(self._opening.lanes)
+        if lanes >= self._settings.lanes_max:
+            return Full(f"shard {state.shard} has {lanes} lanes, its limit", "limits.lanes", edge)
         return None
-    lanes = state.lane_count(lane.tenant, lane.edge) + opening.of_edge[node]
-    if lanes >= settings.lanes_per_edge_max:
-        reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
-        return Full(reason, "limits.lanes_per_edge", edge)
-    lanes = state.lane_count(lane.tenant) + opening.of_tenant[lane.tenant]
-    if lanes >= settings.lanes_per_tenant_max:
-        reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
-        return Full(reason, "limits.lanes_per_tenant", tenant)
-    if (lane.tenant, lane.stream) not in state.next_offset:
-        streams = state.tenant_streams(lane.tenant)
-        if lane.stream not in streams and len(streams) >= settings.streams_per_tenant_max:
-            reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
-            return Full(reason, "limits.streams_per_tenant", tenant)
-    lanes = len(state.lanes) + len(opening.lanes)
-    if lanes >= settings.lanes_max:
-        return Full(f"shard {state.shard} has {lanes} lanes, its limit", "limits.lanes", edge)
-    return None
+
+    def _for_origins(self, state: ShardState, lane: Lane, origins: Iterable[Origin]) -> Full | None:
+        size = origin_bytes(_unknown(state, lane, origins))
+        if not size:
+            return None
+        node = _node(lane)
+        size += state.texts.origins(node) + self._waiting.of_edge[node]
+        if size <= self._settings.origin_bytes_per_edge_max:
+            return None
+        reason = (
+            f"edge {lane.edge} of tenant {lane.tenant} would have {size} bytes of origins, the limit is "
+            f"{self._settings.origin_bytes_per_edge_max}"
+        )
+        return Full(reason, "limits.edge_origins", Owner(OwnerKind.EDGE, f"{lane.tenant}/{lane.edge}"))
 
 
-def no_room_for_origins(
-    state: ShardState, settings: SequencerSettings, lane: Lane, origins: Iterable[Origin]
-) -> Full | None:
-    """Return why the state has no room for further origins of a lane's batches; None when it has."""
-    held = state.edge_lanes(lane.tenant, lane.edge)
-    known = held[lane].origins if lane in held else []
-    new = [origin for origin in origins if origin not in known]
-    if not new:
-        return None
-    size = sum(map(_origin_bytes, new)) + sum(_origin_bytes(each) for other in held.values() for each in other.origins)
-    if size <= settings.origin_bytes_per_edge_max:
-        return None
-    reason = (
-        f"edge {lane.edge} of tenant {lane.tenant} would have {size} bytes of origins, the limit is "
-        f"{settings.origin_bytes_per_edge_max}"
-    )
-    return Full(reason, "limits.edge_origins", Owner(OwnerKind.EDGE, f"{lane.tenant}/{lane.edge}"))
+def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str]:
+    """Return the topic patterns that the state does not have of a lane."""
+    known = state.lanes.get(lane, NOTHING).topics
+    if not topics or topics == known:
+        return []
+    had = {*known}
+    return [topic for topic in topics if topic not in had]
 
 
-def _size(topics: Iterable[str]) -> int:
-    return sum(len(topic.encode()) for topic in topics)
+def _node(lane: Lane) -> NodeName:
+    return NodeName(lane.tenant, lane.edge)
 
 
-def _origin_bytes(origin: Origin) -> int:
-    return ORIGIN_BYTES + len(origin.name.encode()) + len(origin.version.encode()) + len(origin.hash)
+def _unknown(state: ShardState, lane: Lane, origins: Iterable[Origin]) -> list[Origin]:
+    """Return the origins that the state does not have."""
+    told = by_number(origins)
+    known = by_number(state.lanes.get(lane, NOTHING).origins) if told else {}
+    return [origin for number, origin in told.items() if known.get(number) != origin]

@@ -37,6 +37,9 @@ INDEX_BYTES_MAX = 8 << 20
 LOOKS_PER_EDGE = 1024
 """Items of one edge, and pieces of them, of which one chunk takes no more: what it takes is one step of the hub's loop,
 and an item may be of a few bytes. The rest comes with the next chunk."""
+TEXTS_PER_EDGE = 64 << 10
+"""Bytes of the index that lanes of one edge take which open or tell origins: what goes on past it waits for the next
+chunk, as above."""
 CLOCK_BYTES = 512
 """Bytes in the footer that a clock takes at most, with its names."""
 
@@ -102,6 +105,8 @@ class ChunkBuilder:
         self._epochs: dict[Lane, int] = {}
         self._looks: dict[tuple[str, str], int] = {}
         """(tenant, edge) -> how many more of its items and their pieces the chunk takes."""
+        self._texts: dict[tuple[str, str], int] = {}
+        """(tenant, edge) -> bytes that its lanes have told."""
         self._substantial = False
 
     def add(self, session: LaneSession) -> None:
@@ -118,14 +123,18 @@ class ChunkBuilder:
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # it came since ended lanes were looked up, and may have been here before
         held, control = self._held(session.lane)
+        # A relay only fills in for an edge that the hub has never heard.
+        tells = ungranted or (session.is_relay and not held.epoch)
+        is_long = ungranted or bool(session.origins_waiting) or (tells and session.topics != held.topics)
+        edge = session.lane.tenant, session.lane.edge
+        if is_long and self._texts.get(edge, 0) >= TEXTS_PER_EDGE:
+            return
         draft = LaneDraft(session, len(self._lanes))
         if session.items and not self._take_run(draft, held):
             self._take_items(draft, held)
         newest = held.newest_mark
         if session.mark is not None and (newest is None or newest.time < session.mark.time):
             draft.mark = session.mark
-        # A relay only fills in for an edge that the hub has never heard.
-        tells = ungranted or (session.is_relay and not held.epoch)
         if tells and session.topics != held.topics:
             draft.topics = session.topics
         if tells and session.payload != held.payload:
@@ -135,7 +144,10 @@ class ChunkBuilder:
         clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)] if session.clocks else []
         for clock in clocks:
             self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
-        self._index_bytes += draft.index_bytes() + CLOCK_BYTES * len(clocks)
+        size = draft.index_bytes() + CLOCK_BYTES * len(clocks)
+        self._index_bytes += size
+        if is_long:
+            self._texts[edge] = self._texts.get(edge, 0) + size
         # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
         returns = bool(session.items) and session.lane not in self._state.lanes
         told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)

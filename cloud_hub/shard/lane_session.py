@@ -110,6 +110,7 @@ class LaneSession:
         "mark",
         "opened",
         "origins",
+        "origins_waiting",
         "payload",
         "refuse",
         "registered",
@@ -137,6 +138,8 @@ class LaneSession:
         self.topics = topics
         self.payload = payload
         self.origins: list[Origin] = []
+        self.origins_waiting = 0
+        """Bytes of origins that count as told and not yet in the shard's state."""
         self.add_origins(origins)
         self.flags = flags
         self.is_relay = bool(flags & _RELAY)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.bounds import Full, GapBounds, OpeningLanes, no_room, no_room_for_origins
+from weft.cloud_hub.shard.bounds import Full, Room
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.drafting import Drafted, Drafting
@@ -93,8 +93,7 @@ class Sequencer:
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
-        self._opening = OpeningLanes()
-        self._gaps = GapBounds(settings)
+        self._room = Room(settings, self.sessions.origins)
         self._attempts: dict[int, _Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
@@ -176,8 +175,7 @@ class Sequencer:
 
     def no_room(self, lane: Lane, topics: list[str], origins: Sequence[Origin] = ()) -> Full | None:
         """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
-        full = no_room(self._state, self._opening, self._settings, lane, topics)
-        return full or no_room_for_origins(self._state, self._settings, lane, origins)
+        return self._room.for_lane(self._state, lane, topics, origins)
 
     def open(self, session: LaneSession) -> None:
         """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.
@@ -185,14 +183,18 @@ class Sequencer:
         When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
         self.sessions.add(session)
-        self._opening.opens(session, self._state)
+        self._room.opens(session, self._state)
+
+    def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
+        """Take further origins of a session's batches. Return why the state has no room for them; None when it has."""
+        return self._room.tell_origins(session, self._state, origins)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
         """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
         wait for it (``sessions.room``)."""
         held = self._state.lanes.get(session.lane)
         # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
-        is_full = held is not None and held.gaps and self._gaps.is_full(self._state, session.lane)
+        is_full = held is not None and held.gaps and self._room.gaps.is_full(self._state, session.lane)
         if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
             self.sessions.refuse_gaps(session, held)
             return True
@@ -203,7 +205,7 @@ class Sequencer:
         """Take a gap notice; it is committed and acknowledged as records are."""
         await self.sessions.gap_room(session)
         held = self._state.lanes.get(session.lane, NOTHING)
-        if self._gaps.is_full(self._state, session.lane) and not held.accounts_for(gap):
+        if self._room.gaps.is_full(self._state, session.lane) and not held.accounts_for(gap):
             self.sessions.refuse_gaps(session, held)
         elif not self.sessions.take(session, [gap]):
             await self.sessions.room(session)
@@ -390,11 +392,7 @@ class Sequencer:
         self.counters.reloads += 1
         self._attempts.clear()
         self._ended.clear()
-        self.sessions.refuse_all(
-            RefuseCode.OVERLOADED,
-            "this hub node was paused and loads its state again",
-            "connect again",
-            opening_only=True,
-        )
+        message = "this hub node was paused and loads its state again"
+        self.sessions.refuse_all(RefuseCode.OVERLOADED, message, "connect again", opening_only=True)
         await self._retry_loop.run(self._load)
         self.sessions.fence_all(self._state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
+from weft.cloud_hub.shard.bounds import WaitingOrigins
 from weft.cloud_hub.shard.lane_session import GAPS_PENDING_MAX, LaneSession, PendingItem, SessionRefused, bounds
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, Mark
@@ -44,6 +45,7 @@ class ShardSessions:
         named. Its clock was set back; the lane stands still until the clock has passed that moment."""
         self.lost: dict[Lane, RangeSet] = {}
         """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last came."""
+        self.origins = WaitingOrigins()
         self.refused = 0
         """Sessions that were refused, since the start."""
 
@@ -224,6 +226,7 @@ class ShardSessions:
         for session in self:
             held = lanes.get(session.lane)
             freed = session.settle(held)
+            self.origins.settle(session, held)
             if session.clocks:
                 session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
             self.pending_bytes -= freed
@@ -281,6 +284,7 @@ class ShardSessions:
         if not session.registered:
             return
         session.registered = False
+        self.origins.over(session)
         self._lanes[session.lane].remove(session)
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]

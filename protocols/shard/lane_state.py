@@ -7,7 +7,7 @@ overrules one that only does not have them (``GapReason.ABSENT``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.fields import U32, Epoch, Nanoseconds
 from weft.protocols.lane import Lane
-from weft.protocols.origin import Origin
+from weft.protocols.origin import Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.gap_set import GapSet
@@ -334,14 +334,17 @@ class LaneState:
 
     def new_origins(self, offered: Iterable[Origin]) -> list[Origin]:
         """Return the origins that the lane does not know yet and would keep."""
-        after = replace(self)
-        after.add_origins(offered)
-        return [origin for origin in after.origins if origin not in self.origins]
+        known = by_number(self.origins)
+        after = known | by_number(offered)
+        return [after[number] for number in sorted(after)[-ORIGINS_MAX:] if known.get(number) != after[number]]
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
         """Take in what numbers of origins mean; the latest word about a number holds."""
-        known = {origin.number: origin for origin in (*self.origins, *origins)}
-        self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
+        told = by_number(origins)
+        known = by_number(self.origins)
+        if any(known.get(number) != origin for number, origin in told.items()):  # the same list as long as it can be
+            known |= told
+            self.origins = [known[number] for number in sorted(known)[-ORIGINS_MAX:]]
 
 
 NOTHING = LaneState()

@@ -6,7 +6,7 @@ that has seen chunk n holds the same state. A snapshot is the encoded state; it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, KeysView, Mapping
 from dataclasses import dataclass, field
 
 from weft.protocols.batch import Buffer
@@ -25,6 +25,7 @@ from weft.protocols.chunk_footer import (
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.edge_texts import EdgeTexts
 from weft.protocols.shard.lane_controls import controlled
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
 from weft.protocols.shard.open_gaps import OpenGap, after_control
@@ -55,6 +56,7 @@ StreamKey = tuple[str, str]
 LogKey = tuple[str, str, int]
 """(tenant, edge, log id)."""
 _PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
+_NO_NAMES: dict[str, None] = {}
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ class ShardState:
     __slots__ = (
         "_edges", "_fields", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
         "created", "drops", "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "open_gaps",
-        "retired", "rules", "shard", "skips",
+        "retired", "rules", "shard", "skips", "texts",
     )  # fmt: skip
 
     def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
@@ -112,6 +114,8 @@ class ShardState:
         """Those of lanes that have left the state, and of nodes that an operator decided against."""
         self.retired: dict[Lane, None] = {}
         """Lanes that do not count any more."""
+        self.texts = EdgeTexts()
+        """What each edge has of topic patterns and origins."""
         self._stopped: dict[StreamKey, dict[Lane, None]] = {}
         """Lanes whose edges said a last word."""
         self._fields: dict[StreamKey, dict[str, str]] = {}
@@ -195,7 +199,10 @@ class ShardState:
         if held is not None and held.conflict is not None:
             self.conflicts[lane] = None
         self._note_end(lane, held)
-        if held is not None and lane in self.lanes:  # nearly always
+        before = self.lanes.get(lane)
+        if held is None or before is None or held.topics is not before.topics or held.origins is not before.origins:
+            self.texts.changed(lane, before, held)
+        if held is not None and before is not None:  # nearly always
             self.lanes[lane] = held
             return
         stream, edge = (lane.tenant, lane.stream), (lane.tenant, lane.edge)
@@ -309,9 +316,10 @@ class ShardState:
         """Return the names of the lanes of a stream in this shard: quick, however many they are."""
         return list(self._streams.get((tenant, stream), ()))
 
-    def tenant_streams(self, tenant: str) -> list[str]:
-        """Return the names of a tenant's streams in this shard, those whose last lane has left included."""
-        return list(self._names.get(tenant, ()))
+    def tenant_streams(self, tenant: str) -> KeysView[str]:
+        """Return the names of a tenant's streams in this shard, those whose last lane has left included: of this moment
+        only, and quick, however many they are."""
+        return self._names.get(tenant, _NO_NAMES).keys()
 
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
         """Return the lanes of an edge in this shard, of all its logs."""

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, GapRange, LaneUpdate, Mark, StreamSection
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from weft.protocols.lane import Lane
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.edge_texts import origin_bytes, topic_bytes
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import (
     FIELDS_MAX,
@@ -35,8 +37,9 @@ def update(
     epoch: int = 1,
     topics: list[str] | None = None,
     payload: int | None = None,
+    origins: list[Origin] | None = None,
 ) -> LaneUpdate:
-    return LaneUpdate(*lane, epoch, ranges or [], gaps or [], mark, topics, payload)
+    return LaneUpdate(*lane, epoch, ranges or [], gaps or [], mark, topics, payload, origins or [])
 
 
 def next_chunk(state: ShardState, *updates: LaneUpdate) -> Chunk:
@@ -82,7 +85,10 @@ def histories(draw: st.DrawFn) -> list[list[LaneUpdate]]:
             mark = Mark(rng.randrange(1000), rng.randrange(90)) if rng.random() < 0.6 else None
             topics = [f"plant/{{level{rng.randrange(4)}}}/x"] if rng.random() < 0.3 else None
             epoch, payload = rng.randint(1, 5), rng.choice([None, None, 0, 1, 2, 77])
-            updates.append(update(lane, ranges, gaps=gaps, mark=mark, epoch=epoch, topics=topics, payload=payload))
+            origins = [Origin(rng.randrange(1, 9), 1, "f", "v" * rng.randrange(3), b"")] if rng.random() < 0.3 else []
+            updates.append(
+                update(lane, ranges, gaps=gaps, mark=mark, epoch=epoch, topics=topics, payload=payload, origins=origins)
+            )
         history.append(updates)
     return history
 
@@ -94,6 +100,18 @@ def test_a_fold_from_a_snapshot_equals_the_fold_from_the_start(history: list[lis
     for updates in history[cut:]:
         resumed.apply(next_chunk(resumed, *updates))
     assert resumed.encode() == whole.encode()
+
+
+@given(histories(), st.sampled_from(LANES))
+def test_what_an_edge_has_of_texts_is_the_sum_of_its_lanes(history: list[list[LaneUpdate]], leaves: Lane) -> None:
+    state = fold(*history)
+    state.set_lane(leaves, None)
+    for each in (state, ShardState.decode(state.encode())):
+        for edge in ("a", "b"):
+            lanes = each.edge_lanes("default", edge).values()
+            node = NodeName("default", edge)
+            assert each.texts.topics(node) == sum(topic_bytes(held.topics) for held in lanes)
+            assert each.texts.origins(node) == sum(origin_bytes(held.origins) for held in lanes)
 
 
 @given(histories())

@@ -1,0 +1,122 @@
+"""What edges may put into a shard's state: what comes at once counts together, and is forgotten when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session, make_batch
+from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
+from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.origin import Origin
+from weft.protocols.shard.edge_texts import origin_bytes
+from weft.storage.object_store.memory import MemoryStore
+
+LANES = [Lane("default", "edge-1", 7, f"s{number}") for number in range(4)]
+NODE = NodeName("default", "edge-1")
+TOPIC = "plant/{line}"
+TOPICS_MAX = 2 * len(TOPIC)
+ORIGINS = [Origin(number, 1, "mean", "1", b"") for number in (1, 2, 3)]
+ORIGINS_MAX = 2 * origin_bytes(ORIGINS)
+
+
+async def started() -> Sequencer:
+    settings = replace(SETTINGS, topic_bytes_per_edge_max=TOPICS_MAX, origin_bytes_per_edge_max=ORIGINS_MAX)
+    node = SequencerNode(MemoryStore(), random.Random(1), settings)
+    await node.start()
+    assert node.sequencer is not None
+    return node.sequencer
+
+
+def session_of(
+    lane: Lane, epoch: int = 1, *, topics: tuple[str, ...] = (), origins: tuple[Origin, ...] = ()
+) -> LaneSession:
+    return LaneSession(lane, LaneClaim(epoch), list(topics), lambda _: None, lambda *_: None, origins=origins)
+
+
+def offered(sequencer: Sequencer, *sessions: LaneSession) -> list[LaneSession]:
+    """Offer sessions at once, as the frames of one message, and return those that there is room for."""
+    taken = []
+    for session in sessions:
+        if sequencer.no_room(session.lane, session.topics, session.origins) is None:
+            sequencer.open(session)
+            taken.append(session)
+    return taken
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new lanes", "known lanes"])
+def test_topics_that_are_told_at_once_count_together(known: bool) -> None:
+    async def main() -> None:
+        sequencer = await started()
+        if known:
+            for session in offered(sequencer, *map(session_of, LANES)):
+                await session.opened
+        taken = offered(sequencer, *(session_of(lane, 2, topics=(TOPIC,)) for lane in LANES))
+        assert [session.lane for session in taken] == LANES[:2]
+        await asyncio.gather(*(session.opened for session in taken))
+        assert sequencer.state.texts.topics(NODE) == TOPICS_MAX
+        again = offered(sequencer, *(session_of(lane, 3, topics=(TOPIC,)) for lane in LANES))
+        assert [session.lane for session in again] == LANES[:2], "what the state has already is no more"
+
+    virtual_time.run(main())
+
+
+def test_origins_that_are_told_at_once_count_together() -> None:
+    async def main() -> None:
+        sequencer = await started()
+        taken = offered(sequencer, *(session_of(lane, origins=tuple(ORIGINS)) for lane in LANES))
+        assert [session.lane for session in taken] == LANES[:2]
+        await asyncio.gather(*(session.opened for session in taken))
+        assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
+        assert not sequencer.sessions.origins.of_edge, "no chunk has yet to tell of any"
+        assert offered(sequencer, session_of(LANES[0], 2, origins=tuple(ORIGINS)))
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("end", ["committed", "left"])
+def test_origins_that_open_lanes_tell_count_together_until_they_are_committed_or_over(end: str) -> None:
+    async def main() -> None:
+        sequencer = await started()
+        sessions = offered(sequencer, *map(session_of, LANES[:3]))
+        await asyncio.gather(*(session.opened for session in sessions))
+        full = [sequencer.tell_origins(session, ORIGINS) for session in sessions]
+        assert [each is None for each in full] == [True, True, False]
+        assert sequencer.tell_origins(sessions[0], ORIGINS) is None, "said before"
+        assert sequencer.sessions.origins.of_edge == {NODE: ORIGINS_MAX}
+        if end == "left":
+            sequencer.leave(sessions[0])
+            assert sequencer.tell_origins(sessions[2], ORIGINS) is None
+            return
+        for session in sessions[:2]:
+            sequencer.put(session, [make_batch(session.lane, 0, 2, origin=1)])
+        await asyncio.sleep(2)
+        assert not sequencer.sessions.origins.of_edge
+        assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
+        refused = sequencer.tell_origins(sessions[2], ORIGINS)
+        assert refused is not None
+        assert refused.setting == "limits.edge_origins"
+
+    virtual_time.run(main())
+
+
+def test_more_lanes_than_one_chunk_opens_are_open_a_few_commits_later() -> None:
+    async def main() -> None:
+        node = SequencerNode(MemoryStore(), random.Random(1), replace(SETTINGS, lanes_per_edge_max=1000))
+        await node.start()
+        assert node.sequencer is not None
+        lanes = [Lane("default", "edge-1", 7, f"s{number}") for number in range(500)]
+        sessions = [Session(node.sequencer, lane, 1, [f"{lane.stream}/{{line}}"]) for lane in lanes]
+        opened = asyncio.gather(*(session.open() for session in sessions))
+        other = Session(node.sequencer, LANES[0]._replace(edge="edge-2"), 1)
+        assert await other.open()
+        assert not opened.done(), "another edge does not wait for all of one"
+        assert all(await opened)
+        assert 3 < node.sequencer.counters.chunks < 10
+
+    virtual_time.run(main())
