@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tests.edge_node.servers.amqp.harness import RawClient
 from weft.protocols.amqp.content import write_content
+from weft.protocols.amqp.errors import ReplyCode
 from weft.protocols.amqp.field_table import write_table
 from weft.protocols.amqp.methods import Method, commands, write_method
 
@@ -44,11 +45,26 @@ class Attacker:
 
     async def all(self, client: RawClient, methods: Iterator[Method] | list[Method]) -> None:
         """Send methods that are answered, and read their answers."""
-        waiting = iter(methods)
-        while part := list(itertools.islice(waiting, CHUNK)):
+        refused = await self._refused(client, iter(methods))
+        assert refused is None, refused.reply_text
+
+    async def as_many_as_may_be(self, client: RawClient, methods: Iterator[Method]) -> None:
+        """Send methods until one is refused: the attack has its whole share. The channel is open again then."""
+        refused = await self._refused(client, methods)
+        assert refused is not None, "the bound is not filled"
+        assert refused.reply_code == ReplyCode.PRECONDITION_FAILED, refused.reply_text
+        client.send(commands.Channel.CloseOk(), commands.Channel.Open(), channel=1)
+        await client.expect(commands.Channel.OpenOk, 1)
+
+    async def _refused(self, client: RawClient, methods: Iterator[Method]) -> commands.Channel.Close | None:
+        """Send methods and read their answers, up to a refusal."""
+        while part := list(itertools.islice(methods, CHUNK)):
             client.send(*part, channel=1)
             for _ in part:
-                assert await client.frame() is not None
+                answer = await client.expect(Method, 1)
+                if isinstance(answer, commands.Channel.Close):
+                    return answer
+        return None
 
     async def flood(self, client: RawClient, *data: bytes) -> None:
         """Send the same again and again; what comes back is thrown away."""
@@ -188,7 +204,7 @@ async def patterns(attacker: Attacker) -> None:
     """Many patterns that go on matching word by word, and a key that is new with each message."""
     client = await attacker.connect()
     await attacker.all(client, [declare("public.a"), exchange("public", "topic")])
-    await attacker.all(client, (
+    await attacker.as_many_as_may_be(client, (
         Queue.Bind(queue="public.a", exchange="public", routing_key=".".join(["public", *words, "#", "z"]))
         for words in itertools.islice(itertools.product("a*", repeat=12), 1_500)
     ))  # fmt: skip
