@@ -203,7 +203,8 @@ def _levels(pattern: str) -> tuple[list[str], list[str]]:
 
 def named_levels(patterns: Iterable[str]) -> list[str]:
     """Return the names of the levels in some patterns, in their order, each once. Not every pattern has to be valid."""
-    return list(dict.fromkeys(name for pattern in patterns for name in _NAMED.findall(pattern)))
+    named = (pattern for pattern in patterns if "{" in pattern)
+    return list(dict.fromkeys(name for pattern in named for name in _NAMED.findall(pattern)))
 
 
 def _check_fields(pattern: str, fields: list[str]) -> None:

@@ -182,6 +182,7 @@ class ShardLog:
                         raise self._missing(n, self._seen.snapshot or "a snapshot")
                 yield chunk
                 n += 1
+                await asyncio.sleep(0)  # what is made of a chunk is a step of its own
             ahead = min(2 * ahead, ahead_max)
 
     async def _check_not_passed(self, n: int) -> None:

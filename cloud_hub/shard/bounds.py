@@ -39,25 +39,28 @@ class OpeningLanes:
         self.of_tenant: Counter[str] = Counter()
         self.of_edge: Counter[NodeName] = Counter()
         self.topic_bytes: Counter[NodeName] = Counter()
+        self._counted: dict[LaneSession, list[tuple[Counter[Any], Any, int]]] = {}
 
     def opens(self, session: LaneSession, state: ShardState) -> None:
-        """Count what is new of a session until the session is open or over."""
-        lane = session.lane
+        """Count what is new of a session until the state has it, or the session is over."""
+        lane, node = session.lane, _node(session.lane)
+        counted: list[tuple[Counter[Any], Any, int]] = []
         if lane not in state.lanes and not session.is_relay:
-            self._add(1, (self.lanes, lane), (self.of_tenant, lane.tenant), (self.of_edge, _node(lane)), until=session)
+            counted += [(self.lanes, lane, 1), (self.of_tenant, lane.tenant, 1), (self.of_edge, node, 1)]
         if size := topic_bytes(new_topics(state, lane, session.topics)):
-            self._add(size, (self.topic_bytes, _node(lane)), until=session)
+            counted.append((self.topic_bytes, node, size))
+        if counted:
+            self._counted[session] = counted
+            for counter, key, size in counted:
+                counter[key] += size
+            session.opened.add_done_callback(lambda _: self.over(session))
 
-    def _add(self, size: int, *counted: tuple[Counter[Any], Any], until: LaneSession) -> None:
-        def over(_: object) -> None:
-            for counter, key in counted:
-                counter[key] -= size
-                if not counter[key]:
-                    del counter[key]
-
-        for counter, key in counted:
-            counter[key] += size
-        until.opened.add_done_callback(over)
+    def over(self, session: LaneSession) -> None:
+        """Take away what a session counts."""
+        for counter, key, size in self._counted.pop(session, ()):
+            counter[key] -= size
+            if not counter[key]:
+                del counter[key]
 
 
 class WaitingOrigins:
@@ -140,6 +143,11 @@ class Room:
         """Count what a session begins with."""
         self._opening.opens(session, state)
         self._waiting.tells(session, state, session.origins)
+
+    def opened(self, session: LaneSession, state: ShardState) -> None:
+        """Note that the state has what a session began with: it counts once, also before the session hears of it."""
+        self._opening.over(session)
+        self._waiting.settle(session, state.lanes.get(session.lane))
 
     def tell_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
         """Give further origins to a session. Return why the state has no room for them; None when it has."""

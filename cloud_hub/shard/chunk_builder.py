@@ -37,7 +37,7 @@ INDEX_BYTES_MAX = 8 << 20
 LOOKS_PER_EDGE = 1024
 """Items of one edge, and pieces of them, of which one chunk takes no more: what it takes is one step of the hub's loop,
 and an item may be of a few bytes. The rest comes with the next chunk."""
-TEXTS_PER_EDGE = 64 << 10
+TEXTS_PER_EDGE = 256 << 10
 """Bytes of the index that lanes of one edge take which open or tell origins: what goes on past it waits for the next
 chunk, as above."""
 CLOCK_BYTES = 512

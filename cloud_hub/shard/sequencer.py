@@ -370,6 +370,7 @@ class Sequencer:
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
             session.claim.granted = True
+            self._room.opened(session, self._state)
         for lane in decided:
             self.sessions.end(lane)
         self.sessions.fence(self._state, taken_over)

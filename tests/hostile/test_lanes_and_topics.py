@@ -86,3 +86,15 @@ async def test_topics_and_origins_of_an_edge_are_its_share(hub: GuardedHub) -> N
         at_most(3, good.take().longest)
     assert hub.memory_bytes() - before < 200 << 20
     assert hub.store_bytes() < 20 << 20
+
+
+async def test_lanes_that_come_again_with_other_texts_hold_nobody_up(hub: GuardedHub) -> None:
+    """All lanes of an edge, each with as many patterns as it may have; then again, with others that find no room."""
+    texts = [[chr(first + number % 26) for number in range(256)] for first in (ord("a"), ord("A"))]
+    with GoodLink(hub) as good:
+        for epoch in (1, 2, 3):
+            async with link_to(hub, log_id=7) as link:
+                lanes = range(1, 1025)
+                answers = await offer(link, [link.opening(at, f"s{at}", texts[epoch % 2], epoch=epoch) for at in lanes])
+                assert {isinstance(answer, LaneOpened) for answer in answers} == {epoch != 2}
+        at_most(1, good.take().longest)

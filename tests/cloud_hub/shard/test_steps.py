@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -13,18 +13,23 @@ import pytest
 from tests.cloud_hub.fabric import make_batch
 from tests.costs.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder
+from weft.cloud_hub.shard.bounds import Room, WaitingOrigins
+from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
 from weft.protocols.chunk import GapRange
-from weft.protocols.lane import Lane
+from weft.protocols.fields import TOPICS_MAX
+from weft.protocols.lane import Lane, NodeName
+from weft.protocols.link import LaneOpen, encode_frame
+from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import ShardState
+from weft.replication.settings import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
 
 STEP_S_MAX = 0.02
 """Processor time of one step on the machine of the budgets; the quickest of several tries counts."""
 BOUNDS = SequencerSettings()
-GAPS = BOUNDS.gaps_per_lane_max
+GAPS, LANES = BOUNDS.gaps_per_lane_max, BOUNDS.lanes_per_edge_max
 T = TypeVar("T")
 REASONS = (int(GapReason.BUDGET), int(GapReason.EXPIRED))
 
@@ -38,18 +43,33 @@ class Hub:
         self.commits = 0
         self._epoch = 0
 
-    def session(self, lane: int = 0) -> LaneSession:
+    def session(self, lane: int = 0, topics: Sequence[str] = (), origins: Sequence[Origin] = ()) -> LaneSession:
         self._epoch += 1
         name = Lane("default", "edge-1", 7, f"s{lane}")
-        return LaneSession(name, LaneClaim(self._epoch), [], lambda _: None, lambda *_: None)
+        claim = LaneClaim(self._epoch)
+        return LaneSession(name, claim, list(topics), lambda _: None, lambda *_: None, origins=origins)
+
+    def open(self, *sessions: LaneSession) -> None:
+        """Open sessions as one message of a link does, each if there is room for it, and commit them."""
+        room = Room(BOUNDS, WaitingOrigins())
+        told = LaneOpen(1, *sessions[-1].lane, 1, [], sessions[-1].topics, 0, 0, sessions[-1].origins)
+        turn = max(1, TURN_COST // (CONTROL_COST + CONTROL_BYTE_COST * len(encode_frame(told))))
+        for first in range(0, len(sessions), turn):
+            self._timed("open", partial(self._open, room, sessions[first : first + turn]))
+        self.commit(*(session for session in sessions if not session.opened.cancelled()))
+
+    def _open(self, room: Room, sessions: Sequence[LaneSession]) -> None:
+        for session in sessions:
+            if room.for_lane(self.state, session.lane, session.topics, session.origins) is None:
+                room.opens(session, self.state)
+            else:
+                session.opened.cancel()
 
     def commit(self, *sessions: LaneSession) -> None:
         """Commit all that they have, as the sequencer does."""
-        while any(session.items for session in sessions):
+        while any(session.items or session.opening for session in sessions):
             builder = ChunkBuilder(self.state, BOUNDS.chunk_bytes_max)
-            for session in sessions:
-                self._timed("take", partial(builder.add, session))
-            draft = self._timed("finish", partial(builder.finish, self.commits, self.commits, marks_due=False))
+            draft = self._timed("draft", partial(self._draft, builder, sessions))
             if draft is not None:
                 for session in draft.openings:
                     session.claim.granted = True
@@ -62,6 +82,12 @@ class Hub:
                 self._timed("settle", partial(session.settle, held))
                 if held is not None:
                     self._timed("answer", partial(session.acknowledged, held))
+
+    def _draft(self, builder: ChunkBuilder, sessions: Sequence[LaneSession]) -> Draft | None:
+        for session in sessions:
+            if session.pending:
+                builder.add(session)
+        return builder.finish(self.commits, self.commits, marks_due=False)
 
     def _timed(self, kind: str, step: Callable[[], T]) -> T:
         began = time.thread_time()
@@ -130,9 +156,36 @@ def records_behind_gaps_of_all_lanes(hub: Hub) -> None:
         hub.commit(*sessions)
 
 
+def lanes_without_texts(hub: Hub) -> None:
+    sessions = [hub.session(lane) for lane in range(LANES)]
+    hub.open(*sessions)
+    assert len(hub.state.lanes) == LANES
+    hub.open(*map(hub.session, range(LANES)))
+
+
+def the_smallest_topics(hub: Hub) -> None:
+    """As many as an edge may have, and then others."""
+    letters = [chr(ord("a") + number % 26) for number in range(TOPICS_MAX)]
+    hub.open(*(hub.session(lane, letters) for lane in range(LANES)))
+    assert hub.state.texts.topics(NodeName("default", "edge-1")) == BOUNDS.topic_bytes_per_edge_max
+    others = [chr(ord("A") + number % 26) for number in range(TOPICS_MAX)]
+    hub.open(*(hub.session(lane, others) for lane in range(LANES)))
+
+
+def the_smallest_origins(hub: Hub) -> None:
+    """As many as an edge may have, of one lane after the other, and then others."""
+    for version in "12":
+        origins = [Origin(number + 1, 1, "f", version, b"") for number in range(ORIGINS_MAX)]
+        hub.open(*(hub.session(lane, origins=origins) for lane in range(LANES // 8)))
+    assert hub.state.texts.origins(NodeName("default", "edge-1")) > BOUNDS.origin_bytes_per_edge_max // 2
+
+
 @pytest.mark.parametrize(
     "brings",
     [
+        lanes_without_texts,
+        the_smallest_topics,
+        the_smallest_origins,
         many_gaps,
         the_same_gap_again_and_again,
         one_gap_over_absent_ones,
