@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+import msgspec
 from aiohttp import web
 
 from weft.bounds import Owner, Refusals, Shares
@@ -20,9 +22,33 @@ WAITING_MAX = 64
 WAIT_S = 10.0
 BOUND = "limits.response"
 """Name under which refusals are counted: the longest answer is what shares are counted in."""
+JSON = "application/json"
 PIECE_BYTES = 256 << 10
 PIECE_S = 10.0
 """Longest time that a reader may take for a piece: slower ones are disconnected."""
+
+
+class LongAnswer(NamedTuple):
+    """A JSON document in parts. Megabytes are not put together, which alone would take a long step."""
+
+    parts: Sequence[bytes | msgspec.Raw]
+
+
+def pieces(parts: Iterable[bytes | msgspec.Raw]) -> Iterator[bytes]:
+    """Yield the bytes of all parts in pieces of ``PIECE_BYTES`` at most."""
+    waiting: list[memoryview] = []
+    room = PIECE_BYTES
+    for part in parts:
+        at = 0
+        while len(part) - at >= room:
+            waiting.append(memoryview(part)[at : at + room])
+            yield b"".join(waiting)
+            at, waiting, room = at + room, [], PIECE_BYTES
+        if at < len(part):
+            waiting.append(memoryview(part)[at:])
+            room -= len(part) - at
+    if waiting:
+        yield b"".join(waiting)
 
 
 class Answers:
@@ -78,19 +104,22 @@ class Answers:
             429, "too many answers are under way", "read them before asking for more, and ask for less at once"
         )
 
-    async def send(self, request: web.Request, response: web.Response, owner: Owner) -> web.StreamResponse:
+    async def send(self, request: web.Request, answer: LongAnswer | web.Response, owner: Owner) -> web.StreamResponse:
         """Send an answer in pieces, and disconnect a reader that does not take them."""
-        body = response.body
-        if request.method != "GET" or not isinstance(body, bytes) or len(body) <= PIECE_BYTES:
-            return response
-        stream = web.StreamResponse(status=response.status, headers={"Content-Type": "application/json"})
-        stream.content_length = len(body)
+        if isinstance(answer, web.Response):
+            assert isinstance(answer.body, bytes), "answers are documents"
+            answer = LongAnswer([answer.body])
+        size = sum(map(len, answer.parts))
+        if request.method != "GET" or size <= PIECE_BYTES:
+            return web.Response(body=b"".join(answer.parts), content_type=JSON)
+        stream = web.StreamResponse(headers={"Content-Type": JSON})
+        stream.content_length = size
         try:
             async with asyncio.timeout(PIECE_S) as limit:
                 await stream.prepare(request)
-                for at in range(0, len(body), PIECE_BYTES):
+                for piece in pieces(answer.parts):
                     limit.reschedule(asyncio.get_running_loop().time() + PIECE_S)
-                    await stream.write(memoryview(body)[at : at + PIECE_BYTES])
+                    await stream.write(piece)
                     await asyncio.sleep(0)  # a write waits only for a reader that is slower than the node
                 await stream.write_eof()
         except TimeoutError:

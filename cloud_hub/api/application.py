@@ -5,7 +5,6 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +18,7 @@ from aiohttp.typedefs import Middleware
 from weft.bounds import Refusals
 from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import Access, ApiError
-from weft.cloud_hub.api.answers import Answers
+from weft.cloud_hub.api.answers import Answers, LongAnswer
 from weft.cloud_hub.api.edges import EdgeViews, edges_after
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
@@ -172,7 +171,7 @@ class Api:
         )
         return application
 
-    def _bounded(self, handler: Callable[[web.Request], Awaitable[web.Response]]) -> Handler:
+    def _bounded(self, handler: Callable[[web.Request], Awaitable[web.Response | LongAnswer]]) -> Handler:
         """Return the handler with a bound on the answers that its readers have under way."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
@@ -289,7 +288,7 @@ class Api:
         view = views.stream_completeness_view(tenant, stream, answer, lanes, skipped=skipped, renamed=renamed)
         return _json(shards.unclaimed({**view, "lanes": made, "next_after": next_after, **shards.missing_view()}))
 
-    async def _get_records(self, request: web.Request) -> web.Response:
+    async def _get_records(self, request: web.Request) -> LongAnswer:
         shards, tenant, stream = await self._stream(request)
         limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
         states = {state.shard: state for state in shards.states}
@@ -328,8 +327,7 @@ class Api:
         if page.views:
             parts.pop()  # the last comma
         parts.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
-        await asyncio.sleep(0)  # megabytes are put together now, with one copy
-        return web.Response(body=b"".join(parts), content_type="application/json")
+        return LongAnswer(parts)
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
         """Return the numbers of the shards that a request asks for and that can be read."""
