@@ -1,4 +1,4 @@
-"""What the next chunk adds to one lane."""
+"""Additions of the next chunk to one lane."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class ShardState:
         self.retired: dict[Lane, None] = {}
         """Lanes that do not count any more."""
         self.texts = EdgeTexts()
-        """What each edge has of topic patterns and origins."""
+        """Bytes of the topic patterns and origins of each edge."""
         self._stopped: dict[StreamKey, dict[Lane, None]] = {}
         """Lanes whose edges said a last word."""
         self._fields: dict[StreamKey, dict[str, str]] = {}
