@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.bounds import Refusals
 from weft.cloud_hub.api.tokens import Scope, TokenIdentity
 from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.bounds import ADVICE
+from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
@@ -24,12 +26,23 @@ from weft.replication.accounting import RANGES_MAX
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 
+LOGS_AT_ONCE = 256
+"""Logs of one number that hear of a clock before others have their turn. Two nodes have the same only by design."""
+
 
 class _OpenedLane(NamedTuple):
     session: LaneSession
     sequencer: Sequencer
     acknowledged: Sequence[Range] = ()
     """Records that this hub had acknowledged before, as the edge says."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """One log of which the link has lanes open."""
+
+    clocks: ClockNotices = field(default_factory=ClockNotices)
+    lanes: dict[int, _OpenedLane] = field(default_factory=dict)
 
 
 class EdgeLink:
@@ -84,6 +97,8 @@ class EdgeLink:
         """Reason for which the shard refused the edge's identity as the link began; empty when it did not."""
         self._clocks: dict[tuple[int, int], Clock] = {}
         """(log id, boot) -> what the edge learned of its clock."""
+        self._logs: dict[int, dict[NodeName, _Log]] = {}
+        """Log id -> logs of the open lanes: a node's own, and those that it passes on."""
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
 
@@ -148,7 +163,9 @@ class EdgeLink:
         self._lanes[opening.lane] = opened
         opened.session.opened.add_done_callback(lambda held: self._answer(opening.lane, held))
         opened.sequencer.open(opened.session)
-        for clock in self._clocks.values():
+        log = self._log_of(opened.session.lane)
+        log.lanes[opening.lane] = opened
+        for clock in self._clocks.values() if len(log.lanes) == 1 else ():
             _put_clock(opened, clock)
 
     async def _open_lane(self, opening: LaneOpen) -> _OpenedLane:
@@ -185,13 +202,17 @@ class EdgeLink:
             claim = self._claims[lane] = LaneClaim(opening.epoch, _offered_end(opening))
         session = LaneSession(
             lane, claim, opening.topics, acknowledge, refuse,
-            payload=opening.payload, flags=opening.flags, origins=opening.origins,
+            payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._log_of(lane).clocks,
         )  # fmt: skip
         if not session.is_relay and len(self._asked) < LANES_MAX:
             self._asked[lane] = sequencer, claim
         cluster = sequencer.state.cluster_id.hex()
         acknowledged = next((ranges for hub, ranges in opening.acknowledged if hub == cluster), [])
         return _OpenedLane(session, sequencer, acknowledged)
+
+    def _log_of(self, lane: Lane) -> _Log:
+        """Return the log of a lane."""
+        return self._logs.setdefault(lane.log_id, {}).setdefault(NodeName(lane.tenant, lane.edge), _Log())
 
     async def _sequencer(self, shard: int) -> Sequencer:
         known = self._sequencers.get(shard)
@@ -246,6 +267,14 @@ class EdgeLink:
 
     def _take_out(self, number: int) -> _OpenedLane | None:
         opened = self._lanes.pop(number, None)
+        if opened is not None:
+            lane = opened.session.lane
+            log = self._log_of(lane)
+            log.lanes.pop(number, None)
+            if not log.lanes:
+                del self._logs[lane.log_id][NodeName(lane.tenant, lane.edge)]
+                if not self._logs[lane.log_id]:
+                    del self._logs[lane.log_id]
         # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open lanes without end.
         if opened is not None and not opened.session.claim.granted:
             self._claims.pop(opened.session.lane, None)
@@ -272,8 +301,11 @@ class EdgeLink:
         """Take what the edge learned of its clock, for the chunks that will hold batches of that boot."""
         if len(self._clocks) < BOOTS_MAX or (clock.log_id, clock.boot) in self._clocks:
             self._clocks[clock.log_id, clock.boot] = clock
-        for opened in self._lanes.values():
-            _put_clock(opened, clock)
+        for at, log in enumerate(list(self._logs.get(clock.log_id, {}).values()), 1):
+            if (opened := next(iter(log.lanes.values()), None)) is not None:
+                _put_clock(opened, clock)
+            if at % LOGS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
         """Pass verified batches to the lane's shard."""

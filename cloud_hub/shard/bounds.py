@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from weft.bounds import Owner, OwnerKind
 from weft.cloud_hub.settings import SequencerSettings
@@ -15,6 +16,7 @@ from weft.protocols.shard.edge_texts import origin_bytes, topic_bytes
 from weft.protocols.shard.lane_state import NOTHING, LaneState
 from weft.protocols.shard.shard_state import ShardState
 
+Key = TypeVar("Key")
 ADVICE = "end lanes of edges that are gone (`weft hub retire`), or raise the hub's limit"
 
 
@@ -26,70 +28,94 @@ class Full(NamedTuple):
     owner: Owner
 
 
-class OpeningLanes:
-    """Lanes and topic patterns that sessions wait to open with and that no chunk has yet: what counts against a share
-    before the state has it.
+@dataclass(slots=True)
+class _Share:
+    """What one session counts."""
 
-    Without them all links that come at once find the same room.
+    lanes: int = 0
+    """1 while the state does not have its lane."""
+    topics: int = 0
+    origins: int = 0
+
+
+class Told:
+    """An account of new lanes, topic patterns and origins that sessions have told, and the state does not have yet.
+
+    They count beside the state: all that comes at once would find the same room otherwise. A session counts until the
+    state has what it told, or it is over; of the sessions of one lane the latest counts for the lane and its topics,
+    since one takes the other's place.
     """
 
     def __init__(self) -> None:
         self.lanes: Counter[Lane] = Counter()
-        """New lanes."""
         self.of_tenant: Counter[str] = Counter()
+        """New lanes."""
         self.of_edge: Counter[NodeName] = Counter()
+        """New lanes."""
         self.topic_bytes: Counter[NodeName] = Counter()
-        self._counted: dict[LaneSession, list[tuple[Counter[Any], Any, int]]] = {}
+        self.origin_bytes: Counter[NodeName] = Counter()
+        self._shares: dict[LaneSession, _Share] = {}
 
-    def opens(self, session: LaneSession, state: ShardState) -> None:
-        """Count what is new of a session until the state has it, or the session is over."""
-        lane, node = session.lane, _node(session.lane)
-        counted: list[tuple[Counter[Any], Any, int]] = []
-        if lane not in state.lanes and not session.is_relay:
-            counted += [(self.lanes, lane, 1), (self.of_tenant, lane.tenant, 1), (self.of_edge, node, 1)]
-        if size := topic_bytes(new_topics(state, lane, session.topics)):
-            counted.append((self.topic_bytes, node, size))
-        if counted:
-            self._counted[session] = counted
-            for counter, key, size in counted:
-                counter[key] += size
-            session.opened.add_done_callback(lambda _: self.over(session))
+    def begins(self, session: LaneSession, state: ShardState, others: Iterable[LaneSession]) -> None:
+        """Count what a session begins with.
 
-    def over(self, session: LaneSession) -> None:
-        """Take away what a session counts."""
-        for counter, key, size in self._counted.pop(session, ()):
-            counter[key] -= size
-            if not counter[key]:
-                del counter[key]
-
-
-class WaitingOrigins:
-    """Origins that sessions tell and that no chunk has yet: they count beside those that the state has."""
-
-    def __init__(self) -> None:
-        self.of_edge: Counter[NodeName] = Counter()
-        """Bytes."""
+        Args:
+            others: earlier sessions of the lane.
+        """
+        for other in others:
+            self._count(other, lanes=0, topics=0)
+        lane = session.lane
+        topics = topic_bytes(new_topics(state, lane, session.topics))
+        self._count(session, lanes=int(lane not in state.lanes), topics=topics)
+        self.tells(session, state, session.origins.values())
 
     def tells(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> None:
-        """Count what the state does not have of a session's origins, until it has, or the session is over."""
-        self._count(session, origin_bytes(_unknown(state, session.lane, origins)))
+        """Count further origins of a session."""
+        before = self._shares.get(session, _Share()).origins
+        self._count(session, origins=before + origin_bytes(new_origins(state, session.lane, origins)))
+
+    def waits(self, session: LaneSession) -> bool:
+        """Return whether a session has origins that count."""
+        share = self._shares.get(session)
+        return share is not None and share.origins > 0
 
     def settle(self, session: LaneSession, held: LaneState | None) -> None:
-        """Take away what the state has of a session's origins."""
-        if session.origins_waiting and held is not None and not held.new_origins(session.origins):
-            self.over(session)
+        """Take away what the state has of what a session told, and what no chunk will tell any more."""
+        share = self._shares.get(session)
+        if share is None or held is None:
+            return
+        if not session.tells(held):
+            session.topics = held.topics
+        topics = 0 if session.topics == held.topics else share.topics
+        origins = share.origins if share.origins and held.new_origins(session.origins.values()) else 0
+        self._count(session, lanes=0, topics=topics, origins=origins)
 
     def over(self, session: LaneSession) -> None:
-        """Take away what a session still counts."""
-        if session.origins_waiting:
-            self._count(session, -session.origins_waiting)
+        """Take away all that a session counts."""
+        self._count(session, lanes=0, topics=0, origins=0)
 
-    def _count(self, session: LaneSession, more: int) -> None:
-        node = _node(session.lane)
-        session.origins_waiting += more
-        self.of_edge[node] += more
-        if not self.of_edge[node]:
-            del self.of_edge[node]
+    def _count(
+        self, session: LaneSession, *, lanes: int | None = None, topics: int | None = None, origins: int | None = None
+    ) -> None:
+        """Let a session count so much; None leaves it as it was."""
+        share = self._shares.get(session, _Share())
+        lane, node = session.lane, NodeName(session.lane.tenant, session.lane.edge)
+        if lanes is not None and lanes != share.lanes:
+            more = lanes - share.lanes
+            _add(self.lanes, lane, more)
+            _add(self.of_tenant, lane.tenant, more)
+            _add(self.of_edge, node, more)
+            share.lanes = lanes
+        if topics is not None and topics != share.topics:
+            _add(self.topic_bytes, node, topics - share.topics)
+            share.topics = topics
+        if origins is not None and origins != share.origins:
+            _add(self.origin_bytes, node, origins - share.origins)
+            share.origins = origins
+        if share != _Share():
+            self._shares[session] = share
+        else:
+            self._shares.pop(session, None)
 
 
 class GapBounds:
@@ -124,14 +150,13 @@ class Room:
     One edge is refused for what it has itself, and one tenant for what it has, whatever others have.
 
     Args:
-        waiting: origins that sessions have told, and no chunk has yet.
+        told: what sessions have told, and the state does not have yet.
     """
 
-    def __init__(self, settings: SequencerSettings, waiting: WaitingOrigins) -> None:
+    def __init__(self, settings: SequencerSettings, told: Told) -> None:
         self.gaps = GapBounds(settings)
         self._settings = settings
-        self._opening = OpeningLanes()
-        self._waiting = waiting
+        self._told = told
 
     def for_lane(
         self, state: ShardState, lane: Lane, topics: Sequence[str], origins: Iterable[Origin] = ()
@@ -139,24 +164,14 @@ class Room:
         """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
         return self._for_topics(state, lane, topics) or self._for_origins(state, lane, origins)
 
-    def opens(self, session: LaneSession, state: ShardState) -> None:
-        """Count what a session begins with."""
-        self._opening.opens(session, state)
-        self._waiting.tells(session, state, session.origins)
-
-    def opened(self, session: LaneSession, state: ShardState) -> None:
-        """Note that the state has what a session began with: it counts once, also before the session hears of it."""
-        self._opening.over(session)
-        self._waiting.settle(session, state.lanes.get(session.lane))
-
     def tell_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
         """Give further origins to a session. Return why the state has no room for them; None when it has."""
-        told = by_number(session.origins)
-        new = [origin for origin in origins if told.get(origin.number) != origin]
+        new = [origin for origin in origins if session.origins.get(origin.number) != origin]
         full = self._for_origins(state, session.lane, new)
         if full is None and new and session.registered:
             session.add_origins(new)
-            self._waiting.tells(session, state, new)
+            kept = [origin for origin in new if session.origins.get(origin.number) == origin]
+            self._told.tells(session, state, kept)
         return full
 
     def _for_topics(self, state: ShardState, lane: Lane, topics: Sequence[str]) -> Full | None:
@@ -165,19 +180,19 @@ class Room:
         known = state.lanes.get(lane)
         more = topic_bytes(new_topics(state, lane, topics))
         if more:
-            more += state.texts.topics(node) + self._opening.topic_bytes[node]
+            more += state.texts.topics(node) + self._told.topic_bytes[node]
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "
                 f"{self._settings.topic_bytes_per_edge_max}", "limits.edge_topics", edge,
             )  # fmt: skip
-        if known is not None or lane in self._opening.lanes:
+        if known is not None or lane in self._told.lanes:
             return None
-        lanes = state.lane_count(lane.tenant, lane.edge) + self._opening.of_edge[node]
+        lanes = state.lane_count(lane.tenant, lane.edge) + self._told.of_edge[node]
         if lanes >= self._settings.lanes_per_edge_max:
             reason = f"edge {lane.edge} of tenant {lane.tenant} has {lanes} lanes, its limit"
             return Full(reason, "limits.lanes_per_edge", edge)
-        lanes = state.lane_count(lane.tenant) + self._opening.of_tenant[lane.tenant]
+        lanes = state.lane_count(lane.tenant) + self._told.of_tenant[lane.tenant]
         if lanes >= self._settings.lanes_per_tenant_max:
             reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
             return Full(reason, "limits.lanes_per_tenant", tenant)
@@ -186,17 +201,17 @@ class Room:
             if lane.stream not in streams and len(streams) >= self._settings.streams_per_tenant_max:
                 reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"
                 return Full(reason, "limits.streams_per_tenant", tenant)
-        lanes = len(state.lanes) + len(self._opening.lanes)
+        lanes = len(state.lanes) + len(self._told.lanes)
         if lanes >= self._settings.lanes_max:
             return Full(f"shard {state.shard} has {lanes} lanes, its limit", "limits.lanes", edge)
         return None
 
     def _for_origins(self, state: ShardState, lane: Lane, origins: Iterable[Origin]) -> Full | None:
-        size = origin_bytes(_unknown(state, lane, origins))
+        size = origin_bytes(new_origins(state, lane, origins))
         if not size:
             return None
         node = _node(lane)
-        size += state.texts.origins(node) + self._waiting.of_edge[node]
+        size += state.texts.origins(node) + self._told.origin_bytes[node]
         if size <= self._settings.origin_bytes_per_edge_max:
             return None
         reason = (
@@ -204,6 +219,10 @@ class Room:
             f"{self._settings.origin_bytes_per_edge_max}"
         )
         return Full(reason, "limits.edge_origins", Owner(OwnerKind.EDGE, f"{lane.tenant}/{lane.edge}"))
+
+
+def _node(lane: Lane) -> NodeName:
+    return NodeName(lane.tenant, lane.edge)
 
 
 def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str]:
@@ -215,12 +234,14 @@ def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str
     return [topic for topic in topics if topic not in had]
 
 
-def _node(lane: Lane) -> NodeName:
-    return NodeName(lane.tenant, lane.edge)
-
-
-def _unknown(state: ShardState, lane: Lane, origins: Iterable[Origin]) -> list[Origin]:
-    """Return the origins that the state does not have."""
+def new_origins(state: ShardState, lane: Lane, origins: Iterable[Origin]) -> list[Origin]:
+    """Return the origins that the state does not have of a lane."""
     told = by_number(origins)
     known = by_number(state.lanes.get(lane, NOTHING).origins) if told else {}
     return [origin for number, origin in told.items() if known.get(number) != origin]
+
+
+def _add(counter: Counter[Key], key: Key, more: int) -> None:
+    counter[key] += more
+    if not counter[key]:
+        del counter[key]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.cloud_hub.shard.lane_draft import LaneDraft
 from weft.cloud_hub.shard.lane_ends import EndedLanes, adoption
 from weft.cloud_hub.shard.lane_session import LaneSession, ReceivedBatch, bounds
@@ -26,7 +27,6 @@ from weft.protocols.lane import Lane
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.lane_state import NOTHING, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.protocols.shard.snapshot import decode_lane, lane_state
 from weft.storage.table.record_time import BootKey, behind, shift
 
 INDEX_BYTES_MAX = 8 << 20
@@ -102,18 +102,25 @@ class ChunkBuilder:
         self._runs: dict[Lane, Range] = {}
         """Lanes of which the chunk has one run of new records, and what ``_after`` does not have yet."""
         self._clocks: dict[BootKey, ClockUpdate] = {}
+        self._notices: set[ClockNotices] = set()
+        """Those whose clocks are taken."""
         self._epochs: dict[Lane, int] = {}
         self._looks: dict[tuple[str, str], int] = {}
         """(tenant, edge) -> how many more of its items and their pieces the chunk takes."""
         self._texts: dict[tuple[str, str], int] = {}
         """(tenant, edge) -> bytes that its lanes have told."""
+        self._left_out: set[Lane] = set()
+        """Lanes that have to wait for the next chunk: no later session of theirs comes before an earlier one."""
         self._substantial = False
 
-    def add(self, session: LaneSession) -> None:
+    def add(self, session: LaneSession, *, tells_origins: bool = True) -> None:
         """Take the items that the state lacks, as far as the chunk has room.
 
         Several sessions may add to one lane: the items of an older one, then a newer one's epoch. Never the other way
         round, and never two that want the same epoch: the second is left out and then fenced by the first.
+
+        Args:
+            tells_origins: the state may lack some of the session's origins; those that batches name are told anyway.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # its turn comes in a later chunk
@@ -122,12 +129,16 @@ class ChunkBuilder:
             return
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
             return  # it came since ended lanes were looked up, and may have been here before
+        edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or tells_origins or bool(session.clocks)
+        is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
+        if session.lane in self._left_out or (is_full and is_long):
+            self._left_out.add(session.lane)
+            return
         held, control = self._held(session.lane)
-        # A relay only fills in for an edge that the hub has never heard.
-        tells = ungranted or (session.is_relay and not held.epoch)
-        is_long = ungranted or bool(session.origins_waiting) or (tells and session.topics != held.topics)
-        edge = session.lane.tenant, session.lane.edge
-        if is_long and self._texts.get(edge, 0) >= TEXTS_PER_EDGE:
+        tells = session.tells(held)
+        is_long |= bool(control and control.body) or (tells and session.topics != held.topics)
+        if is_full and is_long:
+            self._left_out.add(session.lane)
             return
         draft = LaneDraft(session, len(self._lanes))
         if session.items and not self._take_run(draft, held):
@@ -139,12 +150,10 @@ class ChunkBuilder:
             draft.topics = session.topics
         if tells and session.payload != held.payload:
             draft.payload = session.payload
-        if session.origins or draft.named:
-            draft.take_origins(held)
-        clocks = [clock for clock in session.clocks if not self._state.knows_clock(clock)] if session.clocks else []
-        for clock in clocks:
-            self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
-        size = draft.index_bytes() + CLOCK_BYTES * len(clocks)
+        if tells_origins or draft.named:
+            draft.take_origins(held, tells_origins)
+        size = draft.index_bytes() + CLOCK_BYTES * self._take_clocks(session.clocks)
+        size += len(control.body) if control is not None else 0
         self._index_bytes += size
         if is_long:
             self._texts[edge] = self._texts.get(edge, 0) + size
@@ -158,8 +167,18 @@ class ChunkBuilder:
             self._lanes.append(draft)
             if control is not None:
                 self._controls[session.lane] = control
-                self._index_bytes += len(control.body)
             self._substantial |= substantial
+
+    def _take_clocks(self, clocks: ClockNotices) -> int:
+        """Take the clock notices that the state lacks, once for all sessions that have them. Return how many are
+        taken."""
+        if not clocks or clocks in self._notices:
+            return 0
+        self._notices.add(clocks)
+        news = clocks.news(self._state)
+        for clock in news:
+            self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
+        return len(news)
 
     def _take_items(self, draft: LaneDraft, held: LaneState) -> None:
         """Take what is new of a session's items, one after the other."""
@@ -230,9 +249,10 @@ class ChunkBuilder:
 
     def _held(self, lane: Lane) -> tuple[LaneState, Control | None]:
         """Return a lane's state, and the record by which a lane that ended comes back."""
-        kept = self._ended.get(self._state, lane) if self._ended is not None else None
-        if kept is not None:
-            return lane_state(decode_lane(kept)), adoption(lane, kept)
+        body = self._ended.get(self._state, lane) if self._ended is not None else None
+        kept = self._ended.state(self._state, lane) if self._ended is not None else None
+        if body is not None and kept is not None:
+            return kept, adoption(lane, body)
         held = self._state.lanes.get(lane, NOTHING)
         if held.retired is not None and held.retired.by == RetiredBy.AGE and held.conflict is None:
             return held, adoption(lane)
@@ -269,8 +289,7 @@ class ChunkBuilder:
         key = (lane.tenant, lane.edge, lane.log_id, header.boot_id)
         clock = self._clocks.get(key)
         if clock is None:
-            told = [clock for clock in session.clocks if clock.boot_id == header.boot_id]
-            clock = told[-1] if told else self._state.boot_clock(*key)
+            clock = session.clocks.of(header.boot_id) or self._state.boot_clock(*key)
         correction = None if clock is None else shift(header, clock.offset)
         if clock is None or correction is None:
             return 0

@@ -33,10 +33,18 @@ class Drafting:
     Args:
         builder: makes a builder of the next chunk.
         finish: ends one.
+        tells_origins: whether the state may lack some of a session's origins.
     """
 
-    def __init__(self, state: ShardState, builder: Callable[[], ChunkBuilder], finish: Finish) -> None:
+    def __init__(
+        self,
+        state: ShardState,
+        builder: Callable[[], ChunkBuilder],
+        finish: Finish,
+        tells_origins: Callable[[LaneSession], bool],
+    ) -> None:
         self._state = state
+        self._tells_origins = tells_origins
         self._builder = builder
         self._finish = finish
 
@@ -65,7 +73,7 @@ class Drafting:
     def _of(self, sessions: Sequence[LaneSession]) -> Drafted | None:
         builder = self._builder()
         for session in sessions:
-            builder.add(session)
+            builder.add(session, tells_origins=self._tells_origins(session))
         draft = self._finish(builder)
         return None if draft is None else Drafted(draft, self._state.fold(draft.chunk))
 

@@ -50,14 +50,15 @@ class LaneDraft:
         self.named = self.named if self.named is not None else set()
         self.named.add(number)
 
-    def take_origins(self, held: LaneState) -> None:
+    def take_origins(self, held: LaneState, tells: bool) -> None:
         """Take what the chunk says of origins: all that its batches name, so that its rows are made alike whatever is
-        told, changed or forgotten later, and those that the lane does not know yet."""
-        told = by_number(self.session.origins)
-        found = {origin.number: origin for origin in held.new_origins(self.session.origins)}
+        told, changed or forgotten later, and with ``tells`` those that the lane does not know yet."""
+        told = self.session.origins
+        found = by_number(held.new_origins(told.values())) if tells else {}
         if self.named:
-            known = by_number(held.origins) | told
-            found = {number: known[number] for number in sorted(self.named & known.keys())[:ORIGINS_MAX]} | found
+            known = by_number(held.origins) if not told.keys() >= self.named else {}
+            named = {number: told.get(number) or known.get(number) for number in sorted(self.named)}
+            found = {number: origin for number, origin in named.items() if origin is not None} | found
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
     def index_bytes(self) -> int:

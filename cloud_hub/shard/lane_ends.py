@@ -62,6 +62,8 @@ class EndedLanes:
     def __init__(self, log: ShardLog) -> None:
         self._log = log
         self._found: dict[Lane, bytes | None] = {}
+        self._decoded: dict[Lane, LaneState] = {}
+        """Those of them whose state was asked for."""
 
     async def look_up(self, state: ShardState, lanes: Iterable[Lane]) -> None:
         """Find what is kept of the lanes that are not in the state, of so many that the others' commit hardly waits.
@@ -76,6 +78,7 @@ class EndedLanes:
             return
         wanted = dict.fromkeys(lanes)
         self._found = {lane: kept for lane, kept in self._found.items() if lane in wanted}
+        self._decoded = {lane: held for lane, held in self._decoded.items() if lane in self._found}
         unknown = [lane for lane in wanted if self._unknown(state, lane)][:LOOK_UPS_MAX]
         for at in range(0, len(unknown), LOOK_UPS_AT_ONCE):
             part = unknown[at : at + LOOK_UPS_AT_ONCE]
@@ -90,21 +93,30 @@ class EndedLanes:
         """Return what is kept of a lane that is not in the state; None when nothing is."""
         return None if lane in state.lanes else self._found.get(lane)
 
+    def state(self, state: ShardState, lane: Lane) -> LaneState | None:
+        """Return the state of a lane that left, as far as it was looked up. Do not change it."""
+        body = self.get(state, lane)
+        if body is not None and lane not in self._decoded:
+            self._decoded[lane] = snapshots.lane_state(snapshots.decode_lane(body))
+        return None if body is None else self._decoded[lane]
+
     def states(self, state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, LaneState]]:
         """Return the states of those of the lanes that left, as far as they were looked up."""
         if not state.drops:
             return []
-        kept = ((lane, self.get(state, lane)) for lane in dict.fromkeys(lanes))
-        return [(lane, snapshots.lane_state(snapshots.decode_lane(body))) for lane, body in kept if body is not None]
+        kept = ((lane, self.state(state, lane)) for lane in dict.fromkeys(lanes))
+        return [(lane, held) for lane, held in kept if held is not None]
 
     def forget(self, lanes: Iterable[Lane]) -> None:
         """Forget lanes that a chunk changed: they are back, or left again."""
         for lane in lanes if self._found else ():
             self._found.pop(lane, None)
+            self._decoded.pop(lane, None)
 
     def clear(self) -> None:
         """Forget everything."""
         self._found.clear()
+        self._decoded.clear()
 
     def _unknown(self, state: ShardState, lane: Lane) -> bool:
         return bool(state.drops) and lane not in state.lanes and lane not in self._found

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.protocols.batch import BatchHeader
-from weft.protocols.chunk import ClockUpdate, GapRange, LaneFlag, Mark
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
-from weft.protocols.origin import ORIGINS_MAX, Origin
+from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import LaneState
@@ -89,6 +90,7 @@ class LaneSession:
         payload: the kind of the stream's payloads as the edge told it.
         origins: meanings of the numbers of origins in the lane's batches.
         flags: ``LaneFlag`` bits.
+        clocks: what the link has told of the clocks of the lane's log.
         refuse: called when the session must end after it was opened; before that, ``opened`` raises.
     """
 
@@ -110,7 +112,6 @@ class LaneSession:
         "mark",
         "opened",
         "origins",
-        "origins_waiting",
         "payload",
         "refuse",
         "registered",
@@ -132,14 +133,14 @@ class LaneSession:
         payload: int = 0,
         origins: Sequence[Origin] = (),
         flags: int = 0,
+        clocks: ClockNotices | None = None,
     ) -> None:
         self.lane = lane
         self.claim = claim
         self.topics = topics
         self.payload = payload
-        self.origins: list[Origin] = []
-        self.origins_waiting = 0
-        """Bytes of origins that count as told and not yet in the shard's state."""
+        self.origins: dict[int, Origin] = {}
+        """By number, ascending."""
         self.add_origins(origins)
         self.flags = flags
         self.is_relay = bool(flags & _RELAY)
@@ -169,8 +170,7 @@ class LaneSession:
         self.gaps_seen: GapSet | None = None
         """Gaps of the lane when those that the sender did not tell were last sought among them."""
         self.gaps_untold: list[Range] = []
-        self.clocks: list[ClockUpdate] = []
-        """Clock notices that the shard's log does not have yet."""
+        self.clocks = clocks if clocks is not None else ClockNotices()
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
         self.registered = False
         """True while the shard has the session."""
@@ -179,8 +179,8 @@ class LaneSession:
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
         """Take in origins; of one number the last told counts, and of too many those with the highest numbers."""
-        known = {origin.number: origin for origin in (*self.origins, *origins)}
-        self.origins = [known[number] for number in sorted(known)][-ORIGINS_MAX:]
+        known = self.origins | by_number(origins)
+        self.origins = {number: known[number] for number in sorted(known)[-ORIGINS_MAX:]}
 
     def append(self, item: PendingItem) -> None:
         """Take an item behind the others."""
@@ -237,6 +237,11 @@ class LaneSession:
     def ungranted(self) -> bool:
         """Return whether a chunk has yet to make the epoch the lane's."""
         return self.opening and not self.granted
+
+    def tells(self, held: LaneState) -> bool:
+        """Return whether the next chunk that has something of the session tells its topics and kind of payloads."""
+        # A relay only fills in for an edge that the hub has never heard.
+        return self.ungranted or (self.is_relay and not held.epoch)
 
     @property
     def pending(self) -> bool:

@@ -93,7 +93,7 @@ class Sequencer:
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
         self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
-        self._room = Room(settings, self.sessions.origins)
+        self._room = Room(settings, self.sessions.told)
         self._attempts: dict[int, _Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
         self._schedule = CommitSchedule(settings)
@@ -182,8 +182,8 @@ class Sequencer:
 
         When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
+        self.sessions.told.begins(session, self._state, self.sessions.of(session.lane))
         self.sessions.add(session)
-        self._room.opens(session, self._state)
 
     def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
         """Take further origins of a session's batches. Return why the state has no room for them; None when it has."""
@@ -324,6 +324,7 @@ class Sequencer:
             self._state,
             lambda: ChunkBuilder(self._state, bytes_max, level, self._ended),
             lambda builder: builder.finish(self._wall_clock(), self._random_bits(64), marks_due),
+            self.sessions.told.waits,
         ).draft(self.sessions)
 
     async def _place(self, drafted: Drafted) -> bool:
@@ -370,7 +371,7 @@ class Sequencer:
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
             session.claim.granted = True
-            self._room.opened(session, self._state)
+            self.sessions.told.settle(session, self._state.lanes.get(session.lane))
         for lane in decided:
             self.sessions.end(lane)
         self.sessions.fence(self._state, taken_over)

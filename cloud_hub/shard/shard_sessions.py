@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from weft.cloud_hub.shard.bounds import WaitingOrigins
+from weft.cloud_hub.shard.bounds import Told
 from weft.cloud_hub.shard.lane_session import GAPS_PENDING_MAX, LaneSession, PendingItem, SessionRefused, bounds
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import ClockUpdate, Mark
@@ -13,11 +13,16 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.completeness import Lost
-from weft.protocols.shard.shard_state import BOOTS_MAX, LaneState, ShardState
+from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.replication.refusals import taken_before
 
 LOST_LANES_MAX = 4096
 """Lanes of a shard of which edges say that this hub has lost records; the earliest goes first."""
+
+
+RANGES_OPENED_MAX = 16_384
+"""Ranges of the lanes that one commit opens, about: each edge hears all of its lane's. The others are opened with the
+next one."""
 
 
 class ShardSessions:
@@ -45,7 +50,7 @@ class ShardSessions:
         named. Its clock was set back; the lane stands still until the clock has passed that moment."""
         self.lost: dict[Lane, RangeSet] = {}
         """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last came."""
-        self.origins = WaitingOrigins()
+        self.told = Told()
         self.refused = 0
         """Sessions that were refused, since the start."""
 
@@ -72,6 +77,10 @@ class ShardSessions:
     def pending(self) -> bool:
         """Return whether anything is pending."""
         return bool(self._active)
+
+    def of(self, lane: Lane) -> Sequence[LaneSession]:
+        """Return the sessions of a lane, in their order."""
+        return self._lanes.get(lane, ())
 
     def add(self, session: LaneSession) -> None:
         """Begin a session: its epoch is to be committed."""
@@ -135,10 +144,9 @@ class ShardSessions:
             self._touch(session)
 
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
-        """Take a clock notice; the latest of a boot counts."""
+        """Take a clock notice, which all sessions of the link with lanes of its log have then."""
         if session.registered:
-            others = [known for known in session.clocks if known.boot_id != clock.boot_id]
-            session.clocks = [*others, clock][-BOOTS_MAX:]
+            session.clocks.tell(clock)
             self._touch(session)
 
     def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
@@ -222,16 +230,17 @@ class ShardSessions:
 
     def settle(self, state: ShardState) -> None:
         """Answer every session from the state: its opening, and the commits of its items."""
-        lanes, active = state.lanes, self._active
+        lanes, active, room = state.lanes, self._active, RANGES_OPENED_MAX
         for session in self:
             held = lanes.get(session.lane)
             freed = session.settle(held)
-            self.origins.settle(session, held)
+            self.told.settle(session, held)
             if session.clocks:
-                session.clocks = [clock for clock in session.clocks if not state.knows_clock(clock)]
+                session.clocks.settle(state)
             self.pending_bytes -= freed
             if session.opening:
-                if session.granted:  # a relay may open a lane that no chunk has told of
+                if session.granted and room > 0:  # a relay may open a lane that no chunk has told of
+                    room -= len(held.ranges) if held is not None else 0
                     session.known = held.ranges.copy() if held is not None else session.known
                     session.opened.set_result(held.records if held is not None else RangeSet())
             elif held is not None and freed and not session.closed:
@@ -284,7 +293,7 @@ class ShardSessions:
         if not session.registered:
             return
         session.registered = False
-        self.origins.over(session)
+        self.told.over(session)
         self._lanes[session.lane].remove(session)
         if not self._lanes[session.lane]:
             del self._lanes[session.lane]

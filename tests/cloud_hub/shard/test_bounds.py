@@ -43,7 +43,7 @@ def offered(sequencer: Sequencer, *sessions: LaneSession) -> list[LaneSession]:
     """Offer sessions at once, as the frames of one message, and return those that there is room for."""
     taken = []
     for session in sessions:
-        if sequencer.no_room(session.lane, session.topics, session.origins) is None:
+        if sequencer.no_room(session.lane, session.topics, [*session.origins.values()]) is None:
             sequencer.open(session)
             taken.append(session)
     return taken
@@ -73,7 +73,7 @@ def test_origins_that_are_told_at_once_count_together() -> None:
         assert [session.lane for session in taken] == LANES[:2]
         await asyncio.gather(*(session.opened for session in taken))
         assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
-        assert not sequencer.sessions.origins.of_edge, "no chunk has yet to tell of any"
+        assert not sequencer.sessions.told.origin_bytes, "no chunk has yet to tell of any"
         assert offered(sequencer, session_of(LANES[0], 2, origins=tuple(ORIGINS)))
 
     virtual_time.run(main())
@@ -88,7 +88,7 @@ def test_origins_that_open_lanes_tell_count_together_until_they_are_committed_or
         full = [sequencer.tell_origins(session, ORIGINS) for session in sessions]
         assert [each is None for each in full] == [True, True, False]
         assert sequencer.tell_origins(sessions[0], ORIGINS) is None, "said before"
-        assert sequencer.sessions.origins.of_edge == {NODE: ORIGINS_MAX}
+        assert sequencer.sessions.told.origin_bytes == {NODE: ORIGINS_MAX}
         if end == "left":
             sequencer.leave(sessions[0])
             assert sequencer.tell_origins(sessions[2], ORIGINS) is None
@@ -96,7 +96,7 @@ def test_origins_that_open_lanes_tell_count_together_until_they_are_committed_or
         for session in sessions[:2]:
             sequencer.put(session, [make_batch(session.lane, 0, 2, origin=1)])
         await asyncio.sleep(2)
-        assert not sequencer.sessions.origins.of_edge
+        assert not sequencer.sessions.told.origin_bytes
         assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
         refused = sequencer.tell_origins(sessions[2], ORIGINS)
         assert refused is not None
@@ -125,7 +125,7 @@ def test_what_a_chunk_has_made_known_counts_once_also_before_its_sessions_hear_o
         node.sequencer._guard.passed = slow  # type: ignore[method-assign]
         await asked.wait()
         assert not first.opened.done()
-        assert not node.sequencer.sessions.origins.of_edge
+        assert not node.sequencer.sessions.told.origin_bytes
         assert offered(node.sequencer, session_of(LANES[1], topics=(TOPIC,)))
 
     virtual_time.run(main())

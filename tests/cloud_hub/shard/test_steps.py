@@ -13,7 +13,7 @@ import pytest
 from tests.cloud_hub.fabric import make_batch
 from tests.costs.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
-from weft.cloud_hub.shard.bounds import Room, WaitingOrigins
+from weft.cloud_hub.shard.bounds import Room, Told
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
 from weft.protocols.chunk import GapRange
@@ -51,17 +51,18 @@ class Hub:
 
     def open(self, *sessions: LaneSession) -> None:
         """Open sessions as one message of a link does, each if there is room for it, and commit them."""
-        room = Room(BOUNDS, WaitingOrigins())
-        told = LaneOpen(1, *sessions[-1].lane, 1, [], sessions[-1].topics, 0, 0, sessions[-1].origins)
-        turn = max(1, TURN_COST // (CONTROL_COST + CONTROL_BYTE_COST * len(encode_frame(told))))
+        told = Told()
+        room = Room(BOUNDS, told)
+        frame = LaneOpen(1, *sessions[-1].lane, 1, [], sessions[-1].topics, 0, 0, list(sessions[-1].origins.values()))
+        turn = max(1, TURN_COST // (CONTROL_COST + CONTROL_BYTE_COST * len(encode_frame(frame))))
         for first in range(0, len(sessions), turn):
-            self._timed("open", partial(self._open, room, sessions[first : first + turn]))
+            self._timed("open", partial(self._open, room, told, sessions[first : first + turn]))
         self.commit(*(session for session in sessions if not session.opened.cancelled()))
 
-    def _open(self, room: Room, sessions: Sequence[LaneSession]) -> None:
+    def _open(self, room: Room, told: Told, sessions: Sequence[LaneSession]) -> None:
         for session in sessions:
-            if room.for_lane(self.state, session.lane, session.topics, session.origins) is None:
-                room.opens(session, self.state)
+            if room.for_lane(self.state, session.lane, session.topics, session.origins.values()) is None:
+                told.begins(session, self.state, ())
             else:
                 session.opened.cancel()
 
