@@ -53,6 +53,7 @@ class Told:
         self.of_edge: Counter[NodeName] = Counter()
         """New lanes."""
         self.topic_bytes: Counter[NodeName] = Counter()
+        self.lane_topic_bytes: Counter[Lane] = Counter()
         self.origin_bytes: Counter[NodeName] = Counter()
         self._shares: dict[LaneSession, _Share] = {}
 
@@ -108,6 +109,7 @@ class Told:
             share.lanes = lanes
         if topics is not None and topics != share.topics:
             _add(self.topic_bytes, node, topics - share.topics)
+            _add(self.lane_topic_bytes, lane, topics - share.topics)
             share.topics = topics
         if origins is not None and origins != share.origins:
             _add(self.origin_bytes, node, origins - share.origins)
@@ -180,7 +182,7 @@ class Room:
         known = state.lanes.get(lane)
         more = topic_bytes(new_topics(state, lane, topics))
         if more:
-            more += state.texts.topics(node) + self._told.topic_bytes[node]
+            more += state.texts.topics(node) + self._told.topic_bytes[node] - self._told.lane_topic_bytes[lane]
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "

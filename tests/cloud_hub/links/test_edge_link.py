@@ -15,7 +15,7 @@ from weft.cloud_hub.links.link_log import HubLinkLog
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.shard.shards import Shards
 from weft.protocols.lane import Lane
-from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen, RefuseCode
+from weft.protocols.link import PROTOCOL_VERSION, Clock, Hello, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.replication.runner import LinkSession
 from weft.storage.object_store.memory import MemoryStore
@@ -108,6 +108,41 @@ def test_an_edge_whose_window_fills_up_does_not_wait_for_a_long_commit_interval(
             assert answers.acked.covers(0, first + 5)
             assert longest / 3 < now() - sent < longest
         link.closed("over")
+        await shards.close()
+
+    virtual_time.run(main())
+
+
+def test_news_of_a_clock_reach_all_lanes_of_its_log_once() -> None:
+    async def main() -> None:
+        sequencers: list[Sequencer] = []
+
+        def make(_shard: int) -> Sequencer:
+            sequencers.append(make_sequencer(MemoryStore(), random.Random(1)))
+            return sequencers[-1]
+
+        shards = Shards(1, 0, 1, make)
+        await shards.start()
+        answers = Answers()
+        link = EdgeLink(shards, None, lambda: 0, HubLinkLog(lambda: 0.0), "peer", refusals=Refusals(lambda: 0.0))
+        await link.open(Hello(PROTOCOL_VERSION, "default", "edge-1", 7, 1, 0, "test"), cast(LinkSession, answers))
+        await link.clock(Clock(7, 1, 100, 5000, 3))
+        for number in (1, 2, 3):
+            await link.open_lane(opening(number, f"s{number}"))
+        link.close_lane(1)
+        await link.clock(Clock(7, 2, 200, 6000, 3))
+        await link.clock(Clock(8, 9, 200, 6000, 3))  # of a log without lanes
+        while len(answers.opened) < 2:
+            answers.news.clear()
+            await answers.news.wait()
+        link.data(3, [make_batch(Lane("default", "edge-1", 7, "s3"), 0, 3)])
+        while not answers.acked:
+            answers.news.clear()
+            await answers.news.wait()
+        state = sequencers[0].state
+        assert {log: [boot.boot_id for boot in boots] for log, boots in state.clocks.items()} == {
+            ("default", "edge-1", 7): [1, 2]
+        }
         await shards.close()
 
     virtual_time.run(main())

@@ -12,6 +12,7 @@ from tests.cloud_hub import virtual_time
 from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session, make_batch
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
+from weft.protocols.chunk import LaneFlag
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.origin import Origin
 from weft.protocols.shard.edge_texts import origin_bytes
@@ -34,9 +35,10 @@ async def started() -> Sequencer:
 
 
 def session_of(
-    lane: Lane, epoch: int = 1, *, topics: tuple[str, ...] = (), origins: tuple[Origin, ...] = ()
+    lane: Lane, epoch: int = 1, *, topics: tuple[str, ...] = (), origins: tuple[Origin, ...] = (), flags: int = 0
 ) -> LaneSession:
-    return LaneSession(lane, LaneClaim(epoch), list(topics), lambda _: None, lambda *_: None, origins=origins)
+    claim = LaneClaim(epoch)
+    return LaneSession(lane, claim, list(topics), lambda _: None, lambda *_: None, origins=origins, flags=flags)
 
 
 def offered(sequencer: Sequencer, *sessions: LaneSession) -> list[LaneSession]:
@@ -75,6 +77,62 @@ def test_origins_that_are_told_at_once_count_together() -> None:
         assert sequencer.state.texts.origins(NODE) == ORIGINS_MAX
         assert not sequencer.sessions.told.origin_bytes, "no chunk has yet to tell of any"
         assert offered(sequencer, session_of(LANES[0], 2, origins=tuple(ORIGINS)))
+
+    virtual_time.run(main())
+
+
+def test_lanes_and_topics_of_relays_count_until_the_state_has_them_or_they_are_over() -> None:
+    """A relay's lane is open before a chunk tells of it: the first does with its first records."""
+
+    async def main() -> None:
+        settings = replace(SETTINGS, lanes_per_edge_max=3, topic_bytes_per_edge_max=TOPICS_MAX)
+        node = SequencerNode(MemoryStore(), random.Random(1), settings)
+        await node.start()
+        assert node.sequencer is not None
+        relays = [session_of(lane, 0, topics=(TOPIC,), flags=int(LaneFlag.RELAY)) for lane in LANES]
+        taken = offered(node.sequencer, *relays)
+        await asyncio.gather(*(session.opened for session in taken))
+        assert [session.lane for session in taken] == LANES[:2]
+        assert not offered(node.sequencer, relays[2]), "they are open, and no chunk has told their topics"
+        assert offered(node.sequencer, session_of(LANES[2])), "a lane without topics has room"
+        assert not offered(node.sequencer, session_of(LANES[3])), "the relays' lanes count"
+        node.sequencer.leave(taken[0])
+        node.sequencer.put(taken[1], [make_batch(taken[1].lane, 0, 2)])
+        await asyncio.sleep(2)
+        assert node.sequencer.state.texts.topics(NODE) == len(TOPIC)
+        assert offered(node.sequencer, relays[2])
+
+    virtual_time.run(main())
+
+
+def test_a_second_link_of_an_edge_takes_the_place_of_the_first() -> None:
+    """An edge is back before the hub notices that its link was lost: its lanes count once."""
+
+    async def main() -> None:
+        sequencer = await started()
+        for epoch in (1, 2, 3):
+            taken = offered(sequencer, *(session_of(lane, epoch, topics=(TOPIC,)) for lane in LANES[:2]))
+            assert [session.lane for session in taken] == LANES[:2]
+        await asyncio.gather(*(session.opened for session in taken))
+        assert not sequencer.sessions.told.topic_bytes
+        assert not sequencer.sessions.told.lanes
+
+    virtual_time.run(main())
+
+
+def test_a_lane_that_is_opened_again_on_its_link_keeps_no_topics_that_no_chunk_tells() -> None:
+    async def main() -> None:
+        sequencer = await started()
+        claim = LaneClaim(1)
+        first = LaneSession(LANES[0], claim, [TOPIC], lambda _: None, lambda *_: None)
+        sequencer.open(first)
+        await first.opened
+        sequencer.leave(first)
+        again = LaneSession(LANES[0], claim, ["x" * TOPICS_MAX], lambda _: None, lambda *_: None)
+        sequencer.open(again)
+        await again.opened
+        assert again.topics == [TOPIC]
+        assert not sequencer.sessions.told.topic_bytes
 
     virtual_time.run(main())
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.cloud_hub.fabric import make_batch
-from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
+from weft.cloud_hub.shard.chunk_builder import TEXTS_PER_EDGE, ChunkBuilder
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
 from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.lane import Lane
@@ -83,6 +83,39 @@ async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
                     stored[lane_of(update)].add(first, end)
                 told[lane_of(update)].update((gap.first, gap.end) for gap in update.gaps)
             check(state, stored, told)
+
+
+async def test_a_session_that_is_left_out_keeps_the_later_ones_of_its_lane_out() -> None:
+    """They have what the sender sent later."""
+    await asyncio.sleep(0)
+    state = ShardState(b"0123456789abcdef", 0)
+    claim = LaneClaim(1)
+    opening = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None)
+    apply_chunk(state, opening)
+    claim.granted = True
+    long = LaneSession(
+        LANES[1]._replace(edge=LANES[0].edge), LaneClaim(1), ["x" * TEXTS_PER_EDGE], *[lambda *_: None] * 2
+    )
+    told = [Origin(1, 1, "calm", "1", b"")]
+    earlier = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None, origins=told)
+    later = LaneSession(LANES[0], claim, [], lambda _: None, lambda *_: None)
+    earlier.append(ReceivedBatch(*make_batch(LANES[0], 0, 10), 0))
+    later.append(ReceivedBatch(*make_batch(LANES[0], 10, 20), 0))
+    for session in (earlier, later):
+        session.opened.set_result(RangeSet())
+    apply_chunk(state, long, earlier, later)
+    assert not state.lanes[LANES[0]].ranges
+    apply_chunk(state, earlier, later)
+    assert list(state.lanes[LANES[0]].ranges) == [(0, 20)]
+
+
+def apply_chunk(state: ShardState, *sessions: LaneSession) -> None:
+    builder = ChunkBuilder(state, 100_000)
+    for session in sessions:
+        builder.add(session)
+    draft = builder.finish(1, 1, marks_due=True)
+    assert draft is not None
+    state.apply(draft.chunk)
 
 
 async def test_each_chunk_explains_the_origins_that_its_batches_name() -> None:

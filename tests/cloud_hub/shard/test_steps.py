@@ -15,15 +15,16 @@ from tests.costs.speed import slowness, uncollected
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.bounds import Room, Told
 from weft.cloud_hub.shard.chunk_builder import LOOKS_PER_EDGE, ChunkBuilder, Draft
+from weft.cloud_hub.shard.clock_notices import ClockNotices
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, ReceivedBatch
-from weft.protocols.chunk import GapRange
+from weft.protocols.chunk import ClockUpdate, GapRange
 from weft.protocols.fields import TOPICS_MAX
 from weft.protocols.lane import Lane, NodeName
 from weft.protocols.link import LaneOpen, encode_frame
 from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
 from weft.replication.settings import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
 
 STEP_S_MAX = 0.02
@@ -43,11 +44,14 @@ class Hub:
         self.commits = 0
         self._epoch = 0
 
-    def session(self, lane: int = 0, topics: Sequence[str] = (), origins: Sequence[Origin] = ()) -> LaneSession:
+    def session(
+        self, lane: int = 0, topics: Sequence[str] = (), origins: Sequence[Origin] = (),
+        clocks: ClockNotices | None = None,
+    ) -> LaneSession:  # fmt: skip
         self._epoch += 1
         name = Lane("default", "edge-1", 7, f"s{lane}")
         claim = LaneClaim(self._epoch)
-        return LaneSession(name, claim, list(topics), lambda _: None, lambda *_: None, origins=origins)
+        return LaneSession(name, claim, list(topics), lambda _: None, lambda *_: None, origins=origins, clocks=clocks)
 
     def open(self, *sessions: LaneSession) -> None:
         """Open sessions as one message of a link does, each if there is room for it, and commit them."""
@@ -81,6 +85,7 @@ class Hub:
             for session in sessions:
                 held = self.state.lanes.get(session.lane)
                 self._timed("settle", partial(session.settle, held))
+                self._timed("clocks", partial(session.clocks.settle, self.state))
                 if held is not None:
                     self._timed("answer", partial(session.acknowledged, held))
 
@@ -164,6 +169,20 @@ def lanes_without_texts(hub: Hub) -> None:
     hub.open(*map(hub.session, range(LANES)))
 
 
+def clocks_of_all_boots(hub: Hub) -> None:
+    """All lanes of a link, of one log, with news of as many clocks as are kept."""
+    clocks = ClockNotices()
+    sessions = [hub.session(lane, clocks=clocks) for lane in range(LANES)]
+    hub.open(*sessions)
+    for boot in range(2 * BOOTS_MAX):
+        clocks.tell(ClockUpdate(*sessions[0].lane[:3], boot + 1, 0, 0, 0))
+    for session in sessions:
+        session.append(ReceivedBatch(*make_batch(session.lane, 0, 1), 0))
+    hub.commit(*sessions)
+    assert not clocks
+    assert [len(boots) for boots in hub.state.clocks.values()] == [BOOTS_MAX]
+
+
 def the_smallest_topics(hub: Hub) -> None:
     """As many as an edge may have, and then others."""
     letters = [chr(ord("a") + number % 26) for number in range(TOPICS_MAX)]
@@ -185,6 +204,7 @@ def the_smallest_origins(hub: Hub) -> None:
     "brings",
     [
         lanes_without_texts,
+        clocks_of_all_boots,
         the_smallest_topics,
         the_smallest_origins,
         many_gaps,
