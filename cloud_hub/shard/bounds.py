@@ -30,7 +30,7 @@ class Full(NamedTuple):
 
 @dataclass(slots=True)
 class _Share:
-    """What one session counts."""
+    """The share of one session."""
 
     lanes: int = 0
     """1 while the state does not have its lane."""

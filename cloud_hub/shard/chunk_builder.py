@@ -120,7 +120,7 @@ class ChunkBuilder:
         round, and never two that want the same epoch: the second is left out and then fenced by the first.
 
         Args:
-            tells_origins: the state may lack some of the session's origins; those that batches name are told anyway.
+            tells_origins: the state may lack some of the session's origins. Those that batches name are taken anyway.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # its turn comes in a later chunk

@@ -1,4 +1,4 @@
-"""What one link has told of the clocks of one log's boots, until the shard's log has it."""
+"""Notices of the clocks of one log's boots that a link brings, until the shard's log has them."""
 
 from __future__ import annotations
 

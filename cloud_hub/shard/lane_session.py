@@ -140,7 +140,7 @@ class LaneSession:
         self.topics = topics
         self.payload = payload
         self.origins: dict[int, Origin] = {}
-        """By number, ascending."""
+        """Origins of the lane's batches by number, ascending."""
         self.add_origins(origins)
         self.flags = flags
         self.is_relay = bool(flags & _RELAY)
