@@ -319,8 +319,8 @@ async def test_a_change_of_rules_is_worked_off_in_short_steps(monkeypatch: pytes
         steps.append(time.thread_time() - began)
 
     monkeypatch.setattr(users.room.queues._expelling, "_step", timed)
-    users.rules(rules.replace("secret.", "public."))
     with uncollected():
+        users.rules(rules.replace("secret.", "public."))
         while any(taker.consumption.active for taker in takers):
             await users.room.settle_down()
     assert max(steps) < STEP_S_MAX * slowness()
