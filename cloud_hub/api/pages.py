@@ -18,7 +18,7 @@ PAGE_DEFAULT = 1000
 PAGE_MAX = 10_000
 LOG_DIGITS = 16
 SLICE_LANES = 2_000
-SLICE_S = 0.01
+SLICE_S = 0.002
 """Time after which a walk lets others go on."""
 
 

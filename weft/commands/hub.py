@@ -124,7 +124,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int)
     """Run one process of the node."""
     from weft.cloud_hub.hub import Hub
     from weft.service.reload import RunningSettings
-    from weft.service.serving import Signals, collect_garbage_rarely, run_until_stopped, software
+    from weft.service.serving import Signals, collect_garbage_rarely, let_threads_in_soon, run_until_stopped, software
 
     config = loaded.config
     which = f" ({number + 1} of {count})" if count > 1 else ""
@@ -136,6 +136,7 @@ def _serve(config_file: str, loaded: Loaded[HubConfig], number: int, count: int)
         await hub.start()
         try:
             collect_garbage_rarely()
+            let_threads_in_soon()
             click.echo(f"the hub is ready at {hub.url}")
             async with signals.reloading(lambda: _reload(hub, settings, number)):
                 await signals.stop.wait()

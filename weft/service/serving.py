@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 
@@ -21,6 +22,18 @@ that wait for one commit make it look at every connection several times a second
 1,000 connections. Cycles are rare here, so what it finds later than before is little."""
 COLLECTIONS_BETWEEN_OLDER = 20
 """Collections of young objects before their survivors are looked at; and so on to the oldest."""
+SWITCH_S = 0.0002
+"""Seconds after which a thread that waits for the interpreter has it."""
+
+
+def let_threads_in_soon() -> None:
+    """Have a busy event loop let the process's threads have the interpreter sooner than Python does by default.
+
+    A chunk that is written to a directory needs it some eight times, between one call of the operating system and the
+    next, and waited up to 5 ms for each: beside four readers of a thousand streams an acknowledgement took 160 to
+    330 ms, and takes 70 to 110 ms so.
+    """
+    sys.setswitchinterval(SWITCH_S)
 
 
 def collect_garbage_rarely() -> None:
