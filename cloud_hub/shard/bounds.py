@@ -42,8 +42,8 @@ class Told:
     """An account of new lanes, topic patterns and origins that sessions have told, and the state does not have yet.
 
     They count beside the state: all that comes at once would find the same room otherwise. A session counts until the
-    state has what it told, or it is over; of the sessions of one lane the latest counts for the lane and its topics,
-    since one takes the other's place.
+    state has what it told, or it is over. Sessions of one lane count once for it, and with the longest of their topics:
+    one takes the other's place.
     """
 
     def __init__(self) -> None:
@@ -53,18 +53,16 @@ class Told:
         self.of_edge: Counter[NodeName] = Counter()
         """New lanes."""
         self.topic_bytes: Counter[NodeName] = Counter()
-        self.lane_topic_bytes: Counter[Lane] = Counter()
+        self._topics: dict[Lane, dict[LaneSession, int]] = {}
         self.origin_bytes: Counter[NodeName] = Counter()
         self._shares: dict[LaneSession, _Share] = {}
 
-    def begins(self, session: LaneSession, state: ShardState, others: Iterable[LaneSession]) -> None:
-        """Count what a session begins with.
+    def lane_topic_bytes(self, lane: Lane) -> int:
+        """Return the bytes of topics that count for a lane."""
+        return max(self._topics.get(lane, {}).values(), default=0)
 
-        Args:
-            others: earlier sessions of the lane.
-        """
-        for other in others:
-            self._count(other, lanes=0, topics=0)
+    def begins(self, session: LaneSession, state: ShardState) -> None:
+        """Count what a session begins with."""
         lane = session.lane
         topics = topic_bytes(new_topics(state, lane, session.topics))
         self._count(session, lanes=int(lane not in state.lanes), topics=topics)
@@ -102,15 +100,21 @@ class Told:
         share = self._shares.get(session, _Share())
         lane, node = session.lane, NodeName(session.lane.tenant, session.lane.edge)
         if lanes is not None and lanes != share.lanes:
-            more = lanes - share.lanes
-            _add(self.lanes, lane, more)
+            before = int(lane in self.lanes)
+            _add(self.lanes, lane, lanes - share.lanes)
+            more = int(lane in self.lanes) - before
             _add(self.of_tenant, lane.tenant, more)
             _add(self.of_edge, node, more)
             share.lanes = lanes
         if topics is not None and topics != share.topics:
-            _add(self.topic_bytes, node, topics - share.topics)
-            _add(self.lane_topic_bytes, lane, topics - share.topics)
-            share.topics = topics
+            before = self.lane_topic_bytes(lane)
+            of_lane = self._topics.setdefault(lane, {})
+            of_lane[session] = share.topics = topics
+            if not topics:
+                del of_lane[session]
+            if not of_lane:
+                del self._topics[lane]
+            _add(self.topic_bytes, node, self.lane_topic_bytes(lane) - before)
         if origins is not None and origins != share.origins:
             _add(self.origin_bytes, node, origins - share.origins)
             share.origins = origins
@@ -182,7 +186,8 @@ class Room:
         known = state.lanes.get(lane)
         more = topic_bytes(new_topics(state, lane, topics))
         if more:
-            more += state.texts.topics(node) + self._told.topic_bytes[node] - self._told.lane_topic_bytes[lane]
+            told = self._told.lane_topic_bytes(lane)
+            more = state.texts.topics(node) + self._told.topic_bytes[node] - told + max(told, more)
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
                 f"edge {lane.edge} of tenant {lane.tenant} would have {more} bytes of topic patterns, the limit is "

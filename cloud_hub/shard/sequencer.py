@@ -182,7 +182,7 @@ class Sequencer:
 
         When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
-        self.sessions.told.begins(session, self._state, self.sessions.of(session.lane))
+        self.sessions.told.begins(session, self._state)
         self.sessions.add(session)
 
     def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:

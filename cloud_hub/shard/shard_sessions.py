@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from weft.cloud_hub.shard.bounds import Told
 from weft.cloud_hub.shard.lane_session import GAPS_PENDING_MAX, LaneSession, PendingItem, SessionRefused, bounds
@@ -77,10 +77,6 @@ class ShardSessions:
     def pending(self) -> bool:
         """Return whether anything is pending."""
         return bool(self._active)
-
-    def of(self, lane: Lane) -> Sequence[LaneSession]:
-        """Return the sessions of a lane, in their order."""
-        return self._lanes.get(lane, ())
 
     def add(self, session: LaneSession) -> None:
         """Begin a session: its epoch is to be committed."""

@@ -120,6 +120,24 @@ def test_a_second_link_of_an_edge_takes_the_place_of_the_first() -> None:
     virtual_time.run(main())
 
 
+def test_a_second_session_of_a_lane_frees_nothing_of_the_first() -> None:
+    """It may be refused for its epoch, and the first is still to be committed."""
+
+    async def main() -> None:
+        sequencer = await started()
+        first = offered(sequencer, *(session_of(lane, 9, topics=(TOPIC,)) for lane in LANES[:2]))
+        second = offered(sequencer, *(session_of(lane, 1) for lane in LANES[:2]))
+        assert (len(first), len(second)) == (2, 2)
+        assert not offered(sequencer, session_of(LANES[2], topics=(TOPIC,)))
+        assert sequencer.sessions.told.of_edge == {NODE: 2}
+        await asyncio.gather(*(session.opened for session in first))
+        await asyncio.gather(*(session.opened for session in second), return_exceptions=True)
+        assert not sequencer.sessions.told.lanes
+        assert not sequencer.sessions.told.topic_bytes
+
+    virtual_time.run(main())
+
+
 def test_a_lane_that_is_opened_again_on_its_link_keeps_no_topics_that_no_chunk_tells() -> None:
     async def main() -> None:
         sequencer = await started()

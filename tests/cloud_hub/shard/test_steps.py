@@ -66,7 +66,7 @@ class Hub:
     def _open(self, room: Room, told: Told, sessions: Sequence[LaneSession]) -> None:
         for session in sessions:
             if room.for_lane(self.state, session.lane, session.topics, session.origins.values()) is None:
-                told.begins(session, self.state, ())
+                told.begins(session, self.state)
             else:
                 session.opened.cancel()
 
