@@ -11,6 +11,7 @@
 """
 
 from weft.bounds.bound import Bound
+from weft.bounds.crowd import CROWD, Crowd
 from weft.bounds.owner import LOCAL, Owner, OwnerKind, address_owner, user_or_address
 from weft.bounds.rates import Rates
 from weft.bounds.refusals import Refusals
@@ -19,8 +20,10 @@ from weft.bounds.shares import Shares, one_share
 from weft.bounds.turn_budget import TurnBudget
 
 __all__ = [
+    "CROWD",
     "LOCAL",
     "Bound",
+    "Crowd",
     "Owner",
     "OwnerKind",
     "Rates",

@@ -27,13 +27,15 @@ class Rounds:
     """Work that waits for its turn. Those of one owner wait in one queue, and owners take turns: many clients of one
     user are no hindrance to another's. Belongs to the event loop's thread."""
 
-    def __init__(self, after: Callable[[], None], pause_s: float = PAUSE_S) -> None:
+    def __init__(self, after: Callable[[], None], pause_s: float = PAUSE_S, turns_max: int | None = None) -> None:
         """Start with nothing to do.
 
         Args:
             after: called at the end of each round.
             pause_s: pause before each round; 0 for none.
+            turns_max: turns in a round; None for as many as there is time for.
         """
+        self._turns_max = turns_max
         self._pause_s = pause_s
         self._after = after
         self._waiting: OrderedDict[Owner | None, deque[Callable[[], None]]] = OrderedDict()
@@ -74,7 +76,8 @@ class Rounds:
         clock = asyncio.get_running_loop().time
         until = clock() + ROUND_S
         try:
-            for _ in range(sum(map(len, self._waiting.values()))):
+            count = sum(map(len, self._waiting.values()))
+            for _ in range(count if self._turns_max is None else min(count, self._turns_max)):
                 owner, queue = self._waiting.popitem(last=False)
                 work = queue.popleft()
                 if queue:

@@ -165,7 +165,6 @@ def http_settings(config: EdgeConfig, software: str) -> HttpSettings:
         readers_max=limits.http_readers,
         readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
         write_timeout_s=limits.write_timeout_s,
-        send_queue_bytes_max=limits.send_queue_bytes,
         window_s=state.idempotency_window_s,
         keys_max=state.idempotency_keys,
         keys_per_user_max=one_share(state.idempotency_keys_per_user, state.idempotency_keys),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+from weft.bounds import CROWD, Crowd
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.record import Gathering, Source
 
@@ -47,7 +48,7 @@ class Turn(Gathering):
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
-                 "bytes", "is_heavy", "joined_bytes", "now", "stores")  # fmt: skip
+                 "bytes", "crowd", "is_heavy", "joined_bytes", "now", "stores")  # fmt: skip
 
     def __init__(
         self, call_soon: Callable[[Callable[[], None]], object], clock: Callable[[], float], counters: Counters
@@ -67,6 +68,8 @@ class Turn(Gathering):
         self._clients: list[Source] = []
         self._answers: list[bytes] = []
         self._acks = 0
+        self.crowd = Crowd()
+        """Says that those who are answered or delivered to in this step have to wait for their turn."""
         self.begun = False
         """True while the end of the turn is scheduled."""
         self.now = 0.0
@@ -156,13 +159,17 @@ class Turn(Gathering):
         by_client = dict(zip(clients, answers, strict=True))
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
+        left = CROWD
         for client, data in by_client.items():
+            self.crowd.is_here = left <= 0
+            left -= 1
             try:
                 client.acknowledge(data)
             except Exception as error:
                 # One client's trouble must not cost the others their answers.
                 logger.exception("a client could not be answered")
                 _refuse([client], error)
+        self.crowd.is_here = False
 
     def _end(self) -> None:
         try:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from weft.bounds import CROWD, Crowd
+
 
 class Outbox:
     """The clients to be flushed. Belongs to the event loop's thread."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_crowd", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, crowd: Crowd) -> None:
+        """Start with nothing to be written.
+
+        Args:
+            crowd: told once so many clients were flushed in one call that the others' writes have to wait.
+        """
+        self._crowd = crowd
         self._waiting: list[Callable[[], None]] = []
 
     def add(self, flush: Callable[[], None]) -> None:
@@ -20,5 +28,17 @@ class Outbox:
     def flush(self) -> None:
         """Write what was gathered for each client; also what a client's flush adds for others."""
         waiting = self._waiting
-        while waiting:
+        left = CROWD
+        while waiting and left:
             waiting.pop()()
+            left -= 1
+        if waiting:
+            self._flush_crowd()
+
+    def _flush_crowd(self) -> None:
+        self._crowd.is_here = True
+        try:
+            while self._waiting:
+                self._waiting.pop()()
+        finally:
+            self._crowd.is_here = False

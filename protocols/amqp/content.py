@@ -6,12 +6,14 @@ import struct
 from typing import Final
 
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
-from weft.protocols.amqp.frames import BODY, END, HEADER, OVERHEAD_BYTES, frame
+from weft.protocols.amqp.frames import BODY, END, HEADER, OVERHEAD_BYTES
 from weft.protocols.amqp.properties import BASIC
 
 _CONTENT = struct.Struct(">HHQ")
 """Class, weight, body size."""
 CONTENT_HEAD_BYTES: Final = _CONTENT.size
+COPIED_BYTES_MAX = 2048
+"""Size up to which a body is cheaper to copy than to keep apart."""
 _HEAD = struct.Struct(">BHIHHQ")
 _BODY_HEAD = struct.Struct(">BHI")
 
@@ -40,9 +42,21 @@ def write_content(channel: int, properties: bytes, body: bytes, frame_bytes_max:
         properties: from their flags on.
         frame_bytes_max: longest frame that the peer takes.
     """
+    return b"".join(content_parts(channel, properties, body, frame_bytes_max))
+
+
+def content_parts(channel: int, properties: bytes, body: bytes, frame_bytes_max: int) -> list[bytes | memoryview]:
+    """Return the same in parts, which have views of a long body: it may be for many consumers."""
     size = len(body)
     head = _HEAD.pack(HEADER, channel, CONTENT_HEAD_BYTES + len(properties), BASIC, 0, size) + properties + END
     piece = frame_bytes_max - OVERHEAD_BYTES
-    if size <= piece:
-        return head + _BODY_HEAD.pack(BODY, channel, size) + body + END if size else head
-    return head + b"".join(frame(BODY, channel, body[at : at + piece]) for at in range(0, size, piece))
+    if size <= COPIED_BYTES_MAX and size <= piece:
+        return [head + _BODY_HEAD.pack(BODY, channel, size) + body + END if size else head]
+    parts: list[bytes | memoryview] = []
+    view = memoryview(body)
+    for at in range(0, size, piece):
+        part = view[at : at + piece]
+        parts += (head + _BODY_HEAD.pack(BODY, channel, len(part)), part)
+        head = END
+    parts.append(END)
+    return parts

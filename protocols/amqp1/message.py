@@ -171,6 +171,11 @@ def _properties(value: Any) -> Properties:
 
 def encode_message(message: Message) -> bytes:
     """Encode a message."""
+    return b"".join(message_parts(message))
+
+
+def message_parts(message: Message) -> list[bytes]:
+    """Encode a message in parts, one of which is its body's payload as it is."""
     header = [
         b"\x41" if message.durable else b"\x40",
         b"\x40" if message.priority is None else types.ubyte(message.priority),
@@ -187,23 +192,22 @@ def encode_message(message: Message) -> bytes:
     if message.application:
         pairs = [(encode(key), encode(value)) for key, value in message.application.items()]
         parts.append(described(APPLICATION_PROPERTIES, types.encode_map(pairs)))
-    parts.append(_encode_body(message.body))
+    parts += _body_parts(message.body)
     if message.footer:
         pairs = [(encode(key), encode(value)) for key, value in message.footer.items()]
         parts.append(described(FOOTER, types.encode_map(pairs)))
-    return b"".join(parts)
+    return parts
 
 
-def _encode_body(body: Body) -> bytes:
+def _body_parts(body: Body) -> list[bytes]:
     if body.kind == "sequence":
-        return body.payload
+        return [body.payload]
     if body.kind == "value":
-        return described(VALUE, body.payload)
-    if body.kind == "string":
-        size = len(body.payload)
-        head = bytes((0xA1, size)) if size < 256 else b"\xb1" + size.to_bytes(4, "big")
-        return described(VALUE, head + body.payload)
-    return described(VALUE if body.kind == "binary" else DATA, encode(body.payload))
+        return [described(VALUE, b""), body.payload]
+    short, long = (0xA1, 0xB1) if body.kind == "string" else (0xA0, 0xB0)
+    size = len(body.payload)
+    head = bytes((short, size)) if size < 256 else bytes((long,)) + size.to_bytes(4, "big")
+    return [described(VALUE if body.kind in ("string", "binary") else DATA, head), body.payload]
 
 
 def _encode_properties(found: Properties) -> bytes:

@@ -67,6 +67,27 @@ def encode_publish(
     return b"".join((head, packet_id.to_bytes(2, "big"), tail)) if qos else head + tail
 
 
+def publish_head(
+    topic: bytes,
+    payload_bytes: int,
+    qos: int,
+    packet_id: int,
+    *,
+    retain: bool,
+    dup: bool,
+    version: int,
+    properties: Properties,
+) -> bytes:
+    """Return all of a PUBLISH that comes before its payload, which many packets may have in common."""
+    rest = [u16(len(topic)), topic]
+    if qos:
+        rest.append(packet_id.to_bytes(2, "big"))
+    if version == Version.V5:
+        rest.append(b"\0" if properties is NO_PROPERTIES else encode_properties(properties))
+    length = sum(map(len, rest)) + payload_bytes
+    return b"".join((bytes((_PUBLISH | dup << 3 | qos << 1 | retain,)), variable(length), *rest))
+
+
 def publish_parts(
     topic: bytes,
     payload: bytes,

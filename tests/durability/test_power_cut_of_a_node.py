@@ -29,9 +29,9 @@ from tests.support.waiting import USUAL_S, Patience
 from weft.storage.filesystem import FileSystem, OSFileSystem
 
 pytestmark = pytest.mark.processes
-SECONDS = SLICE.amount(ci=1.5, night=20.0)
-"""How long the node is under load."""
-LOG_CUTS = SLICE.amount(ci=80, night=600)
+SECONDS = SLICE.amount(ci=1.5, night=6.0)
+"""How long the node is under load. Each cut reads all that it has logged."""
+LOG_CUTS = SLICE.amount(ci=80, night=400)
 RATES = (8000, 900, 90)
 """Messages a second of each device."""
 LIVES = SLICE.amount(ci=2, night=10)

@@ -133,7 +133,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "recorded_cuts": pytest_job(
         "power cuts of real processes", "tests/durability/test_power_cut_of_a_node.py",
-        "tests/durability/test_power_cut_of_a_hub.py", minutes=40, slice_units=820, slice_s=400,
+        "tests/durability/test_power_cut_of_a_hub.py", minutes=40, slice_units=620, slice_s=400,
     ),
     "full_disk": pytest_job(
         "minutes without room", "tests/durability/test_full_disk.py", minutes=10, slice_units=3, slice_s=220,

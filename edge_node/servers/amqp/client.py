@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -52,6 +53,9 @@ class Client(Publisher, Protocol):
 
     def send(self, data: bytes) -> None:
         """Write whole frames; nothing happens once it is closed."""
+
+    def send_all(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write whole frames that came in parts."""
 
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""

@@ -39,7 +39,7 @@ class AmqpConnection(Reads):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_begun", "_channels", "_closing", "_door", "_handshake", "_output", "_shared", "frame_bytes_max",
+        "_begun", "_channels", "_closing", "_door", "_handshake", "_shared", "frame_bytes_max",
         "has_sent_wrong_secret", "is_writable", "joined", "peer", "queue_client", "targets",
     )  # fmt: skip
 
@@ -66,8 +66,7 @@ class AmqpConnection(Reads):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the protocol header; the listener minds how long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._output = Output(self._transport, self._broker.counters)
-        self._transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes_max)
+        self._output = Output(self._transport, self._broker.writes, self, self.inbox.owner)
         self._broker.arrived(self)
         self._shared.clients.add(self)
 
@@ -94,7 +93,7 @@ class AmqpConnection(Reads):
         else:
             self._read(data, now, at)
 
-    def pause_writing(self) -> None:
+    def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts for ``write_timeout_s``."""
         self.is_writable = False
         self.hold(Pause.WRITE)
@@ -102,7 +101,7 @@ class AmqpConnection(Reads):
         if self._channels is not None:
             self._channels.pause()
 
-    def resume_writing(self) -> None:
+    def catches_up(self) -> None:
         """Read on from a client that has caught up, and deliver to it again."""
         self.is_writable = True
         self._live.can_write()
@@ -121,12 +120,6 @@ class AmqpConnection(Reads):
     def is_let_in(self) -> bool:
         """Return whether connection.open was answered."""
         return self._channels is not None
-
-    def send(self, data: bytes) -> None:
-        """Write whole frames."""
-        if self._transport is not None:
-            self._live.wrote = True
-            self._output.write(data)
 
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
@@ -149,6 +142,7 @@ class AmqpConnection(Reads):
         self.queue_client = QueueClient(peer.owner, peer.identity)
         self.frame_bytes_max = frame_bytes_max
         self.inbox.belongs_to(peer.owner)
+        self._output.owner = peer.owner
         self._channels = Channels(self._shared, self, channels_max)
         self._handshake = None
         self._live.begin(heartbeat_s)
@@ -375,7 +369,6 @@ class AmqpConnection(Reads):
         if self._transport is None:
             return
         self._turn.store()
-        self._output.uncork()
         transport, self._transport, self._fast = self._transport, None, False
         stranger_at = self.arrival.origin if self.peer is None else None
         self._broker.partings.closed(log, f"closed AMQP client {self._client()}", reason, level, stranger_at)
@@ -393,8 +386,9 @@ class AmqpConnection(Reads):
         self._shared.clients.discard(self)
         self._broker.left(self)
         if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost
+            self._output.finish()
             Lingering(self._shared, transport, self.arrival, self.place)
             return
         self.place.free()
         self.arrival.closed()
-        (transport.close if self.is_writable else transport.abort)()
+        self.shut(transport, drains=self.is_writable)

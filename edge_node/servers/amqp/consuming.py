@@ -239,9 +239,7 @@ class Consuming:
         delivery, message, left = found
         tag = self.next_tag(None if method.no_ack else delivery)
         now = self._shared.broker.wall_clock()
-        self._client.send(
-            write_get_ok(self._client, self._number, tag, delivery, message, left, now)
-        )  # fmt: skip
+        self._client.send_all(write_get_ok(self._client, self._number, tag, delivery, message, left, now))
 
     def _pass_over(self, _method: Method) -> None:
         """Pass over the answer to basic.cancel."""

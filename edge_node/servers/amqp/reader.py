@@ -12,7 +12,7 @@ from weft.edge_node.queues.queue import Consumption
 from weft.edge_node.queues.topics import origin_of
 from weft.edge_node.servers.amqp.client import Client
 from weft.edge_node.servers.amqp.names import Names
-from weft.protocols.amqp.content import write_content
+from weft.protocols.amqp.content import content_parts
 from weft.protocols.amqp.field_table import write_text
 from weft.protocols.amqp.frames import METHOD, frame
 from weft.protocols.amqp.methods import commands
@@ -50,7 +50,7 @@ class Reader:
         self._no_ack = no_ack
         self._wall_clock = wall_clock
         self._head = _DELIVER + write_text(tag)
-        self._before: list[bytes] | None = []
+        self._before: list[bytes | memoryview] | None = []
         """Deliveries that came before basic.consume-ok was sent; None from then on."""
         self.tag = tag
         self.consumption: Consumption | None = None
@@ -59,23 +59,21 @@ class Reader:
         """Send what comes from now on: basic.consume-ok was sent."""
         before, self._before = self._before, None
         if before:
-            self._client.send(b"".join(before))
+            self._client.send_all(before)
 
     def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
         """Send messages."""
         channel, head, number = self._channel, self._head, self._number
         names, frame_bytes_max, now = self._client.peer.names, self._client.frame_bytes_max, self._wall_clock()
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         for delivery, message in batch:
             tag = channel.next_tag(None if self._no_ack else delivery)
-            parts += (
-                frame(METHOD, number, head + _TAG.pack(tag, delivery.redelivered) + _origin(message, names)),
-                write_content(number, write_properties(message.headers, now), message.payload, frame_bytes_max),
-            )
+            parts.append(frame(METHOD, number, head + _TAG.pack(tag, delivery.redelivered) + _origin(message, names)))
+            parts += content_parts(number, write_properties(message.headers, now), message.payload, frame_bytes_max)
         if self._before is not None:
             self._before += parts
         else:
-            self._client.send(b"".join(parts))
+            self._client.send_all(parts)
 
     def cancelled(self, error: QueueError) -> None:  # noqa: ARG002
         """Tell the client that the queue is gone, or not for it any more."""
@@ -85,8 +83,8 @@ class Reader:
 
 def write_get_ok(  # noqa: PLR0917
     client: Client, number: int, tag: int, delivery: Delivery, message: QueueMessage, left: int, now: int
-) -> bytes:
-    """Return basic.get-ok with its content.
+) -> list[bytes | memoryview]:
+    """Return basic.get-ok with its content, in parts.
 
     Args:
         left: messages that the queue still has.
@@ -95,8 +93,8 @@ def write_get_ok(  # noqa: PLR0917
     fields = (
         _TAG.pack(tag, delivery.redelivered) + _origin(message, client.peer.names) + _COUNT.pack(min(left, _COUNT_MAX))
     )
-    content = write_content(number, write_properties(message.headers, now), message.payload, client.frame_bytes_max)
-    return frame(METHOD, number, _GET_OK + fields) + content
+    content = content_parts(number, write_properties(message.headers, now), message.payload, client.frame_bytes_max)
+    return [frame(METHOD, number, _GET_OK + fields), *content]
 
 
 def _origin(message: QueueMessage, names: Names) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from weft.bounds import user_or_address
@@ -12,6 +12,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.inbox import Inbox
 from weft.edge_node.servers.amqp.liveness import Liveness
+from weft.edge_node.servers.broker.output import Sending
 from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
@@ -20,10 +21,10 @@ WAITING = Pause.ASKING | Pause.TURN
 """Reasons for which what came is kept unparsed."""
 
 
-class Reads(asyncio.Protocol):
+class Reads(Sending):
     """A connection that is read as far as disk, turns and its own socket allow."""
 
-    __slots__ = ("_broker", "_fast", "_live", "_missed_turn", "_pause", "_transport", "_turn", "arrival", "inbox",
+    __slots__ = ("_broker", "_fast", "_live", "_missed_turn", "_pause", "_turn", "arrival", "inbox",
                  "place")  # fmt: skip
 
     _live: Liveness
@@ -44,6 +45,16 @@ class Reads(asyncio.Protocol):
     @abstractmethod
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception."""
+
+    def send(self, data: bytes) -> None:
+        """Write whole frames."""
+        self._live.wrote = True
+        super().send(data)
+
+    def send_all(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write whole frames that came in parts."""
+        self._live.wrote = True
+        super().send_all(parts)
 
     @abstractmethod
     def _read(self, data: bytes, now: float, at: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cproton import (
@@ -90,10 +90,11 @@ def credit(link: Any) -> int:
     return int(pn_link_credit(link._impl))
 
 
-def send(link: Any, tag: bytes, data: bytes, *, settled: bool) -> tuple[int, Any]:
+def send(link: Any, tag: bytes, parts: Iterable[bytes], *, settled: bool) -> tuple[int, Any]:
     """Send a message. Returns a number that is the delivery's until it is settled, and the delivery."""
     delivery = pn_delivery(link._impl, tag)
-    pn_link_send(link._impl, data)
+    for part in parts:
+        pn_link_send(link._impl, part)
     pn_link_advance(link._impl)
     if settled:
         pn_delivery_settle(delivery)

@@ -150,14 +150,19 @@ class Engine:
             finally:
                 pn_collector_pop(collector)
 
-    def output(self) -> bytes:
-        """Return what is to be sent; ``ended`` says afterwards whether that was the last."""
-        transport, parts = self._transport._impl, []
-        while (pending := pn_transport_pending(transport)) > 0:
+    def output(self, bytes_max: int | None = None) -> bytes:
+        """Return what is to be sent; ``ended`` says afterwards whether that was the last.
+
+        Args:
+            bytes_max: bytes, roughly, after which the rest is left for the next call; None for all.
+        """
+        transport, parts, size = self._transport._impl, [], 0
+        while (pending := pn_transport_pending(transport)) > 0 and (bytes_max is None or size < bytes_max):
             code, data = pn_transport_peek(transport, pending)
             if code <= 0:
                 break
             parts.append(bytes(data))
+            size += code
             pn_transport_pop(transport, code)
         if pending < 0:
             self.ended = True

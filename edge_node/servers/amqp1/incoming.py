@@ -40,6 +40,9 @@ class Client(Publisher, Protocol):
     def flush(self) -> None:
         """Send what the engine has to send."""
 
+    def flush_in_turn(self) -> None:
+        """Send it when it is the client's turn."""
+
 
 class Waiting(NamedTuple):
     """A delivery that is settled once its record is durable."""

@@ -37,7 +37,7 @@ class Client(Protocol):
     def go_on(self, waited_for: Pause) -> None:
         """Handle what came meanwhile, and read on."""
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes."""
 
     def welcome(self, identity: Identity) -> None:
@@ -94,7 +94,7 @@ class Opening:
         if header == SASL:
             del data[:HEADER_BYTES]
             self._has_sasl = True
-            self._client.write(SASL + frames.mechanisms(self._mechanisms()))
+            self._client.send(SASL + frames.mechanisms(self._mechanisms()))
             self.step(data)
         elif header == AMQP:
             self._begin(Credentials())
@@ -149,7 +149,7 @@ class Opening:
         else:
             self._task = None
             if self._has_sasl:
-                self._client.write(frames.outcome(OK))
+                self._client.send(frames.outcome(OK))
             self._client.welcome(identity)
             self._client.go_on(Pause.ASKING)
 
@@ -179,7 +179,7 @@ class Opening:
     def _deny(self, denied: Denied) -> None:
         self._parts.broker.counters.protocol_errors += 1
         if self._has_sasl:
-            self._client.write(frames.outcome(denied.outcome))
+            self._client.send(frames.outcome(denied.outcome))
         if not self._has_sasl or denied.outcome == OK:
             self._client.refuse(denied.condition, str(denied))
         else:

@@ -9,10 +9,12 @@ from weft.edge_node.servers.amqp1 import deliveries, endpoints
 from weft.edge_node.servers.amqp1.items import Item, Supply
 from weft.edge_node.servers.amqp1.mapping import to_message
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
-from weft.protocols.amqp1.message import encode_message
+from weft.protocols.amqp1.message import message_parts
 
 UNSETTLED_MAX = 2048
 """Deliveries of one link that the client has not settled, whatever credit it gives."""
+LONG_BYTES = 64 << 10
+"""Messages beyond this are made frames of in turns: 4 MB take the engine 8 ms."""
 WINDOW_BYTES = 256 << 10
 """Bytes that the engine holds for one session because the client's window is closed."""
 
@@ -28,12 +30,15 @@ class Client(Protocol):
     def flush(self) -> None:
         """Send what the engine has to send."""
 
+    def flush_in_turn(self) -> None:
+        """Send it when it is the client's turn."""
+
 
 class OutgoingLink:
     """One such link."""
 
-    __slots__ = ("_account", "_client", "_counters", "_is_settled", "_link", "_session", "_tag", "_unsettled",
-                 "_wall_clock", "is_open", "supply")  # fmt: skip
+    __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session", "_tag", "_unsent",
+                 "_unsettled", "_wall_clock", "is_open", "supply")  # fmt: skip
 
     def __init__(
         self, client: Client, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
@@ -53,6 +58,10 @@ class OutgoingLink:
         self._counters = counters
         self._is_settled = endpoints.wants_settled(link)
         self._tag = 0
+        self._has_long = False
+        """True while a long message was sent and not flushed."""
+        self._unsent = 0
+        """Bytes of settled messages that the engine may still have."""
         self._unsettled: dict[int, Item] = {}
         """Number of a delivery -> its message, in the order of sending."""
         self.is_open = True
@@ -61,6 +70,9 @@ class OutgoingLink:
     @property
     def has_room(self) -> bool:
         """Return whether one more message can be sent at once."""
+        if self._unsent and not self._session.outgoing_bytes:
+            self._account.free(self._unsent)
+            self._unsent = 0
         return (
             self.is_open
             and deliveries.credit(self._link) > 0
@@ -92,24 +104,34 @@ class OutgoingLink:
         if item.message.expired(now):
             self._counters.messages_expired += 1
             return False
-        data = encode_message(
+        parts = message_parts(
             to_message(item.message, now, item.place, item.attempts, is_redelivered=item.is_redelivered)
         )
-        limit = self._link.remote_max_message_size
-        if limit and len(data) > limit:
+        size, limit = sum(map(len, parts)), self._link.remote_max_message_size
+        if limit and size > limit:
             self._counters.deliveries_too_large += 1
             return False
+        if size > LONG_BYTES:
+            self._has_long = True  # and not copied once more
+        else:
+            parts = [b"".join(parts)]
         self._tag += 1
-        number, _ = deliveries.send(self._link, self._tag.to_bytes(8, "big"), data, settled=self._is_settled)
+        number, _ = deliveries.send(self._link, self._tag.to_bytes(8, "big"), parts, settled=self._is_settled)
         self._counters.deliveries_sent += 1
-        if not self._is_settled:
+        self._account.take(item.size)
+        if self._is_settled:
+            self._unsent += item.size
+        else:
             self._unsettled[number] = item
-            self._account.take(item.size)
         return True
 
     def flush(self) -> None:
         """Have what was sent written."""
-        self._client.flush()
+        if self._has_long:
+            self._has_long = False
+            self._client.flush_in_turn()
+        else:
+            self._client.flush()
 
     def idle(self) -> None:
         """Give credit back that a client wants used up or given back at once, as there is nothing to send."""
@@ -122,8 +144,8 @@ class OutgoingLink:
             return
         self.is_open = False
         unsettled, self._unsettled = self.unsettled, {}
-        for item in unsettled:
-            self._account.free(item.size)
+        self._account.free(sum(item.size for item in unsettled) + self._unsent)
+        self._unsent = 0
         self.supply.stop(unsettled, for_good=closed)
 
     def stolen(self) -> None:

@@ -16,6 +16,7 @@ from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.servers.broker.connected import Connected
+from weft.edge_node.servers.broker.output import Writes
 from weft.edge_node.servers.broker.turns import Turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.parts import Kept, make_parts
@@ -141,9 +142,10 @@ class Broker:
             keep_alive_s_max=settings.keep_alive_s_max,
         )
         self.wheel = TimerWheel(self._loop)
-        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox())
+        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(turn.crowd))
         self.rounds = Rounds(outbox.flush)
         """Queues of clients whose turn is over."""
+        self.writes = Writes(turn.crowd, counters, settings.send_queue_bytes_max)
         self.fan_out = FanOut(self.subscriptions, outbox)
         self.ingest = Ingest(
             segment_log, Router(settings.patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock,

@@ -9,6 +9,7 @@ from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.broker.held import Held
+from weft.edge_node.servers.broker.output import Output, Sending
 from weft.edge_node.servers.http.access import claim_of
 from weft.edge_node.servers.http.answers import CONTINUE
 from weft.edge_node.servers.http.browsers import Browsers
@@ -35,12 +36,12 @@ _WAITING = Pause.ASKING | Pause.TURN | Pause.ACKS
 """Reasons for which what came is kept unparsed."""
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(Sending):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
         "_ahead", "_broken", "_browsers", "_ending", "_heard", "_held", "_parser", "_pause", "_pending", "_replies",
-        "_sender", "_service", "_steps", "_taker", "_transport", "_turn", "_write_deadline", "arrival", "wheel_slot",
+        "_sender", "_service", "_steps", "_taker", "_turn", "_write_deadline", "arrival", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
@@ -71,7 +72,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request; until its sender is let in, the listener minds how long as well."""
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._service.settings.send_queue_bytes_max)
+        self._output = Output(self._transport, self._service.broker.writes, self, self._held.owner)
         self._service.arrived(self)
         self._service.broker.wheel.set(self, self._heard + CHECK_S)
 
@@ -96,7 +97,7 @@ class HttpConnection(asyncio.Protocol):
         self._pending[-1].request.keeps_alive = False
         return True
 
-    def pause_writing(self) -> None:
+    def falls_behind(self) -> None:
         """Stop reading from a client that does not read."""
         self.hold(Pause.WRITE)
         if self._taker is not None:
@@ -104,7 +105,7 @@ class HttpConnection(asyncio.Protocol):
         self._write_deadline = self._service.broker.clock() + self._service.settings.write_timeout_s
         self._service.broker.wheel.set(self, self._write_deadline)
 
-    def resume_writing(self) -> None:
+    def catches_up(self) -> None:
         """Read on from a client that has caught up."""
         self._write_deadline = None
         self._release(Pause.WRITE)
@@ -116,6 +117,7 @@ class HttpConnection(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is None:
             return
+        self._output.drop()
         self._service.broker.wheel.cancel(self)
         if self._ending is not None:
             self._ending.cancel()
@@ -259,7 +261,7 @@ class HttpConnection(asyncio.Protocol):
             if self._service.holds:
                 raise self._service.busy()
             if not self._pending and not request.is_http10 and self._transport is not None:
-                self._transport.write(CONTINUE)
+                self._output.write(CONTINUE)
 
     def _knows(self, request: Request) -> bool:
         """Return whether it is known who sent a request, or that it does not matter; else ask."""
@@ -273,6 +275,7 @@ class HttpConnection(asyncio.Protocol):
     def _asked(self) -> None:
         """Go on: it is known who sends the requests, or that it may not."""
         self._held.belongs_to(self._sender.owner)
+        self._output.owner = self._sender.owner
         denied = self._sender.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body comes
@@ -319,7 +322,7 @@ class HttpConnection(asyncio.Protocol):
     def _reply(self, data: bytes, closes: bool) -> None:
         if self._transport is None or self._ending is not None:
             return
-        self._write(data)
+        self.send(data)
         if closes:
             self._end()
         elif self._pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
@@ -329,7 +332,7 @@ class HttpConnection(asyncio.Protocol):
         """Give the connection to something that goes on sending. Nothing else was asked before, or may be now."""
         self._pending.clear()
         self._taker = taker
-        taker.begin(self._write, self._abort_or_close)
+        taker.begin(self)
         if self._parser.rest:
             taker.received(self._parser.rest)
 
@@ -343,14 +346,14 @@ class HttpConnection(asyncio.Protocol):
         if self._taker is not None:
             self._taker.recheck()
         elif not self._pending and self._sender.has_to_go():  # otherwise its next request is refused
-            self._abort_or_close()
+            self.close()
 
     def shut_down(self) -> None:
         """Close: the node stops. What was not answered was perhaps stored."""
         if self._taker is not None:
             self._taker.stop()
         elif self._transport is not None:
-            self._transport.close() if not self._pending else self._transport.abort()
+            self.close() if not self._pending else self._transport.abort()
 
     def due(self, now: float) -> float | None:
         """Close the connection if the client is too slow. For the timer wheel."""
@@ -372,21 +375,17 @@ class HttpConnection(asyncio.Protocol):
                 self._service.counters.http_timeouts += 1
                 self._refuse(Request(), Problem(408, f"no whole request after {limit:.0f} s; send it faster"))
         elif not self._pending and self._taker is None and now - self._heard >= settings.idle_s:
-            self._transport.close()
+            self.close()
             return None
         return now + CHECK_S
 
     # --- the end
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._service.broker.counters.bytes_sent += len(data)
-            self._transport.write(data)
-
     def _end(self) -> None:
         """Close once the client has the last answer."""
         if (transport := self._transport) is None:
             return
+        self._output.finish()
         self._ending = Ending(transport)
         self._parser.complete.clear()
         self._ahead = b""
@@ -394,6 +393,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._pause:
             transport.resume_reading()
 
-    def _abort_or_close(self) -> None:
+    def close(self) -> None:
+        """Close, with what waits if the client reads."""
         if self._transport is not None:
-            (self._transport.abort if self._pause & Pause.WRITE else self._transport.close)()
+            self.shut(self._transport, drains=not self._pause & Pause.WRITE)

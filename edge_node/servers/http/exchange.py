@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weft.bounds import Owner
@@ -33,10 +33,23 @@ class Line(Protocol):
         ...
 
 
+class Way(Protocol):
+    """The connection, as a taker knows it."""
+
+    def send(self, data: bytes) -> None:
+        """Write bytes."""
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        """Write bytes that came in parts, of which other clients may get the same."""
+
+    def close(self) -> None:
+        """Close it, with what waits if the client reads."""
+
+
 class Taker(Protocol):
     """Something that sends to a connection until either ends."""
 
-    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+    def begin(self, way: Way) -> None:
         """Send from now on."""
 
     def received(self, data: bytes) -> None:

@@ -19,7 +19,6 @@ class HttpSettings:
     """Most requests that go on reading: events and topics."""
     readers_per_user_max: int = 64
     write_timeout_s: float = 20.0
-    send_queue_bytes_max: int = 256 << 10
     head_s: float = 10.0
     """Longest time of a head from its first byte."""
     body_s: float = 30.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weft.edge_node.ingest.back_pressure import Pause
@@ -32,6 +32,9 @@ class Client(Connected, Protocol):
 
     def send(self, data: bytes) -> None:
         """Write whole packets; nothing happens once it is closed."""
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        """Write whole packets that came in parts."""
 
     def answer(self, packet: Packet) -> None:
         """Write one packet in the client's version."""

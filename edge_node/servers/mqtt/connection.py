@@ -13,7 +13,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.servers.broker.broker import Broker
-from weft.edge_node.servers.broker.output import Output
+from weft.edge_node.servers.broker.output import Output, Sending
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.mqtt import other_protocols
 from weft.edge_node.servers.mqtt.costs import cost
@@ -38,12 +38,12 @@ _WAITING = Pause.ASKING | Pause.TURN
 """Reasons for which what came is kept unparsed."""
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Sending):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
         "_broker", "_door", "_fast", "_handlers", "_handshake", "_heard", "_inbox", "_machine", "_missed_turn",
-        "_output", "_packet_bytes_max", "_pause", "_transport", "_turn", "_write_deadline", "arrival", "wheel_slot",
+        "_packet_bytes_max", "_pause", "_turn", "_write_deadline", "arrival", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, door: Door, arrival: Arrival) -> None:
@@ -73,8 +73,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for CONNECT; the listener minds how long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._output = Output(self._transport, self._broker.counters)
-        self._transport.set_write_buffer_limits(high=self._broker.settings.send_queue_bytes_max)
+        self._output = Output(self._transport, self._broker.writes, self, self._inbox.owner)
         self._broker.arrived(self)
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
         is_plain = self._transport is not None and is_whole and not self._pause & _WAITING
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 
-    def pause_writing(self) -> None:
+    def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts for ``write_timeout_s``."""
         self.hold(Pause.WRITE)
         if self._handlers is not None:
@@ -144,7 +143,7 @@ class ClientConnection(asyncio.Protocol):
         self._write_deadline = self._broker.clock() + self._broker.settings.write_timeout_s
         self._broker.wheel.set(self, self._write_deadline)
 
-    def resume_writing(self) -> None:
+    def catches_up(self) -> None:
         """Read on from a client that has caught up."""
         self._write_deadline = None
         self._wait()
@@ -164,11 +163,6 @@ class ClientConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         """Return whether the client can still be sent something."""
         return self._transport is not None
-
-    def send(self, data: bytes) -> None:
-        """Write whole packets."""
-        if self._transport is not None:
-            self._output.write(data)
 
     def answer(self, packet: Packet) -> None:
         """Write one packet in the client's version."""
@@ -303,6 +297,7 @@ class ClientConnection(asyncio.Protocol):
         self._handlers = PacketHandlers(self._broker, self, machine, session, publishes)
         self._handshake = None
         self._inbox.welcome(session.owner, self._packet_bytes_max)
+        self._output.owner = session.owner
         self._heard = self._broker.clock()
         self._wait()
         self.arrival.opened()
@@ -372,14 +367,15 @@ class ClientConnection(asyncio.Protocol):
         self._broker.partings.closed(log, who, reason, level, stranger_at if self._handlers is None else None)
         if code is not None and not words:
             words = self._machine.farewell(code, reason)
-        if words:
-            transport.write(words)
+        drains = bool(words) and not self._pause & Pause.WRITE
+        if drains:
+            self._output.write(words)
         if self._handshake is not None:
             self._handshake.cancel()
         self._machine.state = State.CLOSED
         self._inbox.clear()
         self._leave(with_will=with_will)
-        (transport.close if words and not self._pause & Pause.WRITE else transport.abort)()
+        self.shut(transport, drains=drains)
 
     def _client(self) -> str:
         """Return the client as log lines name it."""

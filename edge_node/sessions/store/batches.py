@@ -14,14 +14,16 @@ from weft.protocols.columns import read_u32s
 _RECORD_BYTES = 16
 """Key index, payload offset and time of a record."""
 _BATCH_BYTES = 1000
+LONG_BYTES = 32 << 10
+"""Mean length of records that are cut out once for all who read them."""
 _TIME = Struct("<q")
 
 
 class DecodedBatch:
     """One batch; its payloads are cut out of it only for the records that are asked for."""
 
-    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_offsets", "_payload", "_times", "base_seq", "bytes",
-                 "end_seq")  # fmt: skip
+    __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_long", "_offsets", "_payload", "_times", "base_seq",
+                 "bytes", "end_seq")  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
         """Decode a batch that the log gave.
@@ -40,7 +42,10 @@ class DecodedBatch:
         self._headers = columns.headers
         self._flags = bytes(columns.flags)
         self._times = columns.times
-        self.bytes = header.raw_length + _RECORD_BYTES * header.count + _BATCH_BYTES
+        is_long = header.raw_length > LONG_BYTES * header.count
+        self._long: dict[int, LogRecord] | None = {} if is_long else None
+        """Offset -> the record that was cut out, if they are long: a thousand sessions may read the same."""
+        self.bytes = header.raw_length * (1 + is_long) + _RECORD_BYTES * header.count + _BATCH_BYTES
         """Memory that it takes, roughly."""
 
     def wanted(self, wants: Callable[[bytes], bool]) -> list[bool]:
@@ -73,10 +78,15 @@ class DecodedBatch:
     def record(self, seq: int) -> LogRecord:
         """Return one record of the batch."""
         at = seq - self.base_seq
-        payload = bytes(self._payload[self._offsets[at] : self._offsets[at + 1]])
-        headers: HeaderPairs = self._headers.get(at, ())
-        flags = self._flags[at] if self._flags else 0
-        return LogRecord(seq, self._keys[self._key_index[at]], payload, flags, headers, self.time(seq))
+        found = None if self._long is None else self._long.get(at)
+        if found is None:
+            payload = bytes(self._payload[self._offsets[at] : self._offsets[at + 1]])
+            headers: HeaderPairs = self._headers.get(at, ())
+            flags = self._flags[at] if self._flags else 0
+            found = LogRecord(seq, self._keys[self._key_index[at]], payload, flags, headers, self.time(seq))
+            if self._long is not None:
+                self._long[at] = found
+        return found
 
     def headers(self, seq: int) -> HeaderPairs:
         """Return the headers of a record."""

@@ -196,11 +196,8 @@ class InFlight:
         unanswered = len(self.deliveries) - len(self._resend or ())
         if not message.topic or unanswered >= unanswered_max:
             return False  # still to be read from the log, or over the client's receive maximum
-        packet = self._writer.encode(message, options, qos, packet_id, dup=True)
-        if packet is None:
+        if not self._writer.add_again(packet_id, message, options, qos):
             self.complete(packet_id)  # as if it had been sent [MQTT-3.1.2-25]
-        else:
-            self._writer.add(packet)
         return True
 
     # --- across a restart

@@ -14,12 +14,20 @@ from weft.protocols.mqtt.encoder import PUBREL, encode
 from weft.protocols.mqtt.packets import PubRel
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
+SPLIT_BYTES = 2048
+"""Payloads beyond this are not copied for each of their clients."""
+LONG_BYTES = 32 << 10
+"""Payloads beyond this are not copied at all: readers of the log have a message of their own each."""
+
 
 class ClientConnection(Protocol):
     """The connection of a session's client."""
 
     def send(self, data: bytes) -> None:
         """Write whole packets."""
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        """Write whole packets, of which each may be in two parts."""
 
     def displace(self, code: ReasonCode) -> None:
         """Leave the session, then close: it is another connection's now [MQTT-3.1.4-3], or cannot be kept."""
@@ -29,8 +37,8 @@ class PacketWriter:
     """Writes to the connection of one client, if it has one. What must be in the journal first waits for it."""
 
     __slots__ = (
-        "_connection", "_counters", "_held", "_journal", "_kind", "_out", "_outbox", "_shares", "_unjournaled",
-        "_waits", "_wall_clock", "_wire", "client_id", "persistent",
+        "_connection", "_counters", "_held", "_journal", "_kind", "_out", "_outbox", "_shares", "_split",
+        "_unjournaled", "_waits", "_wall_clock", "_wire", "client_id", "persistent",
     )  # fmt: skip
 
     def __init__(self, client_id: str, wire: Wire, parts: WindowParts) -> None:
@@ -45,7 +53,9 @@ class PacketWriter:
         self._kind = wire.kind
         self._connection: ClientConnection | None = None
         self._out: list[bytes] = []
-        """Packets to be written together by ``flush``."""
+        """Packets to be written together by ``flush``, those with long payloads in two parts."""
+        self._split = 0
+        """Number of packets in two parts."""
         self._unjournaled: dict[int, Sent] | None = None
         """Deliveries among them that the journal does not have."""
         self._waits = False
@@ -83,7 +93,7 @@ class PacketWriter:
     def close(self) -> None:
         """Forget the connection, and what was gathered for it."""
         self._connection = None
-        self._out = []
+        self._out, self._split = [], 0
         self._unjournaled, self._waits, self._shares = None, False, None
 
     def displace(self, code: ReasonCode) -> None:
@@ -93,34 +103,27 @@ class PacketWriter:
 
     # --- packets
 
-    def encode(
-        self, message: Message, options: DeliveryOptions, qos: int, packet_id: int, *, dup: bool = False
-    ) -> bytes | None:
-        """Return the packet of a delivery; None when it is longer than the client takes."""
-        if not dup and self._kind != OWN and not options.identifiers and message.plain:
-            if not qos:
-                return shared_packet(message, self._kind)
-            head, tail = shared_parts(message, qos, self._kind)
-            return head + packet_id.to_bytes(2, "big") + tail
-        now = self._wall_clock() if message.expires_ns else 0
-        retain = message.retain and options.retain_as_published
-        packet = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
-        if packet is None:
-            self._counters.deliveries_too_large += 1
-        return packet
-
     def add_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
         """Have a message written at QoS 0 with the next ``flush``."""
         packets = message.packets  # looked up here, because this is the innermost call of fan-out
         packet = packets.get(self._kind) if packets is not None and not options.identifiers else None
         if packet is None:
-            packet = self.encode(message, options, 0, 0)
-            if packet is None:
-                return
+            parts = self._encode(message, options, 0, 0)
+            if parts is not None:
+                self._put(*parts)
+            return
         out = self._out
         if not out:
             self._outbox.add(self.flush)
         out.append(packet)
+
+    def add_again(self, packet_id: int, message: Message, options: DeliveryOptions, qos: int) -> bool:
+        """Have a delivery of an earlier connection written with the next ``flush``. Return False when its packet is
+        longer than the client takes."""
+        parts = self._encode(message, options, qos, packet_id, dup=True)
+        if parts is not None:
+            self._put(*parts)
+        return parts is not None
 
     def add(self, packet: bytes) -> None:
         """Have a packet written with the next ``flush``."""
@@ -143,12 +146,12 @@ class PacketWriter:
         key = qos << 2 | self._kind
         found = parts.get(key) if parts is not None and not (dup or options.identifiers) else None
         if found is not None:
-            packet = found[0] + packet_id.to_bytes(2, "big") + found[1]
+            head, tail = found[0] + packet_id.to_bytes(2, "big"), found[1]
         else:
-            encoded = self.encode(message, options, qos, packet_id, dup=dup)
+            encoded = self._encode(message, options, qos, packet_id, dup=dup)
             if encoded is None:
                 return False
-            packet = encoded
+            head, tail = encoded
         if self.persistent:
             if self._unjournaled is None:
                 self._unjournaled = {}
@@ -159,25 +162,61 @@ class PacketWriter:
             self._waits = True
             self._shares = self._shares or set()
             self._shares.add(options.share)
+        out = self._out
+        if len(tail) > SPLIT_BYTES:
+            self._put(head, tail)
+            return True
+        if not out:  # as ``_put``, without the call: fan-out at QoS 1 spends its time here
+            self._outbox.add(self.flush)
+        out.append(head + tail)
+        return True
+
+    def _encode(
+        self, message: Message, options: DeliveryOptions, qos: int, packet_id: int, *, dup: bool = False
+    ) -> tuple[bytes, bytes] | None:
+        """Return the packet of a delivery in two parts; None when it is longer than the client takes."""
+        payload = message.payload
+        is_own = dup or self._kind == OWN or options.identifiers or not message.plain
+        if not is_own and len(payload) <= LONG_BYTES:
+            if not qos:
+                return b"", shared_packet(message, self._kind)
+            head, tail = shared_parts(message, qos, self._kind)
+            return head + packet_id.to_bytes(2, "big"), tail
+        now = self._wall_clock() if message.expires_ns else 0
+        retain = message.retain and options.retain_as_published
+        before = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
+        if before is None:
+            self._counters.deliveries_too_large += 1
+            return None
+        return before, payload
+
+    def _put(self, head: bytes, tail: bytes) -> None:
         if not self._out:
             self._outbox.add(self.flush)
-        self._out.append(packet)
-        return True
+        if len(tail) <= SPLIT_BYTES:
+            self._out.append(head + tail)
+        else:
+            self._out += (head, tail)
+            self._split += 1
 
     def flush(self) -> None:
         """Write what was gathered, in one go."""
         packets, self._out = self._out, []
+        split, self._split = self._split, 0
         connection = self._connection
         if connection is None or not packets:
             return
-        self._counters.deliveries_sent += len(packets)
+        self._counters.deliveries_sent += len(packets) - split
         deliveries, self._unjournaled = self._unjournaled, None
         if self._waits or self._held:
             self._write_after_journal(connection, packets, deliveries)
             return
         if deliveries:
             self._journal.sending(self.client_id, deliveries)
-        connection.send(packets[0] if len(packets) == 1 else b"".join(packets))
+        if len(packets) == 1:
+            connection.send(packets[0])
+        else:
+            connection.send_all(packets)
 
     def _write_after_journal(
         self, connection: ClientConnection, packets: list[bytes], deliveries: dict[int, Sent] | None
@@ -189,7 +228,7 @@ class PacketWriter:
         def write() -> None:
             if self._connection is connection:
                 self._held -= 1
-                connection.send(b"".join(packets))
+                connection.send_all(packets)
 
         if not self._journal.before_sending(self.client_id, deliveries or {}, shares, write):
             connection.displace(ReasonCode.QUOTA_EXCEEDED)

@@ -7,7 +7,7 @@ import msgspec
 from weft.edge_node.sessions.window.topic_aliases import SentAliases
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
-from weft.protocols.mqtt.encoder import encode_publish, publish_parts
+from weft.protocols.mqtt.encoder import publish_head, publish_parts
 from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.properties import NO_PROPERTIES
 
@@ -68,8 +68,8 @@ class Wire:
         identifiers: tuple[int, ...],
         now: int,
     ) -> bytes | None:
-        """Encode a delivery; None when it is longer than the client takes: then it is as if it had been sent
-        [MQTT-3.1.2-24, 3.1.2-25].
+        """Return what comes before the payload of a delivery; None when the packet is longer than the client takes:
+        then it is as if it had been sent [MQTT-3.1.2-24, 3.1.2-25].
 
         Args:
             now: wall clock, nanoseconds; of no meaning for messages that do not expire.
@@ -83,12 +83,12 @@ class Wire:
                 properties = msgspec.structs.replace(
                     properties, subscription_identifiers=identifiers, topic_alias=alias
                 )
-        packet = encode_publish(
-            topic, message.payload, qos, packet_id,
+        head = publish_head(
+            topic, len(message.payload), qos, packet_id,
             retain=retain, dup=dup, version=self.version, properties=properties,
         )  # fmt: skip
-        if len(packet) > self.packet_bytes_max:
+        if len(head) + len(message.payload) > self.packet_bytes_max:
             return None
         if topic and alias and self._aliases is not None:
             self._aliases.sent(topic, alias)
-        return packet
+        return head

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock
-from weft.bounds import Owner, OwnerKind, Refusals, Rounds
+from weft.bounds import Crowd, Owner, OwnerKind, Refusals, Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.router import Router
@@ -117,7 +117,7 @@ class Room:
         self.refusals = Refusals(loop.time)
         subscriptions = Subscriptions()
         self.ingest = Ingest(
-            self.log, Router(self.patterns, self.log.stream), subscriptions, FanOut(subscriptions, Outbox()),
+            self.log, Router(self.patterns, self.log.stream), subscriptions, FanOut(subscriptions, Outbox(Crowd())),
             clock.wall, Counters(), Unrouted(self.unrouted, self.log, Counters()), self.turn,
             session_topics=self.log.stream("weft-sessions-topics"), pending_bytes_max=1 << 20,
         )  # fmt: skip

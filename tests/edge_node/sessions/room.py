@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.edge_node.sessions.window.clients import Socket
-from weft.bounds import Rounds
+from weft.bounds import Crowd, Rounds
 from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
@@ -102,7 +102,7 @@ class Room:
         self.limits = limits
         self.now = 0.0
         self.counters, self.wheel = Counters(), Wheel()
-        self.subscriptions, self.outbox = Subscriptions(), Outbox()
+        self.subscriptions, self.outbox = Subscriptions(), Outbox(Crowd())
         fan_out = FanOut(self.subscriptions, self.outbox)
         self.ingest = Ingest(
             node.log, Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions, fan_out,

@@ -8,16 +8,19 @@ from typing import Any, Protocol
 
 import msgspec
 
+from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import HeaderPairs, Record
 
+LONG_BYTES = 32 << 10
+"""Payloads from which an object is kept for the next client: 4 MiB take some 10 ms."""
 _encode = msgspec.json.encode
 
 
 class Wrapping(Protocol):
     """A form of events: server-sent events, or messages of a WebSocket."""
 
-    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:
-        """Return one event.
+    def event(self, kind: str, data: bytes, number: int | None = None) -> list[bytes]:
+        """Return one event in parts, one of which is ``data`` as it is.
 
         Args:
             kind: ``record``, ``gap``, ``lane``, ``message`` or ``dropped``.
@@ -50,13 +53,15 @@ class ServerSent:
         """Return what comes first: how long a client waits before it connects again."""
         return self._piece(b"retry: %d\n\n" % retry_ms)
 
-    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:
-        """Return one event; a ``record`` is of the type that pages listen to without asking."""
-        parts = [] if number is None else [b"id: %d\n" % number]
+    def event(self, kind: str, data: bytes, number: int | None = None) -> list[bytes]:
+        """Return one event in parts; a ``record`` is of the type that pages listen to without asking."""
+        head = b"" if number is None else b"id: %d\n" % number
         if kind not in ("record", "message"):
-            parts.append(f"event: {kind}\n".encode())
-        parts += [b"data: ", data, b"\n\n"]
-        return self._piece(b"".join(parts))
+            head += f"event: {kind}\n".encode()
+        head += b"data: "
+        if not self._is_chunked:
+            return [head, data, b"\n\n"]
+        return [b"%x\r\n%b" % (len(head) + len(data) + 2, head), data, b"\n\n\r\n"]
 
     def idle(self) -> bytes:
         """Return a comment."""
@@ -70,18 +75,43 @@ class ServerSent:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data
 
 
+class EventObjects:
+    """Makes the objects; a long one once for the clients that get it one after the other."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[int, int] | None = None
+        self._message: Message | None = None
+        self._object = b""
+
+    def of_record(self, stream: int, record: Record) -> bytes:
+        """Return the object of a stream's record."""
+        if len(record.payload) < LONG_BYTES:
+            return record_event(record)
+        if self._latest != (stream, record.seq):
+            self._object, self._latest, self._message = record_event(record), (stream, record.seq), None
+        return self._object
+
+    def of_message(self, message: Message) -> bytes:
+        """Return the object of a live message."""
+        if len(message.payload) < LONG_BYTES:
+            return message_event(message)
+        if self._message is not message:
+            self._object, self._message, self._latest = message_event(message), message, None
+        return self._object
+
+
 def record_event(record: Record) -> bytes:
     """Return a record."""
     fields: dict[str, Any] = {"seq": record.seq, "time": rfc3339(record.time), "key": record.key.decode()}
     return _with_content(fields, record.payload, record.headers)
 
 
-def message_event(topic: bytes, payload: bytes, headers: HeaderPairs, *, retain: bool) -> bytes:
+def message_event(message: Message) -> bytes:
     """Return a live message."""
-    fields: dict[str, Any] = {"topic": topic.decode()}
-    if retain:
+    fields: dict[str, Any] = {"topic": message.topic.decode()}
+    if message.retain:
         fields["retain"] = True
-    return _with_content(fields, payload, headers)
+    return _with_content(fields, message.payload, message.headers)
 
 
 def rfc3339(time_ns: int) -> str:

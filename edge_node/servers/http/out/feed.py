@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
+from weft.edge_node.servers.http.exchange import Way
 from weft.edge_node.servers.http.out.events import Wrapping
 
 if TYPE_CHECKING:
@@ -40,16 +41,15 @@ class Feed:
         self._socket = socket
         self._identity = identity
         self._ended = ended
-        self._write: Callable[[bytes], None] = lambda _: None
-        self._close: Callable[[], None] = lambda: None
+        self._way: Way | None = None
         self._may: dict[bytes, bool] = {}
         self.is_over = False
         self.is_paused = False
 
-    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+    def begin(self, way: Way) -> None:
         """Send the head; what follows is for the kinds of feeds."""
-        self._write, self._close = write, close
-        write(self._head)
+        self._way = way
+        way.send(self._head)
 
     def received(self, data: bytes) -> None:
         """Take what the client sends: of a WebSocket pings and its end; else nothing that matters."""
@@ -57,7 +57,7 @@ class Feed:
             return
         answer, is_over = self._socket.received(data)
         if answer and not self.is_paused:
-            self._write(answer)
+            self._write([answer])
         if is_over:
             self._close()
 
@@ -82,11 +82,19 @@ class Feed:
             return
         self.is_over = True
         if (closing := self._wrapping.end()) and not self.is_paused:
-            self._write(closing)
+            self._write([closing])
         if self._socket is not None:
             self._socket.forget()
         self._close()
         self._ended(self)
+
+    def _write(self, parts: Sequence[bytes]) -> None:
+        if self._way is not None:
+            self._way.send_all(parts)
+
+    def _close(self) -> None:
+        if self._way is not None:
+            self._way.close()
 
     def may_read(self, key: bytes) -> bool:
         """Return whether access rules let the client have messages of a topic."""

@@ -10,7 +10,7 @@ from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.exchange import Exchange
-from weft.edge_node.servers.http.out.events import ServerSent, Wrapping
+from weft.edge_node.servers.http.out.events import EventObjects, ServerSent, Wrapping
 from weft.edge_node.servers.http.out.feed import Feed
 from weft.edge_node.servers.http.out.stream_feed import StreamFeed
 from weft.edge_node.servers.http.out.topic_feed import TopicFeed
@@ -50,6 +50,7 @@ class Readers:
         self._counters = counters
         self._answers = answers
         self._pages = log.page_reader(READS)
+        self._objects = EventObjects()
         self._bound = Bound(
             settings.readers_max, settings.readers_per_user_max, refusals,
             "limits.http_readers", "limits.http_readers_per_user", "readers of events",
@@ -69,8 +70,8 @@ class Readers:
         base = self._open(exchange)
         if base is not None:
             feed = StreamFeed(
-                base, self._pages, self._broker.rounds, stream, lane, start, topic_filter, self._counters,
-                self._broker.wall_clock,
+                base, self._pages, self._broker.rounds, stream, lane, start, topic_filter, self._objects,
+                self._counters, self._broker.wall_clock,
             )  # fmt: skip
             exchange.stream_to(feed)
 
@@ -88,7 +89,7 @@ class Readers:
             raise Problem(400, f"a filter may have {LEVELS_MAX} levels and {PLUSES_MAX} `+` here; send a simpler one")
         base = self._open(exchange)
         if base is not None:
-            exchange.stream_to(TopicFeed(base, self._broker.subscriptions, topic_filter, self._counters))
+            exchange.stream_to(TopicFeed(base, self._broker.subscriptions, topic_filter, self._objects, self._counters))
 
     # --- inside
 

@@ -15,7 +15,8 @@ import msgspec
 
 from weft.bounds import Rounds
 from weft.edge_node.counters import HttpCounters
-from weft.edge_node.servers.http.out.events import record_event
+from weft.edge_node.servers.http.exchange import Way
+from weft.edge_node.servers.http.out.events import EventObjects
 from weft.edge_node.servers.http.out.feed import Feed
 from weft.protocols.batch import Record, records
 from weft.protocols.message_headers import EXPIRES
@@ -50,6 +51,7 @@ class StreamFeed(Feed):
         lane: str,
         start: int,
         topic_filter: str | None,
+        objects: EventObjects,
         counters: HttpCounters,
         wall_clock: Callable[[], int],
     ) -> None:
@@ -60,6 +62,7 @@ class StreamFeed(Feed):
         self._lane = lane
         self._seq = start
         self._filter = topic_filter
+        self._objects = objects
         self._counters = counters
         self._wall_clock = wall_clock
         self._room = asyncio.Event()
@@ -67,11 +70,11 @@ class StreamFeed(Feed):
         self._task: asyncio.Task[None] | None = None
         self._wanted: dict[bytes, bool] = {}
 
-    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+    def begin(self, way: Way) -> None:
         """Send the head and where the client is, then records."""
-        super().begin(write, close)
+        super().begin(way)
         where = msgspec.json.encode({"lane": self._lane, "next_seq": self._seq})
-        write(self._wrapping.event("lane", where))
+        way.send_all(self._wrapping.event("lane", where))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def pause(self) -> None:
@@ -101,6 +104,7 @@ class StreamFeed(Feed):
     async def _run(self) -> None:
         try:
             while not self.is_over:
+                await self._room.wait()  # before it holds a page
                 page = await self._pages.read(self._stream, self._seq, PAGE_BYTES)
                 if page.next_seq == self._seq:
                     await self._wait_for_more()
@@ -117,7 +121,7 @@ class StreamFeed(Feed):
                 await self._pages.more(self._stream, self._seq)
         except TimeoutError:
             if not self.is_paused:
-                self._write(self._wrapping.idle())
+                self._write([self._wrapping.idle()])
 
     async def _send(self, page: LogPage) -> None:
         for gone in page.gone:
@@ -132,16 +136,17 @@ class StreamFeed(Feed):
     async def _slice(self, left: Iterable[Record]) -> bool:
         """Send some records; return whether there may be more."""
         await self._room.wait()
-        now, found, count = self._wall_clock(), [], 0
+        now, found, count, sent = self._wall_clock(), list[bytes](), 0, 0
         for record in left:
             count += 1
             if record.seq >= self._seq and self._wants(record, now):
-                found.append(self._wrapping.event("record", record_event(record), record.seq))
+                found += self._wrapping.event("record", self._objects.of_record(self._stream, record), record.seq)
+                sent += 1
             if count == SLICE:
                 break
         if found:
-            self._counters.http_events += len(found)
-            self._write(b"".join(found))
+            self._counters.http_events += sent
+            self._write(found)
         return count == SLICE
 
     async def _turn(self) -> None:

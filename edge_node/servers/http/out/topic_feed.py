@@ -4,11 +4,11 @@ to it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from weft.edge_node.counters import HttpCounters
-from weft.edge_node.servers.http.out.events import message_event
+from weft.edge_node.servers.http.exchange import Way
+from weft.edge_node.servers.http.out.events import EventObjects
 from weft.edge_node.servers.http.out.feed import Feed
 from weft.edge_node.servers.http.out.stream_feed import IDLE_S
 from weft.edge_node.subscriptions.message import Message
@@ -27,21 +27,25 @@ class TopicFeed(Feed):
     persistent = False
 
     def __init__(
-        self, base: tuple[Any, ...], subscriptions: Subscriptions, topic_filter: str, counters: HttpCounters
-    ) -> None:
+        self, base: tuple[Any, ...], subscriptions: Subscriptions, topic_filter: str, objects: EventObjects,
+        counters: HttpCounters,
+    ) -> None:  # fmt: skip
         super().__init__(*base)
         self._subscriptions = subscriptions
         self._subscription = ClientSubscription(self, topic_filter, Subscription(topic_filter, 0), None)
+        self._objects = objects
         self._counters = counters
         self._gathered: list[bytes] = []
+        """Parts of the events to be sent together."""
+        self._count = 0
         self._dropped = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, write: Callable[[bytes], None], close: Callable[[], None]) -> None:
+    def begin(self, way: Way) -> None:
         """Send the head, then what is published from now on."""
-        super().begin(write, close)
-        write(self._wrapping.idle())
+        super().begin(way)
+        way.send(self._wrapping.idle())
         self._subscriptions.add(self._subscription)
         self._timer = self._loop.call_later(IDLE_S, self._tick)
 
@@ -70,24 +74,25 @@ class TopicFeed(Feed):
         """Send or drop a message."""
         if self.is_over:
             return
-        if self.is_paused or len(self._gathered) >= GATHERED_MAX:
+        if self.is_paused or self._count >= GATHERED_MAX:
             self._dropped += 1
             self._counters.http_events_dropped += 1
             return
         if not self._gathered:
             self._loop.call_soon(self._flush)
-        data = message_event(message.topic, message.payload, message.headers, retain=message.retain)
-        self._gathered.append(self._wrapping.event("message", data))
+        self._gathered += self._wrapping.event("message", self._objects.of_message(message))
+        self._count += 1
 
     # --- inside
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
+        count, self._count = self._count, 0
         if gathered and not self.is_over:
-            self._counters.http_events += len(gathered)
-            self._write(b"".join(gathered))
+            self._counters.http_events += count
+            self._write(gathered)
 
     def _tick(self) -> None:
         if not self.is_paused:
-            self._write(self._wrapping.idle())
+            self._write([self._wrapping.idle()])
         self._timer = self._loop.call_later(IDLE_S, self._tick)

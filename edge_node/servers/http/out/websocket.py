@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode
@@ -13,6 +14,8 @@ from websockets.server import ServerProtocol
 from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.request import Request
 
+_TEXT = 0x81
+"""FIN and the opcode."""
 RECEIVED_BYTES_MAX = 4096
 """Longest message that a client may send; nothing is done with it."""
 _silent = logging.getLogger(f"{__name__}.library")
@@ -36,18 +39,27 @@ def upgrade(request: Request) -> bytes:
     return response.serialize()
 
 
+def _head(size: int) -> bytes:
+    """Return the head of a whole text message of a server (section 5.2)."""
+    if size < 126:
+        return bytes((_TEXT, size))
+    return struct.pack(">BBH", _TEXT, 126, size) if size < 1 << 16 else struct.pack(">BBQ", _TEXT, 127, size)
+
+
 class WebSocketWrapping:
     """Events as text messages."""
 
     def __init__(self) -> None:
         self._library = Protocol(Side.SERVER, max_size=RECEIVED_BYTES_MAX, logger=_silent)
 
-    def event(self, kind: str, data: bytes, number: int | None = None) -> bytes:  # noqa: ARG002
-        """Return one message: the event's object, with its kind unless it is a record or message."""
+    def event(self, kind: str, data: bytes, number: int | None = None) -> list[bytes]:  # noqa: ARG002
+        """Return one message in parts: the event's object, with its kind unless it is a record or message."""
         if kind not in ("record", "message"):
             data = b'{"event":"%b",%b' % (kind.encode(), data[1:])
-        self._library.send_text(data)
-        return self._taken()
+        if self._library.state is not State.OPEN:
+            return []
+        # The library would copy an object that many clients get.
+        return [_head(len(data)), data]
 
     def idle(self) -> bytes:
         """Return a ping."""

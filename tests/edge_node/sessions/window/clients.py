@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from weft.bounds import Crowd
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window.client_window import ClientWindow
@@ -29,6 +30,9 @@ class Socket(list[bytes]):
 
     def send(self, data: bytes) -> None:
         self.append(data)
+
+    def send_all(self, parts: Sequence[bytes]) -> None:
+        self.append(b"".join(parts))
 
     def displace(self, code: ReasonCode) -> None:
         self.closed = code
@@ -73,7 +77,7 @@ class Clients:
     """What the windows of a test share, and the subscriptions of each to ``t`` at QoS 2."""
 
     def __init__(self, budget_bytes: int = 1 << 20, inflight_max: int = 2, bytes_max: int = 1 << 20) -> None:
-        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox()
+        self.counters, self.budget, self.outbox = Counters(), QueueBudget(budget_bytes), Outbox(Crowd())
         self.journal = Journal()
         self.behind: list[tuple[str, int, int]] = []
         self.parts = WindowParts(
