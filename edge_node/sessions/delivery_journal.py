@@ -28,7 +28,11 @@ class DeliveryJournal:
 
     def sending(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
         """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
-        note(lambda: self._journal.sent(client_id, deliveries))
+        self._journal.sending(client_id, deliveries)
+
+    def flush(self) -> None:
+        """Have the log take what ``sending`` has noted in this step."""
+        self._journal.flush()
 
     def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
         """Note that deliveries are over."""

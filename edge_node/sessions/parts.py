@@ -90,8 +90,10 @@ def make_parts(  # noqa: PLR0917
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
     retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
+    journal = DeliveryJournal(kept.log, kept.journal, positions.note_share)
+    outbox.at_end = journal.flush
     windows = WindowParts(
-        counters, budget, outbox, DeliveryJournal(kept.log, kept.journal, positions.note_share), wall_clock,
+        counters, budget, outbox, journal, wall_clock,
         limits.inflight_max, limits.queue_bytes_max,
     )  # fmt: skip
     return SessionParts(

@@ -10,7 +10,7 @@ from weft.bounds import CROWD, Crowd
 class Outbox:
     """The clients to be flushed. Belongs to the event loop's thread."""
 
-    __slots__ = ("_crowd", "_waiting")
+    __slots__ = ("_crowd", "_waiting", "at_end")
 
     def __init__(self, crowd: Crowd) -> None:
         """Start with nothing to be written.
@@ -20,6 +20,8 @@ class Outbox:
         """
         self._crowd = crowd
         self._waiting: list[Callable[[], None]] = []
+        self.at_end: Callable[[], None] = lambda: None
+        """Called once all clients are flushed."""
 
     def add(self, flush: Callable[[], None]) -> None:
         """Have a client's ``flush`` called. To be added once until then."""
@@ -28,17 +30,15 @@ class Outbox:
     def flush(self) -> None:
         """Write what was gathered for each client; also what a client's flush adds for others."""
         waiting = self._waiting
+        if not waiting:
+            return
         left = CROWD
-        while waiting and left:
-            waiting.pop()()
-            left -= 1
-        if waiting:
-            self._flush_crowd()
-
-    def _flush_crowd(self) -> None:
-        self._crowd.is_here = True
         try:
-            while self._waiting:
-                self._waiting.pop()()
+            while waiting:
+                if not left:
+                    self._crowd.is_here = True
+                left -= 1
+                waiting.pop()()
         finally:
             self._crowd.is_here = False
+            self.at_end()

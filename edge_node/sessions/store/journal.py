@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -34,7 +35,9 @@ from weft.edge_node.sessions.store.resent import Resent
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.store.stored import pack_record
 from weft.protocols.mqtt.packets import Subscription
-from weft.storage.segment_log import LogFull, LogStats
+from weft.storage.segment_log import LogFailed, LogFull, LogStats
+
+log = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 24
 """Bytes that a record of the log takes beside key and payload."""
@@ -108,6 +111,8 @@ class SessionJournal:
         self._counters = counters
         self._wall_clock = wall_clock
         self._reserve_bytes = min(settings.reserve_bytes, log.stats().budget_bytes // RESERVE_SHARE)
+        self._gathered: list[tuple[str, Mapping[int, Sent]]] = []
+        """Deliveries that ``flush`` will note."""
         self.bytes_noted = 0
         """Bytes of all entries since the start."""
         log.lead(stream)
@@ -197,6 +202,24 @@ class SessionJournal:
         """Note that QoS 2 deliveries are about to be sent."""
         self._note(client_id, Sending(dict(deliveries)))
 
+    def sending(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
+        """Note QoS 1 deliveries with ``flush``, which is called in this step, or with the next change."""
+        self._gathered.append((client_id, deliveries))
+
+    def flush(self) -> None:
+        """Note the gathered deliveries as one run. Where there is no room for it a restart sends them again, as it
+        would in any case."""
+        gathered, self._gathered = self._gathered, []
+        if not gathered:
+            return
+        try:
+            self._append(
+                [name.encode() for name, _ in gathered],
+                [encode_entry(Sending(dict(deliveries))) for _, deliveries in gathered],
+            )
+        except (LogFull, LogFailed) as error:
+            log.debug("deliveries to %d clients are not in the session journal: %s", len(gathered), error)
+
     def pubrec(self, client_id: str, packet_ids: Sequence[int]) -> None:
         """Note that the client has taken these QoS 2 deliveries."""
         self._note(client_id, Taken(pack_ids(packet_ids)))
@@ -241,11 +264,15 @@ class SessionJournal:
         return tuple(run for run in appended if run[0] != self._stream)
 
     def _note(self, name: str, entry: Entry) -> None:
-        key, payload = name.encode(), encode_entry(entry)
-        size = len(key) + len(payload) + RECORD_OVERHEAD_BYTES
+        if self._gathered:
+            self.flush()
+        self._append([name.encode()], [encode_entry(entry)])
+
+    def _append(self, keys: list[bytes], payloads: list[bytes]) -> None:
+        size = sum(map(len, keys)) + sum(map(len, payloads)) + RECORD_OVERHEAD_BYTES * len(keys)
         if self._log.appended_together() is None:
             self._check_room(size)
-        self._log.append(self._stream, self._wall_clock(), [key], [payload])
+        self._log.append(self._stream, self._wall_clock(), keys, payloads)
         self.bytes_noted += size
         self._counters.journal_bytes += size
 

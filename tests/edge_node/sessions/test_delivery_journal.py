@@ -54,8 +54,23 @@ def test_what_a_restart_may_miss_is_passed_over_when_there_is_no_room(
     node: StoredNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = DeliveryJournal(node.log, node.state.journal, full)
-    for name in ("sent", "completed", "pubrec"):
-        monkeypatch.setattr(node.state.journal, name, full)
+    monkeypatch.setattr(node.state.journal, "_append", full)
     journal.sending("pi", {1: Sent(1, 0, 1)})
+    journal.flush()
     journal.completed("pi", [1])
     assert not journal.before_pubrel("pi", 1, lambda: pytest.fail("sent"))
+
+
+def test_deliveries_of_a_step_come_before_any_later_change(node: StoredNode) -> None:
+    stream = node.log.stream("telemetry")
+    put(node.log, stream, b"x")
+    put(node.log, stream, b"y")
+    journal = DeliveryJournal(node.log, node.state.journal, full)
+    node.state.journal.opened(record())
+    journal.sending("pi", {1: Sent(stream, 0, 1)})
+    journal.sending("pi", {2: Sent(stream, 1, 1)})
+    journal.completed("pi", [1])
+    journal.flush()
+    node.commit()
+    node.kill()
+    assert node.sessions()["pi"].inflight == {2: Sent(stream, 1, 1)}
