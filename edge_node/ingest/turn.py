@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from weft.bounds import CROWD, Crowd
@@ -159,17 +160,12 @@ class Turn(Gathering):
         by_client = dict(zip(clients, answers, strict=True))
         if len(by_client) != len(clients):
             by_client = _joined(zip(clients, answers, strict=True))
-        left = CROWD
-        for client, data in by_client.items():
-            self.crowd.is_here = left <= 0
-            left -= 1
-            try:
-                client.acknowledge(data)
-            except Exception as error:
-                # One client's trouble must not cost the others their answers.
-                logger.exception("a client could not be answered")
-                _refuse([client], error)
-        self.crowd.is_here = False
+        left = iter(by_client.items())
+        _acknowledge(islice(left, CROWD))
+        if len(by_client) > CROWD:
+            self.crowd.is_here = True
+            _acknowledge(left)
+            self.crowd.is_here = False
 
     def _end(self) -> None:
         try:
@@ -179,6 +175,16 @@ class Turn(Gathering):
             self.begun = self.is_heavy = False
             for callback in callbacks:
                 callback()
+
+
+def _acknowledge(answers: Iterable[tuple[Source, bytes]]) -> None:
+    for client, data in answers:
+        try:
+            client.acknowledge(data)
+        except Exception as error:
+            # One client's trouble must not cost the others their answers.
+            logger.exception("a client could not be answered")
+            _refuse([client], error)
 
 
 def _refuse(clients: Iterable[Source], error: BaseException) -> None:

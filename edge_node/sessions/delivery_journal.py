@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.store.journal import SessionJournal
+from weft.edge_node.subscriptions.outbox import Outbox
 from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 log = logging.getLogger(__name__)
@@ -16,23 +17,24 @@ log = logging.getLogger(__name__)
 class DeliveryJournal:
     """Notes the deliveries of persistent sessions. Belongs to the event loop's thread."""
 
-    def __init__(self, segment_log: SegmentLog, journal: SessionJournal, note_share: Callable[[str], None]) -> None:
+    def __init__(
+        self, segment_log: SegmentLog, journal: SessionJournal, note_share: Callable[[str], None], outbox: Outbox
+    ) -> None:
         """Join log and journal.
 
         Args:
+            outbox: has what is sent in a step noted at its end.
             note_share: journals how far the shared subscription of a name is; raises LogFull and LogFailed.
         """
         self._log = segment_log
         self._journal = journal
         self._note_share = note_share
+        self._outbox = outbox
 
     def sending(self, client_id: str, deliveries: Mapping[int, Sent]) -> None:
         """Note deliveries at QoS 1, which need not wait: after a crash they are sent again in any case."""
         self._journal.sending(client_id, deliveries)
-
-    def flush(self) -> None:
-        """Have the log take what ``sending`` has noted in this step."""
-        self._journal.flush()
+        self._outbox.last = self._journal.flush
 
     def completed(self, client_id: str, packet_ids: Sequence[int]) -> None:
         """Note that deliveries are over."""

@@ -90,8 +90,7 @@ def make_parts(  # noqa: PLR0917
     positions = ReaderPositions(kept.journal, ingest, readers, starts, shared)
     persistence = Persistence(kept.journal, kept.changes, ingest, readers, starts)
     retained = RetainedDelivery(match_retained, messages.keep_retained, rounds)
-    journal = DeliveryJournal(kept.log, kept.journal, positions.note_share)
-    outbox.at_end = journal.flush
+    journal = DeliveryJournal(kept.log, kept.journal, positions.note_share, outbox)
     windows = WindowParts(
         counters, budget, outbox, journal, wall_clock,
         limits.inflight_max, limits.queue_bytes_max,

@@ -10,7 +10,7 @@ from weft.bounds import CROWD, Crowd
 class Outbox:
     """The clients to be flushed. Belongs to the event loop's thread."""
 
-    __slots__ = ("_crowd", "_waiting", "at_end")
+    __slots__ = ("_crowd", "_waiting", "last")
 
     def __init__(self, crowd: Crowd) -> None:
         """Start with nothing to be written.
@@ -20,8 +20,8 @@ class Outbox:
         """
         self._crowd = crowd
         self._waiting: list[Callable[[], None]] = []
-        self.at_end: Callable[[], None] = lambda: None
-        """Called once all clients are flushed."""
+        self.last: Callable[[], None] | None = None
+        """Work to be done once all clients are flushed."""
 
     def add(self, flush: Callable[[], None]) -> None:
         """Have a client's ``flush`` called. To be added once until then."""
@@ -41,4 +41,6 @@ class Outbox:
                 waiting.pop()()
         finally:
             self._crowd.is_here = False
-            self.at_end()
+            if self.last is not None:
+                last, self.last = self.last, None
+                last()

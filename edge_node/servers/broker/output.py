@@ -41,7 +41,7 @@ class Client(Protocol):
 
 
 class Writes:
-    """What the outputs of a node's connections share.
+    """Parts that the outputs of a node's connections share.
 
     Args:
         waiting_bytes_max: bytes for one client that may wait, beyond one message.
@@ -64,11 +64,12 @@ class Output:
     network that is full of them drops those of other clients.
     """
 
-    __slots__ = ("_client", "_is_behind", "_is_blocked", "_is_queued", "_transport", "_waiting", "_waiting_bytes",
-                 "_writes", "corked", "owner")  # fmt: skip
+    __slots__ = ("_client", "_counters", "_crowd", "_is_behind", "_is_blocked", "_is_queued", "_transport",
+                 "_waiting", "_waiting_bytes", "_writes", "corked", "owner")  # fmt: skip
 
     def __init__(self, transport: asyncio.WriteTransport, writes: Writes, client: Client, owner: Owner | None) -> None:
         self._transport = transport
+        self._counters, self._crowd = writes.counters, writes.crowd
         self._writes = writes
         self._client = client
         self.owner = owner
@@ -76,7 +77,7 @@ class Output:
         self.corked: bytearray | None = None
         """Gathered packets; None while it is not corked."""
         self._waiting: deque[bytes | bytearray | memoryview] | None = None
-        """What waits for a turn or for the socket; None if nothing does and the socket takes more."""
+        """Bytes that wait for a turn or for the socket, in order; None if there are none and the socket takes more."""
         self._waiting_bytes = 0
         self._is_blocked = False
         self._is_queued = False
@@ -90,9 +91,9 @@ class Output:
 
     def write(self, data: bytes) -> None:
         """Write whole packets."""
-        self._writes.counters.bytes_sent += len(data)
+        self._counters.bytes_sent += len(data)
         if self.corked is None:
-            if self._waiting is None and len(data) <= LONG_BYTES and not self._writes.crowd.is_here:
+            if self._waiting is None and len(data) <= LONG_BYTES and not self._crowd.is_here:
                 self._transport.write(data)
             else:
                 self._wait(data)
@@ -111,7 +112,7 @@ class Output:
         if size <= LONG_BYTES:
             self.write(b"".join(parts))
             return
-        self._writes.counters.bytes_sent += size
+        self._counters.bytes_sent += size
         if self.corked:
             self._wait(self._taken())
         if size < SMALL_BYTES * len(parts):
@@ -163,7 +164,7 @@ class Output:
         return corked
 
     def _write(self, data: bytearray) -> None:
-        if self._waiting is None and not self._writes.crowd.is_here:
+        if self._waiting is None and not self._crowd.is_here:
             self._transport.write(data)
         else:
             self._wait(data)

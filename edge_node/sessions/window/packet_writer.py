@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from weft.edge_node.sessions.records import Sent
-from weft.edge_node.sessions.window.packets_out import OWN, Wire, shared_packet, shared_parts
+from weft.edge_node.sessions.window.packets_out import OWN, SPLIT_BYTES, Wire, shared_packet, shared_parts
 from weft.edge_node.sessions.window.parts import WindowParts
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import DeliveryOptions
@@ -14,8 +14,6 @@ from weft.protocols.mqtt.encoder import PUBREL, encode
 from weft.protocols.mqtt.packets import PubRel
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
-SPLIT_BYTES = 2048
-"""Payloads beyond this are not copied for each of their clients."""
 LONG_BYTES = 32 << 10
 """Payloads beyond this are not copied at all: readers of the log have a message of their own each."""
 
@@ -53,9 +51,9 @@ class PacketWriter:
         self._kind = wire.kind
         self._connection: ClientConnection | None = None
         self._out: list[bytes] = []
-        """Packets to be written together by ``flush``, those with long payloads in two parts."""
+        """Packets to be written together by ``flush``, some in two parts."""
         self._split = 0
-        """Number of packets in two parts."""
+        """Number of packets in two parts, which are not to be copied."""
         self._unjournaled: dict[int, Sent] | None = None
         """Deliveries among them that the journal does not have."""
         self._waits = False
@@ -202,25 +200,30 @@ class PacketWriter:
     def flush(self) -> None:
         """Write what was gathered, in one go."""
         packets, self._out = self._out, []
-        split, self._split = self._split, 0
         connection = self._connection
         if connection is None or not packets:
             return
-        self._counters.deliveries_sent += len(packets) - split
+        self._counters.deliveries_sent += len(packets)
         deliveries, self._unjournaled = self._unjournaled, None
         if self._waits or self._held:
             self._write_after_journal(connection, packets, deliveries)
             return
         if deliveries:
             self._journal.sending(self.client_id, deliveries)
-        if len(packets) == 1:
-            connection.send(packets[0])
-        else:
+        if self._split:
+            self._sent_split()
             connection.send_all(packets)
+        else:
+            connection.send(packets[0] if len(packets) == 1 else b"".join(packets))
+
+    def _sent_split(self) -> None:
+        self._counters.deliveries_sent -= self._split
+        self._split = 0
 
     def _write_after_journal(
         self, connection: ClientConnection, packets: list[bytes], deliveries: dict[int, Sent] | None
     ) -> None:
+        self._sent_split()
         shares, self._shares = self._shares or (), None
         self._waits = False
         self._held += 1

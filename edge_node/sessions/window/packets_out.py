@@ -14,20 +14,26 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 """Kinds of client: it gets the same bytes as all clients of 3.1.1, or of 5.0, or packets made for it alone."""
 
+KINDS = 3
+SPLIT_BYTES = 2048
+"""Payloads beyond this are not copied for each of their clients."""
+
 _VERSIONS = (Version.V311, Version.V5)
 
 
 def shared_packet(message: Message, kind: int) -> bytes:
     """Return the packet of a plain message at QoS 0, made once for all clients of a kind.
 
-    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds one that is there without a call.
+    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds one that is there without a call. That of a long
+    message is by ``kind - KINDS``: it is found here alone, for the writer must know that it is long.
     """
+    key = kind if len(message.payload) <= SPLIT_BYTES else kind - KINDS
     packets = message.packets
     if packets is None:
         packets = message.packets = {}
-    found = packets.get(kind)
+    found = packets.get(key)
     if found is None:
-        found = packets[kind] = b"".join(publish_parts(message.topic, message.payload, 0, version=_VERSIONS[kind]))
+        found = packets[key] = b"".join(publish_parts(message.topic, message.payload, 0, version=_VERSIONS[kind]))
     return found
 
 

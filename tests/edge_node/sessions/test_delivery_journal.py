@@ -8,8 +8,10 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import put
+from weft.bounds import Crowd
 from weft.edge_node.sessions.delivery_journal import DeliveryJournal
 from weft.edge_node.sessions.records import Sent
+from weft.edge_node.subscriptions.outbox import Outbox
 from weft.storage.segment_log import LogFull
 
 
@@ -33,7 +35,7 @@ def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node:
         assert node.log.appended_together() is not None, "in one commit with the delivery"
         shares.append(name)
 
-    journal = DeliveryJournal(node.log, node.state.journal, note_share)
+    journal = DeliveryJournal(node.log, node.state.journal, note_share, Outbox(Crowd()))
     node.state.journal.opened(record())
     assert journal.before_sending("pi", {1: Sent(stream, 0, 2)}, ["$share/g/t"], lambda: sent.append("publish"))
     assert journal.before_pubrel("pi", 1, lambda: sent.append("pubrel"))
@@ -45,7 +47,7 @@ def test_what_must_be_noted_first_is_sent_after_the_commit_with_the_shares(node:
 
 
 def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: StoredNode) -> None:
-    journal = DeliveryJournal(node.log, node.state.journal, full)
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
     assert not journal.before_sending("pi", {}, ["$share/g/t"], lambda: pytest.fail("sent"))
     node.commit()
 
@@ -53,10 +55,10 @@ def test_a_share_that_cannot_be_noted_takes_the_delivery_with_it(node: StoredNod
 def test_what_a_restart_may_miss_is_passed_over_when_there_is_no_room(
     node: StoredNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = DeliveryJournal(node.log, node.state.journal, full)
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
     monkeypatch.setattr(node.state.journal, "_append", full)
     journal.sending("pi", {1: Sent(1, 0, 1)})
-    journal.flush()
+    node.state.journal.flush()
     journal.completed("pi", [1])
     assert not journal.before_pubrel("pi", 1, lambda: pytest.fail("sent"))
 
@@ -65,12 +67,12 @@ def test_deliveries_of_a_step_come_before_any_later_change(node: StoredNode) -> 
     stream = node.log.stream("telemetry")
     put(node.log, stream, b"x")
     put(node.log, stream, b"y")
-    journal = DeliveryJournal(node.log, node.state.journal, full)
+    journal = DeliveryJournal(node.log, node.state.journal, full, Outbox(Crowd()))
     node.state.journal.opened(record())
     journal.sending("pi", {1: Sent(stream, 0, 1)})
     journal.sending("pi", {2: Sent(stream, 1, 1)})
     journal.completed("pi", [1])
-    journal.flush()
+    node.state.journal.flush()
     node.commit()
     node.kill()
     assert node.sessions()["pi"].inflight == {2: Sent(stream, 1, 1)}
