@@ -18,6 +18,8 @@ PAUSE_S = 0.001
 YIELD_S = 0.000_2
 """Sleep of the whole thread before each round, for the threads that sync the log. The loop gives the interpreter's lock
 back often and takes it again at once: while it is never idle, that keeps the lock from other threads for a second."""
+YIELD_INTERVAL_S = 0.004
+"""Interval of such sleeps where rounds follow each other without a pause."""
 SLICE = 64
 """Items that are done in one turn."""
 Item = TypeVar("Item")
@@ -38,8 +40,14 @@ class Rounds:
         self._turns_max = turns_max
         self._pause_s = pause_s
         self._after = after
+        self._yielded = 0.0
+        """Time of the last sleep."""
         self._waiting: OrderedDict[Owner | None, deque[Callable[[], None]]] = OrderedDict()
         self._called = False
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return sum(map(len, self._waiting.values()))
 
     def wait(self, owner: Owner | None, work: Callable[[], None]) -> None:
         """Call back when it is the owner's turn."""
@@ -71,12 +79,14 @@ class Rounds:
 
     def _serve(self) -> None:
         self._called = False
-        if self._pause_s:
-            time.sleep(YIELD_S)
         clock = asyncio.get_running_loop().time
+        now = clock()
+        if self._pause_s or now >= self._yielded + YIELD_INTERVAL_S:
+            self._yielded = now
+            time.sleep(YIELD_S)
         until = clock() + ROUND_S
         try:
-            count = sum(map(len, self._waiting.values()))
+            count = len(self)
             for _ in range(count if self._turns_max is None else min(count, self._turns_max)):
                 owner, queue = self._waiting.popitem(last=False)
                 work = queue.popleft()

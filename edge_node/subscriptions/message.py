@@ -39,6 +39,8 @@ class Message(msgspec.Struct):
     """Kind of client -> the packet at QoS 0, made once for all of them (``sessions.window.packets_out``)."""
     parts: dict[int, tuple[bytes, bytes]] | None = None
     """QoS << 2 | kind of client -> what comes before and after the packet identifier, made once likewise."""
+    tail: tuple[bytes, int] | None = None
+    """Properties and payload of its packets in MQTT 5, made once likewise, and the length of those properties."""
 
     @property
     def plain(self) -> bool:
@@ -49,12 +51,14 @@ class Message(msgspec.Struct):
         """Return whether the message must not be sent any more [MQTT-3.3.2-5]."""
         return bool(self.expires_ns) and now_ns >= self.expires_ns
 
-    def properties_at(self, now_ns: int) -> Properties:
-        """Return the properties with the time that the message has left [MQTT-3.3.2-6]."""
-        if not self.expires_ns:
-            return self.properties
-        left_s = max(1, -(-(self.expires_ns - now_ns) // _SECOND_NS))
-        return msgspec.structs.replace(self.properties, message_expiry_interval=left_s)
+    def seconds_left(self, now_ns: int) -> int | None:
+        """Return the time that the message has left, a second at least; None if it does not expire."""
+        return max(1, -(-(self.expires_ns - now_ns) // _SECOND_NS)) if self.expires_ns else None
+
+    @property
+    def header_bytes(self) -> int:
+        """Return the length of names and values of its headers, roughly."""
+        return sum(len(name) + (len(value) if isinstance(value, str | bytes) else 8) for name, value in self.headers)
 
 
 def split_expiry(properties: Properties, now_ns: int) -> tuple[Properties, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from weft.bounds import Owner
@@ -13,7 +14,7 @@ MESSAGE_OVERHEAD_BYTES = 200
 class QueueBudget:
     """Bytes that the windows and queues of all clients may take together. Only ``QueueAccount`` changes it."""
 
-    __slots__ = ("_shares", "bytes_max", "share_bytes_max", "used")
+    __slots__ = ("_shares", "bytes_max", "share_bytes_max", "used", "waiters", "waiting")
 
     def __init__(self, bytes_max: int, share_bytes_max: int | None = None) -> None:
         """Start with nothing taken.
@@ -24,6 +25,10 @@ class QueueBudget:
         self.bytes_max = bytes_max
         self.share_bytes_max = bytes_max if share_bytes_max is None else min(bytes_max, share_bytes_max)
         self.used = 0
+        self.waiting: dict[Callable[[], None], None] = {}
+        """Callbacks of those that wait until less is taken, the longest waiting first."""
+        self.waiters = 0
+        """Number of callbacks here and in all shares."""
         self._shares: WeakValueDictionary[Owner, QueueShare] = WeakValueDictionary()
         """Owner -> its share, as long as it has an account."""
 
@@ -40,10 +45,12 @@ class QueueBudget:
 class QueueShare:
     """Bytes that the windows and queues of one owner's clients take."""
 
-    __slots__ = ("__weakref__", "used")
+    __slots__ = ("__weakref__", "used", "waiting")
 
     def __init__(self) -> None:
         self.used = 0
+        self.waiting: dict[Callable[[], None], None] = {}
+        """Callbacks of those that wait until the owner has taken less."""
 
 
 class QueueAccount:
@@ -71,6 +78,29 @@ class QueueAccount:
         self.used -= size
         self._share.used -= size
         self._budget.used -= size
+        if self._budget.waiters:
+            self._wake()
+
+    def when_free(self, callback: Callable[[], None]) -> None:
+        """Call back once, when another account has freed what this one lacks; in vain if others were faster."""
+        budget, share = self._budget, self._share
+        waiting = share.waiting if share.used >= budget.share_bytes_max else budget.waiting
+        if callback not in waiting:
+            waiting[callback] = None
+            budget.waiters += 1
+
+    def _wake(self) -> None:
+        budget, share = self._budget, self._share
+        for waiting, is_full in (
+            (share.waiting, share.used >= budget.share_bytes_max),
+            (budget.waiting, budget.used >= budget.bytes_max),
+        ):
+            if waiting and not is_full:
+                callbacks = list(waiting)
+                budget.waiters -= len(callbacks)
+                waiting.clear()
+                for callback in callbacks:
+                    callback()
 
     def fits(self, size: int) -> bool:
         """Return whether so many bytes more are within all bounds."""

@@ -69,22 +69,22 @@ def encode_publish(
 
 def publish_head(
     topic: bytes,
-    payload_bytes: int,
     qos: int,
     packet_id: int,
     *,
     retain: bool,
     dup: bool,
-    version: int,
-    properties: Properties,
+    tail_bytes: int,
+    properties: bytes = b"",
 ) -> bytes:
-    """Return all of a PUBLISH that comes before its payload, which many packets may have in common."""
-    rest = [u16(len(topic)), topic]
-    if qos:
-        rest.append(packet_id.to_bytes(2, "big"))
-    if version == Version.V5:
-        rest.append(b"\0" if properties is NO_PROPERTIES else encode_properties(properties))
-    length = sum(map(len, rest)) + payload_bytes
+    """Return what comes in a PUBLISH before that which many packets have in common.
+
+    Args:
+        tail_bytes: length of what is common.
+        properties: length of all properties, and those of this packet alone; nothing before MQTT 5.
+    """
+    rest = (u16(len(topic)), topic, packet_id.to_bytes(2, "big") if qos else b"", properties)
+    length = sum(map(len, rest)) + tail_bytes
     return b"".join((bytes((_PUBLISH | dup << 3 | qos << 1 | retain,)), variable(length), *rest))
 
 

@@ -16,7 +16,7 @@ AGAIN = ".venv/bin/python -m"
 PROPERTIES = (
     "tests/protocols", "tests/storage", "tests/replication", "tests/edge_node/sessions/store/test_journal_model.py",
     "tests/edge_node/sessions/store/test_exactly_once_model.py", "tests/edge_node/servers/mqtt/test_broker_model.py",
-    "tests/edge_node/queues/test_queues_model.py",
+    "tests/edge_node/queues/test_queues_model.py", "tests/edge_node/servers/test_output.py",
     "tests/cloud_hub/tables/test_statistics.py", "tests/cloud_hub/tables/test_maintenance.py",
 )  # fmt: skip
 OTHER_PROPERTIES = ("tests/bounds", "tests/config", "tests/cloud_hub/shard", "tests/edge_node", "tests/spark_sinks")

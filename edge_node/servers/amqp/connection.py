@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
@@ -17,7 +18,7 @@ from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.reads import WAITING, Reads
 from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
 from weft.edge_node.servers.amqp.target import Targets
-from weft.edge_node.servers.broker.output import Output
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, Frame, read_frame
@@ -219,6 +220,9 @@ class AmqpConnection(Reads):
         inbox = self.inbox
         if inbox.ahead or inbox.charged or inbox.partial or inbox.content_bytes:
             self._settle()
+        if len(data) > LONG_BYTES and self._broker.writes.is_full and not self._pause & WAITING:
+            self.hold(Pause.TURN)
+            self._broker.writes.when_short(partial(self.go_on, Pause.TURN))
         self._fast = bool(self.targets) and not inbox.partial and not self._pause & WAITING and not self._closing
 
     def _parse_read(self, data: bytes, at: int) -> None:
@@ -386,7 +390,8 @@ class AmqpConnection(Reads):
         self._shared.clients.discard(self)
         self._broker.left(self)
         if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost
-            self._output.finish()
+            if not self._output.finish():
+                self._output.drop()
             Lingering(self._shared, transport, self.arrival, self.place)
             return
         self.place.free()

@@ -14,7 +14,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.broker.output import Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
 from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1.opening import AMQP, HEADER_BYTES, frame_size, refusal
@@ -23,6 +23,7 @@ from weft.protocols.errors import Corrupt
 if TYPE_CHECKING:
     from weft.edge_node.servers.amqp1.engine import Engine
     from weft.edge_node.servers.amqp1.links import Links
+    from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ class Amqp1Connection(Sending):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_budget", "_door", "_has_begun", "_held", "_is_flushing", "_links", "_missed_turn", "_opening", "_parts",
-        "_pause", "_write_deadline", "arrival", "engine", "identity", "place", "wheel_slot",
+        "_budget", "_door", "_has_begun", "_held", "_is_flushing", "_links", "_missed_turn", "_opening", "_owing",
+        "_parts", "_pause", "_write_deadline", "arrival", "engine", "identity", "place", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
@@ -61,6 +62,7 @@ class Amqp1Connection(Sending):
         self._links: Links | None = None
         self._has_begun = False
         self._pause = 0
+        self._owing: set[OutgoingLink] = set()
         self._is_flushing = False  # True while the engine waits for its turn to say more
         self._missed_turn = False  # True once its turn came while publishers wait for the disk
         self._write_deadline: float | None = None
@@ -92,7 +94,7 @@ class Amqp1Connection(Sending):
             broker.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
 
     def _read(self, now: float) -> None:
-        broker = self._parts.broker
+        broker, size = self._parts.broker, len(self._held.data)
         self._budget.begin(now)
         try:
             if self._opening is not None:
@@ -107,6 +109,9 @@ class Amqp1Connection(Sending):
         broker.fan_out.flush()
         self.flush()
         self._settle()
+        if size > LONG_BYTES and broker.writes.is_full and self.is_open and not self._pause & _WAITING:
+            self.hold(Pause.TURN)
+            broker.writes.when_short(partial(self.go_on, Pause.TURN))
 
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts."""
@@ -180,6 +185,7 @@ class Amqp1Connection(Sending):
         if len(data) >= OUTPUT_BYTES:
             self.flush_in_turn()
             return
+        self._made_frames()
         if engine.error is not None:
             self._parts.broker.counters.protocol_errors += 1
             self.close(engine.error, drains=True)
@@ -197,8 +203,27 @@ class Amqp1Connection(Sending):
         self._is_flushing = False
         if self.takes_more:
             self.flush()
-            if not self._is_flushing and self._links is not None:
-                self._links.room()
+
+    def owes(self, link: OutgoingLink) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+        self._owing.add(link)
+
+    def _made_frames(self) -> None:
+        """Have links send on whose messages have left the engine."""
+        for link in tuple(self._owing):
+            if link.left():
+                self.flush_in_turn()
+            if not link.unsent:
+                self._owing.discard(link)
+
+    def room_in_turn(self) -> None:
+        """Have links send on when it is the client's turn: others of its user have freed memory."""
+        self._parts.broker.writes.rounds.wait(self._held.owner, self._room_on)
+
+    def _room_on(self) -> None:
+        if self._links is not None and self.takes_more:
+            self._links.room()
+            self.flush()
 
     def welcome(self, identity: Identity) -> None:
         """Hand the connection to the engine: the client may come in. ``go_on`` follows."""

@@ -43,6 +43,12 @@ class Client(Publisher, Protocol):
     def flush_in_turn(self) -> None:
         """Send it when it is the client's turn."""
 
+    def room_in_turn(self) -> None:
+        """Have links send on when it is the client's turn."""
+
+    def owes(self, link: Any) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+
 
 class Waiting(NamedTuple):
     """A delivery that is settled once its record is durable."""

@@ -49,7 +49,7 @@ class Item(NamedTuple):
     @property
     def size(self) -> int:
         """Return the bytes that it is charged with while it is not settled."""
-        return len(self.message.payload) + MESSAGE_OVERHEAD_BYTES
+        return len(self.message.payload) + self.message.header_bytes + MESSAGE_OVERHEAD_BYTES
 
 
 class Supply(Protocol):

@@ -33,12 +33,18 @@ class Client(Protocol):
     def flush_in_turn(self) -> None:
         """Send it when it is the client's turn."""
 
+    def owes(self, link: OutgoingLink) -> None:
+        """Call the link's ``left`` once the engine has made frames."""
+
+    def room_in_turn(self) -> None:
+        """Have links send on when it is the client's turn."""
+
 
 class OutgoingLink:
     """One such link."""
 
-    __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session", "_tag", "_unsent",
-                 "_unsettled", "_wall_clock", "is_open", "supply")  # fmt: skip
+    __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session",
+                 "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
 
     def __init__(
         self, client: Client, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
@@ -60,7 +66,7 @@ class OutgoingLink:
         self._tag = 0
         self._has_long = False
         """True while a long message was sent and not flushed."""
-        self._unsent = 0
+        self.unsent = 0
         """Bytes of settled messages that the engine may still have."""
         self._unsettled: dict[int, Item] = {}
         """Number of a delivery -> its message, in the order of sending."""
@@ -70,17 +76,20 @@ class OutgoingLink:
     @property
     def has_room(self) -> bool:
         """Return whether one more message can be sent at once."""
-        if self._unsent and not self._session.outgoing_bytes:
-            self._account.free(self._unsent)
-            self._unsent = 0
         return (
             self.is_open
             and deliveries.credit(self._link) > 0
             and self._client.takes_more
             and len(self._unsettled) < UNSETTLED_MAX
-            and not self._account.is_full()
+            and self._has_memory()
             and self._session.outgoing_bytes < WINDOW_BYTES
         )
+
+    def _has_memory(self) -> bool:
+        if not self._account.is_full():
+            return True
+        self._account.when_free(self._client.room_in_turn)
+        return False
 
     @property
     def free(self) -> int:
@@ -120,7 +129,8 @@ class OutgoingLink:
         self._counters.deliveries_sent += 1
         self._account.take(item.size)
         if self._is_settled:
-            self._unsent += item.size
+            self.unsent += item.size
+            self._client.owes(self)
         else:
             self._unsettled[number] = item
         return True
@@ -133,6 +143,16 @@ class OutgoingLink:
         else:
             self._client.flush()
 
+    def left(self) -> bool:
+        """Free what the engine has made frames of, and send on. Return whether that was anything."""
+        kept = min(self.unsent, self._session.outgoing_bytes)
+        if kept == self.unsent:
+            return False
+        freed, self.unsent = self.unsent - kept, kept
+        self._account.free(freed)
+        self.room()
+        return True
+
     def idle(self) -> None:
         """Give credit back that a client wants used up or given back at once, as there is nothing to send."""
         if self.is_open and self._link.drain_mode:
@@ -144,8 +164,8 @@ class OutgoingLink:
             return
         self.is_open = False
         unsettled, self._unsettled = self.unsettled, {}
-        self._account.free(sum(item.size for item in unsettled) + self._unsent)
-        self._unsent = 0
+        self._account.free(sum(item.size for item in unsettled) + self.unsent)
+        self.unsent = 0
         self.supply.stop(unsettled, for_good=closed)
 
     def stolen(self) -> None:

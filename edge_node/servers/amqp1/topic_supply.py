@@ -337,4 +337,4 @@ def _stored(messages: Iterable[Message]) -> list[Message]:
 
 
 def _size(message: Message) -> int:
-    return len(message.payload) + MESSAGE_OVERHEAD_BYTES
+    return len(message.payload) + message.header_bytes + MESSAGE_OVERHEAD_BYTES

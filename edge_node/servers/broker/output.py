@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weft.bounds import Crowd, Owner, Rounds
@@ -19,14 +19,21 @@ CORKED_BYTES_MAX = 16 << 10
 """Bytes of answers that are written together."""
 LONG_BYTES = 32 << 10
 """Bytes beyond which a write waits for its turn."""
-PIECE_BYTES = 32 << 10
-"""Bytes that are written in a turn, and about as many that the transport holds: it may copy or encrypt them."""
+PIECE_BYTES, PIECE_BYTES_MAX = 32 << 10, 256 << 10
+"""Bytes that are written in a turn when many clients wait, and when few do: a reader that is woken for each small piece
+costs more than the write. The transport holds about as much, which it may copy or encrypt."""
+ROUND_BYTES = 4 << 20
+"""Bytes after which others have their turn: one to two milliseconds."""
+BACKLOG_BYTES_MAX = 32 << 20
+"""Bytes that wait for turns beyond which clients that send much are not read."""
 TURNS_MAX = 128
 """Turns before the loop does something else. Its clock does not say what they cost: uvloop writes at the end of its
 iteration."""
 SMALL_BYTES = 512
 """Bytes below which what waits is joined."""
-WAITING_FACTOR = 4
+LAST_S_MAX = 5.0
+"""Time in which a client that is closed takes its last bytes. Nothing counts the connection by then."""
+WAITING_FACTOR = 16
 """Times ``limits.send_queue`` that may wait while the socket takes what it gets: then it is others that are served."""
 
 
@@ -47,14 +54,37 @@ class Writes:
         waiting_bytes_max: bytes for one client that may wait, beyond one message.
     """
 
-    __slots__ = ("counters", "crowd", "rounds", "waiting_bytes_max")
+    __slots__ = ("_held", "_limit", "backlog", "counters", "crowd", "piece_bytes", "rounds", "waiting_bytes_max")
 
     def __init__(self, crowd: Crowd, counters: Counters, waiting_bytes_max: int) -> None:
         self.crowd = crowd
         self.counters = counters
         self.waiting_bytes_max = waiting_bytes_max
-        self.rounds = Rounds(lambda: None, pause_s=0, turns_max=TURNS_MAX)
+        self.rounds = Rounds(self._look, pause_s=0, turns_max=TURNS_MAX)
         """Queues of clients that wait for a turn to be written to."""
+        self.backlog = 0
+        """Bytes that wait for turns alone, and not for sockets."""
+        self.piece_bytes = PIECE_BYTES_MAX
+        """Bytes that are written in a turn: the fewer clients wait, the more."""
+        self._held: list[Callable[[], None]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so much waits for turns that those who make it should wait."""
+        return self.backlog > BACKLOG_BYTES_MAX
+
+    def when_short(self, callback: Callable[[], None]) -> None:
+        """Call back when less waits."""
+        self._held.append(callback)
+        self._look()
+
+    def _look(self) -> None:
+        waiting = len(self.rounds)
+        self.piece_bytes = max(PIECE_BYTES, min(PIECE_BYTES_MAX, ROUND_BYTES // (waiting or 1)))
+        if self._held and self.backlog <= BACKLOG_BYTES_MAX // 2:
+            held, self._held = self._held, []
+            for callback in held:
+                callback()
 
 
 class Output:
@@ -84,11 +114,6 @@ class Output:
         self._is_behind = False
         transport.set_write_buffer_limits(high=min(2 * PIECE_BYTES, writes.waiting_bytes_max))
 
-    @property
-    def holds(self) -> bool:
-        """Return whether something was not given to the transport yet."""
-        return bool(self._waiting_bytes) or bool(self.corked)
-
     def write(self, data: bytes) -> None:
         """Write whole packets."""
         self._counters.bytes_sent += len(data)
@@ -109,16 +134,14 @@ class Output:
     def write_all(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write whole packets that came in parts."""
         size = sum(map(len, parts))
-        if size <= LONG_BYTES:
+        is_small = size < SMALL_BYTES * len(parts)
+        if size <= LONG_BYTES and (is_small or (self._waiting is None and not self._crowd.is_here)):
             self.write(b"".join(parts))
             return
         self._counters.bytes_sent += size
         if self.corked:
             self._wait(self._taken())
-        if size < SMALL_BYTES * len(parts):
-            parts = [b"".join(parts)]
-        for part in parts:
-            self._wait(part)
+        self._wait(*([b"".join(parts)] if is_small else parts))
 
     def cork(self) -> None:
         """Gather what is written until ``uncork``."""
@@ -131,30 +154,39 @@ class Output:
         if corked:
             self._write(corked)
 
-    def finish(self) -> None:
-        """Give all that waits to the transport: it is the last."""
+    def finish(self) -> bool:
+        """Give all that waits to the transport: it is the last. Return False if that is too much for a client that
+        leaves: nothing was given then."""
         self.uncork()
-        waiting, self._waiting, self._waiting_bytes = self._waiting, None, 0
+        if self._waiting_bytes > self._writes.waiting_bytes_max:
+            return False
+        waiting, self._waiting = self._waiting, None
+        self._count(-self._waiting_bytes)
         if waiting:
             self._transport.write(b"".join(waiting))
+        return True
 
     def drop(self) -> None:
         """Drop what waits: the transport is closed at once."""
         self.corked = self._waiting = None
-        self._waiting_bytes = 0
+        self._count(-self._waiting_bytes)
 
     # --- the socket
 
     def block(self) -> None:
         """Write nothing more: the transport holds enough."""
-        self._is_blocked = True
+        if not self._is_blocked:
+            self._is_blocked = True
+            self._writes.backlog -= self._waiting_bytes
         if self._waiting is None:
             self._waiting = deque()
         self._look(0)
 
     def unblock(self) -> None:
         """Go on."""
-        self._is_blocked = False
+        if self._is_blocked:
+            self._is_blocked = False
+            self._writes.backlog += self._waiting_bytes
         self._queue()
 
     # --- inside
@@ -169,21 +201,24 @@ class Output:
         else:
             self._wait(data)
 
-    def _wait(self, data: bytes | bytearray | memoryview) -> None:
-        if not data:
-            return
-        waiting = self._waiting
+    def _wait(self, *parts: bytes | bytearray | memoryview) -> None:
+        waiting, before = self._waiting, self._waiting_bytes
         if waiting is None:
             waiting = self._waiting = deque()
-        if len(data) <= SMALL_BYTES and waiting and isinstance(last := waiting[-1], bytearray):
-            last += data
-        else:
-            waiting.append(bytearray(data) if len(data) <= SMALL_BYTES else data)
-        before = self._waiting_bytes
-        self._waiting_bytes += len(data)
+        for data in parts:
+            if len(data) <= SMALL_BYTES and waiting and isinstance(last := waiting[-1], bytearray):
+                last += data
+            elif data:
+                waiting.append(bytearray(data) if len(data) <= SMALL_BYTES else data)
+            self._count(len(data))
         self._queue()
         if not self._is_behind and (self._is_blocked or before):
             self._look(before)
+
+    def _count(self, size: int) -> None:
+        self._waiting_bytes += size
+        if not self._is_blocked:
+            self._writes.backlog += size
 
     def _queue(self) -> None:
         if not self._is_queued and not self._is_blocked:
@@ -209,16 +244,16 @@ class Output:
         waiting = self._waiting
         if waiting is None or self._is_blocked:
             return
-        piece, size = [], 0
-        while waiting and size < PIECE_BYTES:
+        piece, size, most = [], 0, self._writes.piece_bytes
+        while waiting and size < most:
             part = waiting.popleft()
-            if size + len(part) > PIECE_BYTES:
+            if size + len(part) > most:
                 view = memoryview(part)
-                waiting.appendleft(view[PIECE_BYTES - size :])
-                part = view[: PIECE_BYTES - size]
+                waiting.appendleft(view[most - size :])
+                part = view[: most - size]
             piece.append(part)
             size += len(part)
-        self._waiting_bytes -= size
+        self._count(-size)
         if not waiting:
             self._waiting = None
         if piece:
@@ -249,10 +284,10 @@ class Sending(asyncio.Protocol):
             self._output.write_all(parts)
 
     def shut(self, transport: asyncio.Transport, *, drains: bool) -> None:
-        """Close the transport: with what waits, or at once."""
-        if drains:
-            self._output.finish()
+        """Close the transport: with what waits, for which the client has ``LAST_S_MAX``, or at once."""
+        if drains and self._output.finish():
             transport.close()
+            asyncio.get_running_loop().call_later(LAST_S_MAX, transport.abort)
         else:
             self._output.drop()
             transport.abort()

@@ -9,7 +9,7 @@ from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.broker.held import Held
-from weft.edge_node.servers.broker.output import Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
 from weft.edge_node.servers.http.access import claim_of
 from weft.edge_node.servers.http.answers import CONTINUE
 from weft.edge_node.servers.http.browsers import Browsers
@@ -196,6 +196,9 @@ class HttpConnection(Sending):
                     self._wait_for_turn()
         finally:
             self._turn.gathered()
+        if size > LONG_BYTES and self._service.broker.writes.is_full and not self._pause & _WAITING:
+            self.hold(Pause.TURN)
+            self._service.broker.writes.when_short(partial(self._go_on, Pause.TURN))
         if self._taker is not None:
             if at < size:
                 self._taker.received(data[at:])
@@ -385,8 +388,10 @@ class HttpConnection(Sending):
         """Close once the client has the last answer."""
         if (transport := self._transport) is None:
             return
-        self._output.finish()
-        self._ending = Ending(transport)
+        if not self._output.finish():
+            transport.abort()
+            return
+        self._ending = Ending(transport, self._service.settings.write_timeout_s)
         self._parser.complete.clear()
         self._ahead = b""
         self._pause &= Pause.WRITE

@@ -13,7 +13,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.servers.broker.broker import Broker
-from weft.edge_node.servers.broker.output import Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.mqtt import other_protocols
 from weft.edge_node.servers.mqtt.costs import cost
@@ -132,6 +132,9 @@ class ClientConnection(Sending):
         if inbox.ahead or inbox.charged or not is_whole:
             self._settle()
         publishes = self._handlers.publishes if self._handlers is not None else None
+        if len(data) > LONG_BYTES and self._broker.writes.is_full and not self._pause & _WAITING:
+            self.hold(Pause.TURN)
+            self._broker.writes.when_short(partial(self.go_on, Pause.TURN))
         is_plain = self._transport is not None and is_whole and not self._pause & _WAITING
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 

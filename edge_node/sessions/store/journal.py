@@ -138,6 +138,7 @@ class SessionJournal:
         """
         if self._log.appended_together() is not None:
             return nullcontext()
+        self.flush()  # what it takes is not the read's
         self._check_room(self._reserve_bytes)
         return self._log.together(self._reserve_bytes)
 

@@ -182,11 +182,10 @@ class PacketWriter:
             return head + packet_id.to_bytes(2, "big"), tail
         now = self._wall_clock() if message.expires_ns else 0
         retain = message.retain and options.retain_as_published
-        before = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
-        if before is None:
+        parts = self._wire.publish(message, qos, packet_id, retain, dup, options.identifiers, now)
+        if parts is None:
             self._counters.deliveries_too_large += 1
-            return None
-        return before, payload
+        return parts
 
     def _put(self, head: bytes, tail: bytes) -> None:
         if not self._out:

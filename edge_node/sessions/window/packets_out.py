@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from weft.edge_node.sessions.window.topic_aliases import SentAliases
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
-from weft.protocols.mqtt.encoder import publish_head, publish_parts
+from weft.protocols.mqtt.encoder import encode_length, publish_head, publish_parts
 from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.properties import NO_PROPERTIES
+from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.property_codec import property_body
 
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
 """Kinds of client: it gets the same bytes as all clients of 3.1.1, or of 5.0, or packets made for it alone."""
@@ -73,28 +72,41 @@ class Wire:
         dup: bool,
         identifiers: tuple[int, ...],
         now: int,
-    ) -> bytes | None:
-        """Return what comes before the payload of a delivery; None when the packet is longer than the client takes:
-        then it is as if it had been sent [MQTT-3.1.2-24, 3.1.2-25].
+    ) -> tuple[bytes, bytes] | None:
+        """Return a delivery in two parts, of which the second is made once for all clients; None when the packet is
+        longer than the client takes: then it is as if it had been sent [MQTT-3.1.2-24, 3.1.2-25].
 
         Args:
             now: wall clock, nanoseconds; of no meaning for messages that do not expire.
         """
-        topic, alias, properties = message.topic, None, NO_PROPERTIES
+        topic, alias, tail, properties = message.topic, None, message.payload, b""
         if self.version == Version.V5:
-            properties = message.properties_at(now)
             if self._aliases is not None:
                 topic, alias = self._aliases.find(topic)
-            if identifiers or alias:
-                properties = msgspec.structs.replace(
-                    properties, subscription_identifiers=identifiers, topic_alias=alias
-                )
+            tail, common = shared_tail(message)
+            own = b""
+            if identifiers or alias or message.expires_ns:
+                own = property_body(
+                    Properties(
+                        message_expiry_interval=message.seconds_left(now), subscription_identifiers=identifiers,
+                        topic_alias=alias,
+                    )
+                )  # fmt: skip
+            properties = encode_length(len(own) + common) + own
         head = publish_head(
-            topic, len(message.payload), qos, packet_id,
-            retain=retain, dup=dup, version=self.version, properties=properties,
+            topic, qos, packet_id, retain=retain, dup=dup, tail_bytes=len(tail), properties=properties,
         )  # fmt: skip
-        if len(head) + len(message.payload) > self.packet_bytes_max:
+        if len(head) + len(tail) > self.packet_bytes_max:
             return None
         if topic and alias and self._aliases is not None:
             self._aliases.sent(topic, alias)
-        return head
+        return head, tail
+
+
+def shared_tail(message: Message) -> tuple[bytes, int]:
+    """Return what packets of MQTT 5 have in common, properties and payload, and the length of those properties."""
+    found = message.tail
+    if found is None:
+        body = b"" if message.properties is NO_PROPERTIES else property_body(message.properties)
+        found = message.tail = (body + message.payload, len(body))
+    return found

@@ -13,9 +13,10 @@ from tests.support.examples import given
 from weft.bounds import CROWD, Crowd, user_or_address
 from weft.edge_node.counters import Counters
 from weft.edge_node.servers.broker.output import (
-    CORKED_BYTES_MAX,
+    BACKLOG_BYTES_MAX,
     LONG_BYTES,
     PIECE_BYTES,
+    PIECE_BYTES_MAX,
     TURNS_MAX,
     WAITING_FACTOR,
     Output,
@@ -62,6 +63,9 @@ class Room:
         self.writes = Writes(self.crowd, self.counters, WAITING_MAX)
         self.waiting: list[Callable[[], None]] = []
         cast(Any, self.writes).rounds = self
+
+    def __len__(self) -> int:
+        return len(self.waiting)
 
     def wait(self, _: object, work: Callable[[], None]) -> None:
         self.waiting.append(work)
@@ -113,20 +117,19 @@ def test_all_is_written_once_and_in_order(actions: list[tuple[str, Any]], finish
             is_blocked = name == "block" or (is_blocked and name != "unblock")
             getattr(output, name)()
         written = transport.written[before:]
-        assert all(len(each) <= LONG_BYTES + CORKED_BYTES_MAX for each in written)
+        assert all(len(each) <= PIECE_BYTES_MAX for each in written)
         if is_blocked and name != "block":
             assert not written
         if room.crowd.is_here and name != "turn":
             assert not written
     room.crowd.is_here = False
-    if finishes:
-        output.finish()
-    else:
+    if not finishes or not output.finish():
         output.uncork()
         output.unblock()
         while room.turn():
             pass
     assert b"".join(transport.written) == sent
+    assert room.writes.backlog == 0
     assert room.counters.bytes_sent == len(sent)
     output.drop()
     while room.turn():
@@ -138,6 +141,7 @@ def test_a_long_payload_is_written_in_pieces_with_turns_of_others_between_them()
     room = Room()
     (one, wire, _), (other, wire_2, _) = room.output(), room.output()
     payload = b"x" * (4 * PIECE_BYTES)
+    room.writes.piece_bytes = PIECE_BYTES
     one.write_all([b"head", payload])
     other.write_all([b"head", payload])
     assert not wire.written
@@ -164,7 +168,7 @@ def test_a_client_is_behind_when_its_socket_takes_nothing_and_level_when_most_wa
 def test_a_client_that_only_waits_for_its_turn_has_more_room() -> None:
     room = Room()
     output, _, client = room.output()
-    output.write(b"x" * 10 * WAITING_MAX)  # one message is taken, however long it is
+    output.write(b"x" * 2 * WAITING_FACTOR * WAITING_MAX)  # one message is taken, however long it is
     assert not client.said
     output.write(b"x")
     assert client.said == ["behind"]
@@ -182,12 +186,48 @@ def test_small_packets_that_wait_are_kept_as_one() -> None:
         output.write(b"packet")
     assert output._waiting is not None
     assert len(output._waiting) == 1
+    room.writes.piece_bytes = PIECE_BYTES
     output.unblock()
     room.turn()
     assert len(transport.written[0]) == PIECE_BYTES
     while room.turn():
         pass
     assert b"".join(transport.written) == b"packet" * 10_000
+
+
+def test_a_message_in_many_parts_is_one_message() -> None:
+    room = Room()
+    output, _, client = room.output()
+    output.write_all([b"x" * 30_000] * (WAITING_FACTOR * WAITING_MAX // 10_000))
+    assert not client.said
+
+
+def test_the_last_words_wait_for_no_long_message() -> None:
+    room = Room()
+    output, transport, _ = room.output()
+    output.write(b"x" * (WAITING_MAX - 3))
+    output.write(b"bye")
+    assert output.finish()
+    assert transport.written[-1].endswith(b"bye")
+    output, transport, _ = room.output()
+    output.write(b"x" * (WAITING_MAX + 1))
+    assert not output.finish()
+    assert not transport.written
+
+
+def test_those_who_send_much_wait_until_less_waits_for_turns() -> None:
+    room, told = Room(), list[str]()
+    made = [room.output()[0] for _ in range(3)]
+    for output in made:
+        output.write(b"x" * (BACKLOG_BYTES_MAX // 2))
+    assert room.writes.is_full
+    room.writes.when_short(lambda: told.append("short"))
+    made[0].block()  # what waits for a socket is not the node's to write
+    assert not room.writes.is_full
+    made[1].drop()
+    assert room.writes.backlog == BACKLOG_BYTES_MAX // 2
+    room.writes._look()
+    assert told == ["short"]
 
 
 def test_nothing_is_written_to_a_closed_transport() -> None:
@@ -198,7 +238,6 @@ def test_nothing_is_written_to_a_closed_transport() -> None:
     while room.turn():
         pass
     assert not transport.written
-    assert not output.holds
 
 
 def test_a_crowd_waits_and_is_over_with_the_step() -> None:

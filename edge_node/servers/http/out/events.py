@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -11,8 +12,9 @@ import msgspec
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import HeaderPairs, Record
 
-LONG_BYTES = 32 << 10
-"""Payloads from which an object is kept for the next client: 4 MiB take some 10 ms."""
+LONG_BYTES = 64 << 10
+"""Length from which an object is not kept for longer than ``KEPT_S``."""
+KEPT_S = 1.0
 _encode = msgspec.json.encode
 
 
@@ -76,28 +78,35 @@ class ServerSent:
 
 
 class EventObjects:
-    """Makes the objects; a long one once for the clients that get it one after the other."""
+    """Makes the objects, each once for the clients that get it one after the other."""
 
     def __init__(self) -> None:
-        self._latest: tuple[int, int] | None = None
+        self._record: tuple[int, int] | None = None
+        """Stream and number of the latest one's record."""
         self._message: Message | None = None
         self._object = b""
+        self._timer: asyncio.TimerHandle | None = None
 
     def of_record(self, stream: int, record: Record) -> bytes:
         """Return the object of a stream's record."""
-        if len(record.payload) < LONG_BYTES:
-            return record_event(record)
-        if self._latest != (stream, record.seq):
-            self._object, self._latest, self._message = record_event(record), (stream, record.seq), None
+        if self._record != (stream, record.seq):
+            self._keep(record_event(record), (stream, record.seq), None)
         return self._object
 
     def of_message(self, message: Message) -> bytes:
         """Return the object of a live message."""
-        if len(message.payload) < LONG_BYTES:
-            return message_event(message)
         if self._message is not message:
-            self._object, self._message, self._latest = message_event(message), message, None
+            self._keep(message_event(message), None, message)
         return self._object
+
+    def _keep(self, made: bytes, record: tuple[int, int] | None, message: Message | None) -> None:
+        self._object, self._record, self._message = made, record, message
+        if len(made) > LONG_BYTES and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._forget)
+
+    def _forget(self) -> None:
+        self._timer = None
+        self._object, self._record, self._message = b"", None, None
 
 
 def record_event(record: Record) -> bytes:
