@@ -20,18 +20,13 @@ from weft.edge_node.servers.http.replies import Replies
 from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestParser
 from weft.edge_node.servers.http.sender import Sender
 from weft.edge_node.servers.http.server import Server
+from weft.edge_node.servers.http.settings import BODY_BYTES_PER_S, CHECK_S, PENDING_MAX
 from weft.edge_node.servers.http.steps import Steps
 from weft.edge_node.servers.http.writes.sizes import longest_body
 from weft.edge_node.servers.listeners.door import Arrival, Door
 
 log = logging.getLogger(__name__)
 
-PENDING_MAX = 64
-"""Requests of one connection that may wait for their answers: further ones are not looked at."""
-CHECK_S = 5.0
-"""Interval of looks at a connection's deadlines."""
-BODY_BYTES_PER_S = 16 << 10
-"""Least rate of a body."""
 _WAITING = Pause.ASKING | Pause.TURN | Pause.ACKS
 """Reasons for which what came is kept unparsed."""
 

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PENDING_MAX = 64
+"""Requests of one connection that may wait for their answers: further ones are not looked at."""
+CHECK_S = 5.0
+"""Interval of looks at a connection's deadlines."""
+BODY_BYTES_PER_S = 16 << 10
+"""Least rate of a body."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:

@@ -7,7 +7,7 @@ from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
 from weft.protocols.mqtt.encoder import encode_length, publish_head, publish_parts
 from weft.protocols.mqtt.packet_types import Version
-from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
+from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.protocols.mqtt.property_codec import property_body
 
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
@@ -17,6 +17,8 @@ KINDS = 3
 SPLIT_BYTES = 2048
 """Payloads beyond this are not copied for each of their clients."""
 
+_EXPIRY, _IDENTIFIER, _ALIAS = b"\x02", b"\x0b", b"\x23"
+"""Properties of a single delivery (MQTT 5.0, section 2.2.2.2)."""
 _VERSIONS = (Version.V311, Version.V5)
 
 
@@ -84,14 +86,11 @@ class Wire:
             if self._aliases is not None:
                 topic, alias = self._aliases.find(topic)
             tail, common = shared_tail(message)
-            own = b""
-            if identifiers or alias or message.expires_ns:
-                own = property_body(
-                    Properties(
-                        message_expiry_interval=message.seconds_left(now), subscription_identifiers=identifiers,
-                        topic_alias=alias,
-                    )
-                )  # fmt: skip
+            own = b"".join([_IDENTIFIER + encode_length(each) for each in identifiers])
+            if alias:
+                own += _ALIAS + alias.to_bytes(2, "big")
+            if (left := message.seconds_left(now)) is not None:
+                own += _EXPIRY + left.to_bytes(4, "big")
             properties = encode_length(len(own) + common) + own
         head = publish_head(
             topic, qos, packet_id, retain=retain, dup=dup, tail_bytes=len(tail), properties=properties,

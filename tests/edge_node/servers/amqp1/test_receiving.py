@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.servers.amqp1.harness import (
+    Amqp,
     AtMostOnce,
     BlockingReceiver,
     Delivery,
@@ -24,8 +25,8 @@ from tests.edge_node.servers.amqp1.harness import (
     ulong,
 )
 from tests.edge_node.servers.mqtt.harness import RawClient
-from tests.support.waiting import PATIENCE_S
-from weft.protocols.mqtt.packets import Publish
+from tests.support.waiting import PATIENCE_S, until
+from weft.protocols.mqtt.packets import PubAck, Publish
 
 
 def messages(count: int, first: int = 0) -> list[Message]:
@@ -274,3 +275,57 @@ async def test_sources_that_the_node_would_have_to_make_are_refused(tmp_path: Pa
             await in_thread(client.receiver, None, dynamic=True)
         assert refused.value.condition == "amqp:not-implemented"
         await client.close()
+
+
+class Narrow(AtMostOnce):  # type: ignore[misc]
+    """A receiver of settled messages in a session that takes few bytes at a time."""
+
+    def apply(self, link: Any) -> None:
+        super().apply(link)
+        link.session.incoming_capacity = 70_000
+
+
+def bytes_held(node: Amqp) -> int:
+    return node.node.broker.session_parts.windows.budget.used
+
+
+async def test_a_narrow_session_gets_all_settled_messages_and_holds_no_memory(tmp_path: Path) -> None:
+    count, body = 100, b"x" * 40_000
+    async with amqp(tmp_path) as node:
+        client = await node.client()
+        receiver = await in_thread(client.receiver, "plant/#", credit=10 * count, options=Narrow())
+        publisher = await RawClient.connect(node.node.port, "publisher")
+        for _ in range(count):
+            publisher.send(Publish(b"plant/1/x", body, 1, packet_id=1))
+            assert isinstance(await publisher.receive(), PubAck)
+
+        def take() -> None:
+            for _ in range(count):
+                assert len(receiver.receive(timeout=PATIENCE_S).body) == len(body)
+
+        await in_thread(take)
+        await until(lambda: bytes_held(node) == 0)
+        await client.close()
+
+
+async def test_receivers_of_one_user_get_long_messages_one_after_the_other(tmp_path: Path) -> None:
+    """Their memory is one share, which has room for four of them."""
+    async with amqp(tmp_path, packet_bytes_max=5_000_000) as node:
+        clients = [await node.client(f"container-{number}") for number in range(7)]
+        options = [AtMostOnce() if number % 2 else None for number in range(7)]
+        receivers = [
+            await in_thread(client.receiver, "plant/#", options=option)
+            for client, option in zip(clients, options, strict=True)
+        ]
+        publisher = await RawClient.connect(node.node.port, "publisher")
+        publisher.send(Publish(b"plant/1/x", b"x" * 4_000_000, 1, packet_id=1))
+        assert isinstance(await publisher.receive(), PubAck)
+        for client, receiver, option in zip(clients, receivers, options, strict=True):
+            message = await in_thread(receiver.receive, timeout=PATIENCE_S)
+            assert len(message.body) == 4_000_000
+            if option is None:
+                await in_thread(receiver.accept)
+                await in_thread(client.receiver, "plant/other")  # what goes behind the outcome
+        await until(lambda: bytes_held(node) == 0)
+        for client in clients:
+            await client.close()
