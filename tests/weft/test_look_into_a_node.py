@@ -87,7 +87,7 @@ class Follower:
 
 
 @pytest.fixture
-def follow() -> Iterator[Callable[..., Follower]]:
+def follow(tmp_path: Path) -> Iterator[Callable[..., Follower]]:  # ended before the folder that they follow is gone
     followers: list[Follower] = []
 
     def start(*arguments: object) -> Follower:
@@ -96,7 +96,9 @@ def follow() -> Iterator[Callable[..., Follower]]:
 
     yield start
     for follower in followers:
-        assert follower.end() == (130, ""), "Ctrl-C is the only end of --follow, and no fault"
+        status, said = follower.end()
+        assert not said, said
+        assert status == 130, "Ctrl-C is the only end of --follow, and no fault"
 
 
 @pytest.mark.slow
