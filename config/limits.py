@@ -140,8 +140,8 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Size,
         Meta(
             ge=16 << 10,
-            description="Maximum number of bytes that wait for one client's socket. Above it, the node stops "
-            "reading from the client and drops its live messages at QoS 0.",
+            description="Maximum number of bytes that wait for one client's socket, beyond one message. Above it, the "
+            "node stops reading from the client and drops its live messages at QoS 0.",
         ),
     ] = field(default=1 * MiB, name="send_queue")
     sessions: Annotated[

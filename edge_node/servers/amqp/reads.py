@@ -12,7 +12,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp.client import Peer, Shared
 from weft.edge_node.servers.amqp.inbox import Inbox
 from weft.edge_node.servers.amqp.liveness import Liveness
-from weft.edge_node.servers.broker.output import Sending
+from weft.edge_node.servers.broker.output import WritingConnection
 from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
@@ -21,7 +21,7 @@ WAITING = Pause.ASKING | Pause.TURN
 """Reasons for which what came is kept unparsed."""
 
 
-class Reads(Sending):
+class Reads(WritingConnection):
     """A connection that is read as far as disk, turns and its own socket allow."""
 
     __slots__ = ("_broker", "_fast", "_live", "_missed_turn", "_pause", "_turn", "arrival", "inbox",

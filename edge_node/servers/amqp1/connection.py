@@ -14,7 +14,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, WritingConnection
 from weft.edge_node.servers.broker.place import Place
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1.opening import AMQP, HEADER_BYTES, frame_size, refusal
@@ -37,7 +37,7 @@ _FREE = (0x14, 0x15)
 """Performatives that cost their time alone: transfers and dispositions are what a node is there for."""
 
 
-class Amqp1Connection(Sending):
+class Amqp1Connection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (

@@ -2,7 +2,7 @@
 
 A write of some hundred bytes takes 10 µs, most of them the system's. So one message for thousands of clients, or one of
 megabytes for hundreds, would be a step of seconds: after the first ones, and beyond ``LONG_BYTES``, clients have turns,
-and in each a piece is written. What waits is not copied: a long payload is in memory once, however many clients get it.
+and in each a piece is written. What waits is not copied: clients have a long payload in common.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Output:
             self._client.catches_up()
 
 
-class Sending(asyncio.Protocol):
+class WritingConnection(asyncio.Protocol):
     """A connection that writes by an ``Output``."""
 
     __slots__ = ("_output", "_transport")

@@ -9,7 +9,7 @@ from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.broker.held import Held
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, WritingConnection
 from weft.edge_node.servers.http.access import claim_of
 from weft.edge_node.servers.http.answers import CONTINUE
 from weft.edge_node.servers.http.browsers import Browsers
@@ -31,7 +31,7 @@ _WAITING = Pause.ASKING | Pause.TURN | Pause.ACKS
 """Reasons for which what came is kept unparsed."""
 
 
-class HttpConnection(Sending):
+class HttpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (

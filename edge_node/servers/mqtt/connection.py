@@ -13,7 +13,7 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.servers.broker.broker import Broker
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output, Sending
+from weft.edge_node.servers.broker.output import LONG_BYTES, Output, WritingConnection
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.mqtt import other_protocols
 from weft.edge_node.servers.mqtt.costs import cost
@@ -38,7 +38,7 @@ _WAITING = Pause.ASKING | Pause.TURN
 """Reasons for which what came is kept unparsed."""
 
 
-class ClientConnection(Sending):
+class ClientConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (

@@ -59,7 +59,7 @@ class Feed:
         if answer and not self.is_paused:
             self._write([answer])
         if is_over:
-            self._close()
+            self.stop()
 
     def pause(self) -> None:
         """Send nothing until ``resume``."""
