@@ -46,6 +46,7 @@ COST_MAX = 90
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (turn, storing):
         monkeypatch.setattr(module, "COST_MAX", COST_MAX)
+    monkeypatch.setattr(storing, "PIECE_COST_MAX", COST_MAX)
     monkeypatch.setattr(storing, "ONCE_COST_MAX", 2 * COST_MAX)
 
 
