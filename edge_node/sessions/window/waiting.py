@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from weft.edge_node.sessions.window.in_flight import Delivery
 from weft.edge_node.subscriptions.message import NOWHERE, Message
@@ -55,9 +56,12 @@ class Waiting:
         self._keep([])
 
     def _keep(self, kept: list[Delivery]) -> None:
-        before = sum(map(_cost, self.deliveries or ()))
-        self._account.free(before - sum(map(_cost, kept)))
+        self._account.free(_costs(self.deliveries or ()) - _costs(kept))
         self.deliveries = deque(kept) if kept else None
+
+
+def _costs(deliveries: Collection[Delivery]) -> int:
+    return sum([len(message.payload) for message, _, _ in deliveries]) + MESSAGE_OVERHEAD_BYTES * len(deliveries)
 
 
 def _cost(delivery: Delivery) -> int:
