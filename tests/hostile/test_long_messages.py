@@ -19,7 +19,7 @@ from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.waits import MEASURED_AGAIN, at_most
 from tests.support.slices import SLICE
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Subscription
 
@@ -76,7 +76,10 @@ def amqp1(edge: GuardedEdge, _: int) -> Client:
 
 
 def opened(edge: GuardedEdge, client_id: str, version: int = 4) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", edge.mqtt_port), timeout=PATIENCE_S)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the system takes little for it
+    client.settimeout(PATIENCE_S)
+    client.connect(("127.0.0.1", edge.mqtt_port))
     client.sendall(encode(Connect(client_id, version=version, username="mallory", password=b"mallory"), version))
     assert client.recv(100)
     return client
@@ -129,3 +132,23 @@ def test_others_are_served_while_long_messages_go_to_many(
     assert len(silent) == count
     assert held < HELD_BYTES_MAX
     at_most(FACTOR * max(undisturbed.p99, LEAST_S), attacked.longest, undisturbed, attacked, held >> 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", [b"\xff\xff\xff\xff\xff", b"\xe0\x00"], ids=["by_mistake", "in_order"])
+def test_clients_that_leave_while_a_message_waits_for_them_leave_nothing_behind(
+    edge: GuardedEdge, leaves: bytes
+) -> None:
+    with contextlib.closing(opened(edge, "publisher")) as publisher:
+        before = open_files(edge)
+        silent = [mqtt(edge, number, 0, version=5) for number in range(100)]
+        publisher.sendall(encode(Publish(b"public/x", BODY, 1, packet_id=1), 4))
+        assert publisher.recv(4)
+        for client in silent:
+            client.sendall(leaves)
+        # The clients' ends stay open: the node does not wait for them.
+        wait_until(lambda: open_files(edge) <= before, what="the end of the connections")
+
+
+def open_files(edge: GuardedEdge) -> int:
+    return len(list(Path(f"/proc/{edge.pid}/fd").iterdir()))
