@@ -30,7 +30,7 @@ LEAST_S = 0.04
 """As in ``test_http``."""
 BODY = b"x" * 4_000_000
 MESSAGES = 5
-HELD_BYTES_MAX = 160 << 20
+HELD_BYTES_MAX = 128 << 20
 """Most memory that hundreds of clients and five messages may take: what sockets did not take of the pieces that were
 written, and some messages. Copies for each client would be 800 MB and more."""
 LOGIN = base64.b64encode(b"mallory:mallory")
@@ -101,9 +101,9 @@ def edge(tmp_path: Path) -> Iterator[GuardedEdge]:
     ("subscribe", "count"),
     SLICE.some(
         [
-            pytest.param(partial(mqtt, qos=0), 400, id="mqtt_0"),
-            pytest.param(partial(mqtt, qos=1), 400, id="mqtt_1"),
-            pytest.param(partial(mqtt, qos=2, version=5), 400, id="mqtt_5"),
+            pytest.param(partial(mqtt, qos=0), 250, id="mqtt_0"),
+            pytest.param(partial(mqtt, qos=1), 250, id="mqtt_1"),
+            pytest.param(partial(mqtt, qos=2, version=5), 250, id="mqtt_5"),
             pytest.param(partial(events, path=b"/v1/topics?filter=public/%23"), 200, id="topics"),
             pytest.param(partial(events, path=b"/v1/streams/public/events"), 200, id="stream"),
             pytest.param(amqp, 200, id="amqp"),

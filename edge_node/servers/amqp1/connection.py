@@ -223,7 +223,7 @@ class Amqp1Connection(WritingConnection):
     def _room_on(self) -> None:
         if self._links is not None and self.takes_more:
             self._links.room()
-            self.flush()
+            self.flush_in_turn()
 
     def welcome(self, identity: Identity) -> None:
         """Hand the connection to the engine: the client may come in. ``go_on`` follows."""

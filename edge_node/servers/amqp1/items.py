@@ -112,5 +112,8 @@ class Outlet(Protocol):
     def flush(self) -> None:
         """Have what was sent written."""
 
+    def room_in_turn(self) -> None:
+        """Call the supply's ``room`` when it is the client's turn."""
+
     def idle(self) -> None:
         """Note that there is nothing to be sent."""

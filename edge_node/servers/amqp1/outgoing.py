@@ -143,6 +143,10 @@ class OutgoingLink:
         else:
             self._client.flush()
 
+    def room_in_turn(self) -> None:
+        """Send on when it is the client's turn."""
+        self._client.room_in_turn()
+
     def left(self) -> bool:
         """Free what the engine has made frames of, and send on. Return whether that was anything."""
         kept = min(self.unsent, self._session.outgoing_bytes)

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_MAX = 4096
 """Messages that wait in memory for one link; past it they are read from the log again."""
+LONG_BYTES = 64 << 10
+"""Size from which a live message is sent in the client's turn."""
 FETCHED_MAX = 64
 """Messages that are read at a time of those that a former link did not settle."""
 RETRY_S = 1.0
@@ -200,7 +202,7 @@ class TopicSubscription:
             return
         is_first = self._catch_up is None and not self._queue and not self._again
         if is_first and self._link.has_room:
-            self._send(Item(message))
+            self._send_live(Item(message))
         elif len(self._queue) < QUEUE_MAX and self._account.fits(_size(message)):
             self._queue.append(message)
             self._account.take(_size(message))
@@ -213,7 +215,7 @@ class TopicSubscription:
         """Deliver a message that was published at QoS 0, or drop it."""
         link = self._link
         if link is not None and self.is_idle and link.has_room:
-            self._send(Item(message, is_kept=False))
+            self._send_live(Item(message, is_kept=False))
         else:
             self._counters.deliveries_dropped += 1
 
@@ -315,6 +317,13 @@ class TopicSubscription:
             self._outbox.flush()
             self._wake.clear()
             await self._wake.wait()
+
+    def _send_live(self, item: Item) -> None:
+        if item.size <= LONG_BYTES or self._link is None:
+            self._send(item)
+            return
+        self._again.append(item)  # the engine copies it: that is not for the step that has hundreds of such links
+        self._link.room_in_turn()
 
     def _send(self, item: Item) -> None:
         if self._link is not None:
