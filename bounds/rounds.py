@@ -98,4 +98,4 @@ class Rounds:
         finally:  # whatever becomes of one client, the others get their turn
             if self._waiting:
                 self._call()
-        self._after()
+            self._after()

@@ -53,3 +53,16 @@ async def test_a_fault_of_one_keeps_no_other_waiting() -> None:
     await until_idle()
     assert done == ["a"]
     assert isinstance(faults[0], KeyError)
+
+
+async def test_a_round_that_ends_with_a_fault_has_an_end() -> None:
+    ends: list[str] = []
+    made = Rounds(lambda: ends.append("end"), 0)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+    def fail() -> None:
+        raise KeyError("missing")
+
+    made.wait(MALLORY, fail)
+    await until_idle()
+    assert ends == ["end"]

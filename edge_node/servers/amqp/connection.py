@@ -222,7 +222,7 @@ class AmqpConnection(Reads):
             self._settle()
         if len(data) > LONG_BYTES and self._broker.writes.is_full and not self._pause & WAITING:
             self.hold(Pause.TURN)
-            self._broker.writes.when_short(partial(self.go_on, Pause.TURN))
+            self._broker.writes.when_short(self.inbox.owner, partial(self.go_on, Pause.TURN))
         self._fast = bool(self.targets) and not inbox.partial and not self._pause & WAITING and not self._closing
 
     def _parse_read(self, data: bytes, at: int) -> None:

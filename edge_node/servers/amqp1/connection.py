@@ -111,7 +111,7 @@ class Amqp1Connection(WritingConnection):
         self._settle()
         if size > LONG_BYTES and broker.writes.is_full and self.is_open and not self._pause & _WAITING:
             self.hold(Pause.TURN)
-            broker.writes.when_short(partial(self.go_on, Pause.TURN))
+            broker.writes.when_short(self._held.owner, partial(self.go_on, Pause.TURN))
 
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts."""

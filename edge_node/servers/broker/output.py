@@ -66,16 +66,16 @@ class Writes:
         """Bytes that wait for turns alone, and not for sockets."""
         self.piece_bytes = PIECE_BYTES_MAX
         """Bytes that are written in a turn: the fewer clients wait, the more."""
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[Owner, Callable[[], None]]] = []
 
     @property
     def is_full(self) -> bool:
         """Return whether so much waits for turns that those who make it should wait."""
         return self.backlog > BACKLOG_BYTES_MAX
 
-    def when_short(self, callback: Callable[[], None]) -> None:
-        """Call back when less waits."""
-        self._held.append(callback)
+    def when_short(self, owner: Owner, callback: Callable[[], None]) -> None:
+        """Call back when less waits, and it is the owner's turn."""
+        self._held.append((owner, callback))
         self._look()
 
     def _look(self) -> None:
@@ -83,8 +83,8 @@ class Writes:
         self.piece_bytes = max(PIECE_BYTES, min(PIECE_BYTES_MAX, ROUND_BYTES // (waiting or 1)))
         if self._held and self.backlog <= BACKLOG_BYTES_MAX // 2:
             held, self._held = self._held, []
-            for callback in held:
-                callback()
+            for owner, callback in held:
+                self.rounds.wait(owner, callback)
 
 
 class Output:

@@ -193,7 +193,7 @@ class HttpConnection(WritingConnection):
             self._turn.gathered()
         if size > LONG_BYTES and self._service.broker.writes.is_full and not self._pause & _WAITING:
             self.hold(Pause.TURN)
-            self._service.broker.writes.when_short(partial(self._go_on, Pause.TURN))
+            self._service.broker.writes.when_short(self._held.owner, partial(self._go_on, Pause.TURN))
         if self._taker is not None:
             if at < size:
                 self._taker.received(data[at:])

@@ -134,7 +134,7 @@ class ClientConnection(WritingConnection):
         publishes = self._handlers.publishes if self._handlers is not None else None
         if len(data) > LONG_BYTES and self._broker.writes.is_full and not self._pause & _WAITING:
             self.hold(Pause.TURN)
-            self._broker.writes.when_short(partial(self.go_on, Pause.TURN))
+            self._broker.writes.when_short(self._inbox.owner, partial(self.go_on, Pause.TURN))
         is_plain = self._transport is not None and is_whole and not self._pause & _WAITING
         self._fast = publishes if is_plain and publishes is not None and publishes.is_fast else None
 

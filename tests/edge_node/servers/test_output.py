@@ -221,12 +221,15 @@ def test_those_who_send_much_wait_until_less_waits_for_turns() -> None:
     for output in made:
         output.write(b"x" * (BACKLOG_BYTES_MAX // 2))
     assert room.writes.is_full
-    room.writes.when_short(lambda: told.append("short"))
+    room.writes.when_short(OWNER, lambda: told.append("short"))
     made[0].block()  # what waits for a socket is not the node's to write
     assert not room.writes.is_full
     made[1].drop()
     assert room.writes.backlog == BACKLOG_BYTES_MAX // 2
     room.writes._look()
+    assert not told, "it is not their turn yet"
+    while room.turn():
+        pass
     assert told == ["short"]
 
 
