@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -155,6 +156,11 @@ class Listener(Section, frozen=True, kw_only=True):
 def protocol_of(name: str, listener: Listener) -> ListenerProtocol:
     """Return what the clients of a listener speak."""
     return listener.protocol or _PROTOCOLS.get(name, "mqtt")
+
+
+def has_listener(protocol: ListenerProtocol, listeners: Mapping[str, Listener | None]) -> bool:
+    """Return whether one of some listeners speaks a protocol."""
+    return any(each is not None and protocol_of(name, each) == protocol for name, each in listeners.items())
 
 
 def bind_of(name: str, listener: Listener) -> str:

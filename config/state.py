@@ -113,10 +113,10 @@ class State(Section, frozen=True, kw_only=True):
     ] = field(default=16 * MiB, name="backlog_buffer")
     backlog_page_bytes: Annotated[
         Size, Meta(ge=1024, le=64 * MiB, description="Maximum number of bytes read at a time for one session.")
-    ] = field(default=256 << 10, name="backlog_page")
+    ] = field(default=64 << 10, name="backlog_page")
     backlog_page_records: Annotated[
         Count, Meta(le=100_000, description="Maximum number of messages read at a time for one session.")
-    ] = 1_000
+    ] = 250
     backlog_reads: Annotated[
         Count,
         Meta(

@@ -31,7 +31,7 @@ from weft.edge_node.functions.kinds.deadband import DeadbandFunction
 from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.swinging_door import SwingingDoorFunction
 from weft.edge_node.functions.kinds.window import WindowFunction
-from weft.edge_node.functions.lttb import error_of, lttb
+from weft.edge_node.functions.windows.lttb import error_of, lttb
 from weft.protocols.batch import ClockReading, ClockState, columns_from_lists, encode
 
 _SECOND = 10**9

@@ -85,7 +85,10 @@ def _pipelines_page() -> str:
 
 
 def _metrics_page() -> str:
-    lines = ["# Metrics", _GENERATED, "", "In Prometheus format at `/metrics` of each node."]
+    lines = [
+        "# Metrics", _GENERATED, "", "In Prometheus format at `/metrics` of each node. A node has those of HTTP, AMQP",
+        "and queues where a listener speaks the protocol.",
+    ]  # fmt: skip
     for title, metrics in (("Edge node", EDGE_METRICS), ("Hub", HUB_METRICS), ("Both", PROCESS_METRICS)):
         lines += ["", f"## {title}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
         lines += [_row(f"`{m.name}`", m.kind, ", ".join(m.labels), m.help) for m in metrics]

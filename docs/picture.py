@@ -1,6 +1,6 @@
 """Draws docs/architecture.svg: the folders, their rooms and the way of a record, from the tables that tests enforce.
 
-Floors come from ``tests/architecture/house.py``. What is placed by hand is where a package stands, what of a package is
+Floors come from ``tests/architecture/rooms.py``. What is placed by hand is where a package stands, what of a package is
 too small to show, and the way itself; a test fails while a place on the way is gone, or the picture differs.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from tests.architecture.house import ALLOWED, OTHERS, ROOMS, ROOT, modules, tree
+from tests.architecture.house import ALLOWED, ROOT, modules, tree
+from tests.architecture.rooms import OTHERS, ROOMS
 
 WIDTH, HEIGHT = 1180, 1046
 MARGIN, PAD, GAP, TITLE, CHIP = 24, 14, 8, 34, 25
@@ -43,13 +44,18 @@ PACKAGES = {
     "edge_node": Package(Box(24, 152, 450, 436), "accept, append, acknowledge, link", "#eff6ff"),
     "replication": Package(Box(490, 286, 160, 302), "ranges from here to there", "#f0fdf4"),
     "cloud_hub": Package(Box(666, 152, 316, 436), "stateless: the store is the truth", "#fdf4ff"),
-    "spark_sinks": Package(Box(998, 152, 158, 436), "for PySpark", "#fff7ed"),
+    "spark_sinks": Package(Box(998, 152, 158, 326), "for PySpark", "#fff7ed"),
+    "proofs": Package(Box(998, 486, 158, 102), "nothing is missing", "#fefce8"),
     "storage": Package(Box(24, 604, 1132, 166), "bytes at rest, one door to the disk", "#f5f5f4"),
     "protocols": Package(Box(24, 786, 510, 66), "bytes and state machines: no I/O, no clock", "#f1f5f9"),
     "bounds": Package(Box(550, 786, 290, 66), "owners, shares, turns", "#f1f5f9"),
     "config": Package(Box(856, 786, 300, 66), "what an operator may set and see", "#f1f5f9"),
 }
 """Package -> its place: who stands higher may import those below (``pyspark_weft`` only names ``spark_sinks``)."""
+
+
+FLAT = {"config"}
+"""Packages that are drawn without their floors, for which there is no room."""
 
 
 class Step(NamedTuple):
@@ -74,7 +80,7 @@ WAY_OF_A_RECORD = (
 )
 
 
-MEETS_AT = {"replication": 22.0, "spark_sinks": 340.0}
+MEETS_AT = {"replication": 22.0, "spark_sinks": 282.0}
 """Package without rooms on the way -> how far below its top the way meets it."""
 STANDS_AT = {"storage.object_store": 724.0}
 """Room -> where it begins on its floor: below what uses it."""
@@ -158,7 +164,7 @@ def _rooms(name: str, box: Box, places: dict[str, Box]) -> Iterator[str]:
 def _floors(name: str) -> tuple[list[list[str]], list[str]]:
     """Return the rooms of the table, from the top floor down, and the modules that it only counts among the others."""
     there = sorted({module.split(".")[1] for module in modules() if module.startswith(f"{name}.")})
-    table = ROOMS.get(name, ((OTHERS,),))
+    table = ((OTHERS,),) if name in FLAT else ROOMS.get(name, ((OTHERS,),))
     named = {each for names in table for each in names}
     floors = [_in_order(name, [each for each in there if each in names]) for names in reversed(table)]
     return [floor for floor in floors if floor], [each for each in there if OTHERS in named and each not in named]

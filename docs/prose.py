@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
-    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "protocols", "pyspark_weft", "replication",
-    "spark_sinks", "storage", "tests", "weft",
+    "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "proofs", "protocols", "pyspark_weft",
+    "replication", "spark_sinks", "storage", "tests", "weft",
 )  # fmt: skip
 WORDS_MAX = 25
 """Longest sentence of a message, which is often read in a hurry."""

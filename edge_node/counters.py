@@ -1,4 +1,4 @@
-"""Counters of the edge node: plain integers that only the event loop's thread changes; /metrics reads them."""
+"""Counters of clients, whatever they speak: plain integers that only the event loop's thread changes."""
 
 from __future__ import annotations
 
@@ -110,56 +110,3 @@ class ListenerCounters:
     """Reloads of users, access rules or certificates."""
     reload_failures: int = 0
     """Failed reloads: a changed file could not be used, and its former content stayed in force."""
-
-
-@dataclass(slots=True)
-class HttpCounters:
-    """Totals since the start of what only HTTP has, except where a line says "now"."""
-
-    http_requests: int = 0
-    http_messages: int = 0
-    """Messages in requests, stored or not."""
-    http_refused: int = 0
-    """Requests answered with a status from 400 to 499, without ``http_throttled``."""
-    http_throttled: int = 0
-    """Requests answered with 429: too much waits for the disk, or too many readers."""
-    http_errors: int = 0
-    """Requests answered with a status from 500 on."""
-    http_timeouts: int = 0
-    """Connections closed because a request did not come whole in time."""
-    http_repeated: int = 0
-    """Requests recognised by their idempotency key, whose messages were stored before."""
-    http_misfits_refused: int = 0
-    """Requests refused because a message does not fit the stream that they name."""
-    http_misfits_taken: int = 0
-    """Messages taken although they do not fit the stream."""
-    http_keys: int = 0
-    """Idempotency keys remembered now."""
-    http_keys_forgotten: int = 0
-    """Idempotency keys forgotten before their time."""
-    http_readers: int = 0
-    """Requests that go on reading events now."""
-    http_events: int = 0
-    """Events sent."""
-    http_events_dropped: int = 0
-    """Live messages that a slow reader did not get."""
-
-
-@dataclass(slots=True)
-class AmqpCounters:
-    """Totals since the start of what only AMQP 0-9-1 has, except where a line says "now"."""
-
-    amqp_channels: int = 0
-    """Open channels now."""
-    amqp_channel_errors: int = 0
-    """Channels closed with an exception."""
-    amqp_connection_errors: int = 0
-    """Connections closed with an exception."""
-    amqp_returned: int = 0
-    """Mandatory messages returned because no queue takes them."""
-    amqp_nacked: int = 0
-    """Messages nacked because the log or a queue refused them."""
-    amqp_transactions: int = 0
-    """Transactions committed."""
-    amqp_blocked: int = 0
-    """Times that the node told a client that it is blocked."""

@@ -7,56 +7,47 @@ import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
+from weft.config.listeners import has_listener
 from weft.config.log_lines.throttle import Throttle
 from weft.config.models import EdgeConfig
 from weft.config.units import Address, UnixSocket, parse_bind
 from weft.edge_node.check.data_directory import formats_of
 from weft.edge_node.check.derived import is_derived
-from weft.edge_node.control.client import ReloadReply
-from weft.edge_node.control.server import Control
-from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
-from weft.edge_node.from_config import (
-    broker_settings,
-    has_amqp,
-    has_http,
-    http_settings,
+from weft.edge_node.check.log_policies import (
     keys_policy,
     log_settings,
-    queue_limits,
-    state_settings,
     stream_policies,
     suppressed_streams,
     unrouted_policy,
 )
-from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.control.client import ReloadReply, ReplayReply, ReplayRequest
+from weft.edge_node.control.server import Control
+from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.functions.part import BeforeLogPart, FunctionsPart
 from weft.edge_node.ingest import unrouted
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.links.imports import Imports
 from weft.edge_node.links.links import Links
-from weft.edge_node.reconfigure import (
-    BeforeLogPart,
-    ConfigFile,
-    ConfigUnusable,
-    FunctionsPart,
-    LinksPart,
-    Part,
-    Reconfigure,
-    StreamsPart,
-)
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.links.part import LinksPart
+from weft.edge_node.part import Part, Shown
+from weft.edge_node.queues.limits import QueueLimits
+from weft.edge_node.queues.part import QueuesPart
+from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
+from weft.edge_node.servers.clients.context import ClientSettings, Context
+from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart, protocols
 from weft.edge_node.servers.listeners.by_prefix import ByPrefix
 from weft.edge_node.servers.listeners.listener import MakeConnection
-from weft.edge_node.servers.listeners.listeners import Listeners
+from weft.edge_node.servers.listeners.listeners import Doors, Listeners
 from weft.edge_node.servers.mqtt import connection as mqtt_connection
-from weft.edge_node.servers.mqtt.connection import ClientConnection
+from weft.edge_node.servers.mqtt.part import Mqtt, Streams
 from weft.edge_node.sessions import delivery_journal
 from weft.edge_node.sessions.store.broker_state import BrokerState
-from weft.edge_node.sessions.store.settings import StateCounters
+from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.window import client_window
 from weft.edge_node.sources.part import SourcesPart
 from weft.edge_node.status.facts import NodeStatus
@@ -71,12 +62,13 @@ from weft.protocols.lane import NodeName
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:
-    from weft.edge_node.functions.node_part import NodeFunctions
+    from weft.edge_node.functions.node_part import Alerts, NodeFunctions
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.sources.sources import Sources
-    from weft.edge_node.sources.status import SourceStatus
 
 logger = logging.getLogger(__name__)
+
+AnyPart = TypeVar("AnyPart", bound=Part)
 
 LOG_CHECK_INTERVAL_S = 1.0
 """Interval at which the log's state is checked: a failed log ends the process, so that the service manager restarts it
@@ -99,13 +91,11 @@ class EdgeNode:
         self.counters = Counters()
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
-        self.http_counters = HttpCounters()
         self.queues: Queues | None = None
         """Exchanges and queues; None where no listener has them, and none had before."""
-        self.amqp_counters = AmqpCounters()
         self._closing = contextlib.AsyncExitStack()
-        self._more_parts: list[Part] = []
-        """Parts that a configuration can change, of nodes that have them."""
+        self._parts: list[Part] = []
+        """In the order in which they start, and end in reverse."""
         self.addresses: dict[str, Address | UnixSocket] = {}
         """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
@@ -137,26 +127,17 @@ class EdgeNode:
             self._links = links
             # Behind all that appends to the log: the links' last words say that nothing more comes.
             stack.push_async_callback(links.close)
-            self._imports = Imports(self.config, self._software, poster(loop))
-            stack.push_async_callback(self._imports.close)
-            self.status = NodeStatus(
-                self.config, self.log,
-                (self.state_counters, self.listener_counters, self.http_counters, self.amqp_counters, self.counters),
-                links.statuses,
-                clock_reader(), unrouted=self.unrouted.facts, imports=self._imports.facts,
-                conflicts=lambda: links.conflicts.reasons, refusals=self._refusals,
-                functions=self._function_figures, configuration=self._configuration,
-                queues=lambda: self.queues.facts() if self.queues is not None else {},
-                sources=self._source_statuses,
-            )  # fmt: skip
-            broker = await self._start_mqtt(stack)
-            self._make_functions(broker, stack)
-            parts: list[Part] = [StreamsPart(self.log, broker), self._before_log, self._functions, LinksPart(links)]
-            parts += self._more_parts
-            self._sources = SourcesPart(lambda config: self._sources_of(config, broker))
-            self._sources.make(self.config)
-            parts.append(self._sources)
-            self.reconfigure = Reconfigure(self.config, parts, wall_clock, self._file)
+            self._parts.append(LinksPart(links))
+            await self._start_clients(stack)
+            self._make_functions(stack)
+            self._add(stack, Imports(self.config, self._software, poster(loop)))
+            sources = SourcesPart(self._sources_of)
+            sources.make(self.config)
+            self._add(stack, sources)
+            # Links come last: they carry what the others bring.
+            self.reconfigure = Reconfigure(self.config, [*self._parts[1:], self._parts[0]], wall_clock, self._file)
+            self._parts.append(Shown("configuration", facts=lambda: {"configuration": self.reconfigure.facts()}))
+            self.status = NodeStatus(self.config, self.log, self._parts, clock_reader(), refusals=self._refusals)
             await self._start_pages(stack)
             links.start()
             # Before anything is appended, a will too: a restored log gives numbers of the hubs' records to others.
@@ -164,28 +145,19 @@ class EdgeNode:
             if stopping is not None and stopping.is_set():
                 self._closing = stack.pop_all()
                 return
-            self._open_doors(broker)
-            self._be_host(broker, stack)
+            for part in self._parts:
+                part.start()
             self.log.settled()
-            self._imports.start()
-            self._sources.start()
-            stack.push_async_callback(self._sources.close)
             control = Control(
                 self.config.data_dir,
                 self.log,
                 acknowledge=links.acknowledge_alarms,
                 reload=self._reload_configuration,
-                replay=self._functions.replay,
+                replay=self._replay,
             )
             await control.start()
             stack.push_async_callback(control.close)
             self._closing = stack.pop_all()
-
-    def _open_doors(self, broker: Broker) -> None:
-        """Take messages from now on: wills of the last run, clients, functions."""
-        broker.start()
-        self.listeners.accept()
-        self._functions.start()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set. Changed users, access rules and certificates are read again meanwhile.
@@ -222,9 +194,6 @@ class EdgeNode:
         with contextlib.suppress(ConfigUnusable):  # it is logged
             await self.reconfigure.reload()
 
-    def _configuration(self) -> dict[str, Any]:
-        return self.reconfigure.facts()
-
     async def _reload_configuration(self) -> ReloadReply:
         try:
             found = await self.reconfigure.reload()
@@ -232,47 +201,56 @@ class EdgeNode:
             return ReloadReply(error=str(error))
         return ReloadReply(found.version.number, found.version.digest, found.applied, found.restart)
 
+    async def _replay(self, request: ReplayRequest) -> ReplayReply:
+        from weft.edge_node.functions.runtime.replays import ReplayRefused
+
+        try:
+            progress = await self._functions.replay(request.stream, request.into)
+        except ReplayRefused as error:
+            return ReplayReply(error=str(error))
+        return ReplayReply(progress.rows, progress.left)
+
+    def part(self, kind: type[AnyPart]) -> AnyPart:
+        """Return the part of a class; the node has one."""
+        return next(part for part in self._parts if isinstance(part, kind))
+
     async def close(self) -> None:
         """Stop accepting, end links and clients, make accepted messages durable, release the log's directory."""
         await self._closing.aclose()
 
-    def _function_figures(self) -> dict[str, FunctionCounters]:
-        figures = self._functions.counters()
-        return {**figures, **self._before_log.counters(figures)}
-
-    def _make_functions(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
-        """Make what the configuration says, or tidy up after functions of earlier settings."""
-        part = FunctionsPart(lambda config: self._functions_of(config, broker))
-        if any(map(is_derived, self.config.streams.values())) or FUNCTIONS_STREAM in self.log.streams():
-            part.make(self.config)
-        self._functions = part
+    def _add(self, stack: contextlib.AsyncExitStack, part: Part) -> None:
+        """Have a part take part from now on."""
+        self._parts.append(part)
+        self.listeners.accounts.watch(part.permissions_changed)
         stack.push_async_callback(part.close)
 
-    def _functions_of(self, config: EdgeConfig, broker: Broker) -> NodeFunctions:
+    def _make_functions(self, stack: contextlib.AsyncExitStack) -> None:
+        """Make what the configuration says, or tidy up after functions of earlier settings."""
+        self._functions = part = FunctionsPart(self._functions_of, self._before_log, wall_clock)
+        if any(map(is_derived, self.config.streams.values())) or FUNCTIONS_STREAM in self.log.streams():
+            part.make(self.config)
+        self._add(stack, part)
+        if self.config.sparkplug is not None:
+            from weft.edge_node.functions.kinds.sparkplug.host import HostState
+
+            self._add(stack, HostState(self.config.sparkplug.host_id, self._alerts(), wall_clock))
+
+    def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
         # A second of a Pi and megabytes that nodes without functions can do without.
         from weft.edge_node.functions.node_part import NodeFunctions
 
-        return NodeFunctions(config, self.log, broker, self._links.ledger, wall_clock, stream_policies)
+        return NodeFunctions(config, self._context, self._alerts(), self._links.ledger, stream_policies)
 
-    def _be_host(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
-        """Say that this node is a host application of Sparkplug B, where the configuration says so."""
-        if self.config.sparkplug is None:
-            return
-        from weft.edge_node.functions.kinds.sparkplug.host import HostState
+    def _alerts(self) -> Alerts:
         from weft.edge_node.functions.node_part import Alerts
 
-        host = HostState(self.config.sparkplug.host_id, Alerts(broker, wall_clock), wall_clock)
-        host.begin()
-        stack.callback(host.end)
+        return Alerts(self._context, self._state.retained)
 
-    def _source_statuses(self) -> Sequence[SourceStatus]:
-        return self._sources.statuses()
-
-    def _sources_of(self, config: EdgeConfig, broker: Broker) -> Sources:
+    def _sources_of(self, config: EdgeConfig) -> Sources:
         from weft.edge_node.sources.connection import NodeParts
         from weft.edge_node.sources.sources import Sources
 
-        return Sources(config, NodeParts(broker.ingest, broker.rounds, wall_clock))
+        return Sources(config, NodeParts(self._context.ingest, self._context.rounds, wall_clock))
 
     def _open_log(self, stack: contextlib.AsyncExitStack) -> SegmentLog:
         loop = asyncio.get_running_loop()
@@ -293,85 +271,67 @@ class EdgeNode:
         if self.config.unrouted.policy == "keep" or UNROUTED_STREAM in log.streams():
             # Also where it is kept no more: what earlier settings kept still has to go one day.
             log.set_policy(log.stream(UNROUTED_STREAM), unrouted_policy(self.config))
-        if has_http(self.config) or HTTP_STREAM in log.streams():
+        if has_listener("http", self.config.listeners) or HTTP_STREAM in log.streams():
             log.set_policy(log.stream(HTTP_STREAM), keys_policy(self.config))
         if log.recovery.torn_bytes:
             logger.warning("recovered the log: cut a torn tail of %d bytes", log.recovery.torn_bytes)
         return log
 
-    async def _start_mqtt(self, stack: contextlib.AsyncExitStack) -> Broker:
+    async def _start_clients(self, stack: contextlib.AsyncExitStack) -> None:
         config, log = self.config, self.log
         self._state = state = BrokerState(
-            config.data_dir, log, state_settings(config, suppressed_streams(config, log)), self.state_counters,
+            config.data_dir, log, StateSettings.of(config, suppressed_streams(config, log)), self.state_counters,
             wall_clock=wall_clock, post=poster(asyncio.get_running_loop()), refusals=self._refusals,
         )  # fmt: skip
         stack.push_async_callback(state.close)
         self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
-        broker = Broker(
-            log, state, self.turn, self.unrouted, broker_settings(config, self._software), self.counters, wall_clock
-        )
-        self.ingest = broker.ingest
-        self._before_log = BeforeLogPart(self.log, broker)
+        self._context = context = Context(
+            log, state.backlog, self.turn, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
+            wall_clock,
+        )  # fmt: skip
+        self.ingest = context.ingest
+        stack.callback(context.close)
+        mqtt = Mqtt(config, self._software, context, state)
+        self._before_log = BeforeLogPart(self.log, context.ingest)
         self._before_log.put(config)
-        self.listeners.accounts.watch(broker.permissions_changed)
         state.start()
-        stack.callback(broker.close)
-        self._make_queues(broker, stack)
-        makers: dict[str, MakeConnection] = {"mqtt": lambda door, arrival: ClientConnection(broker, door, arrival)}
-        if has_http(config):
-            makers["http"] = self._make_http(broker, stack)
-        if has_amqp(config):
-            makers["amqp"] = self._make_amqp(broker, stack)
-        stack.callback(self.listeners.stop)  # first: no client connects while the broker closes
-        await self.listeners.open(makers)
+        self.queues = self._queues_of(context)
+        self._parts += [
+            Shown("state", counters=self.state_counters),
+            Shown("clients", counters=self.counters, facts=lambda: {"unrouted": self.unrouted.facts()}),
+            Streams(context, mqtt.server),
+            self._before_log,
+        ]
+        self._add(stack, mqtt)
+        self._add(stack, QueuesPart(self.queues))
+        spoken: dict[str, list[ProtocolPart]] = {"mqtt": [mqtt]}
+        for name, protocol in protocols(Foundation(config, self._software, context, self.queues)):
+            spoken.setdefault(name, []).append(protocol)
+            self._add(stack, protocol)
+        self._add(stack, Doors(self.listeners, self.listener_counters))
+        await self.listeners.open({name: self._maker(name, them) for name, them in spoken.items()})
         self.addresses = self.listeners.addresses
-        return broker
 
-    def _make_queues(self, broker: Broker, stack: contextlib.AsyncExitStack) -> None:
-        """Take up queues where a listener has them, or one had them before: what waits in them must not be lost."""
-        if not has_amqp(self.config) and QUEUES_STREAM not in self.log.streams():
-            return
+    def _maker(self, name: str, protocols: Sequence[ProtocolPart]) -> MakeConnection:
+        """Return what makes the connections of the listeners of a protocol, in its versions."""
+        if len(protocols) == 1:
+            return protocols[0].connect
+        versions = {prefix: each.connect for each in protocols for prefix in each.prefixes}
+        greeting = next(each.greeting for each in protocols if each.greeting)
+        return lambda door, arrival: ByPrefix(
+            door, arrival, versions, greeting, name.upper(), self._context.partings
+        )  # fmt: skip
+
+    def _queues_of(self, context: Context) -> Queues | None:
+        if not has_listener("amqp", self.config.listeners) and QUEUES_STREAM not in self.log.streams():
+            return None
         from weft.edge_node.queues.queues import Queues
 
-        self.queues = queues = Queues(
-            self.log, broker.ingest, self._state.backlog, queue_limits(self.config), self._refusals, broker.rounds,
-            broker.wheel, wall_clock,
+        return Queues(
+            self.log, context.ingest, self._state.backlog, QueueLimits.of(self.config), self._refusals, context.rounds,
+            context.wheel, wall_clock,
         )  # fmt: skip
-        self.listeners.accounts.watch(queues.permissions_changed)
-        stack.callback(queues.close)
-
-    def _make_http(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
-        from weft.edge_node.servers.http.node_part import Http
-
-        http = Http(
-            self.config, self.log, broker, http_settings(self.config, self._software), self.http_counters,
-            self._refusals, wall_clock,
-        )  # fmt: skip
-        self.listeners.accounts.watch(http.permissions_changed)
-        self._more_parts.append(http)
-        stack.callback(http.close)
-        return http.make_connection
-
-    def _make_amqp(self, broker: Broker, stack: contextlib.AsyncExitStack) -> MakeConnection:
-        from weft.edge_node.servers.amqp.node_part import Amqp, amqp_settings
-        from weft.edge_node.servers.amqp1.connection import make_connection
-        from weft.edge_node.servers.amqp1.parts import Parts
-        from weft.protocols.amqp.frames import PROTOCOL_HEADER
-        from weft.protocols.amqp1.opening import AMQP, SASL
-
-        assert self.queues is not None, "they are made for such listeners"
-        parts = Parts(broker, self.log, self.config.node, self._software, self.queues)
-        parts.start()
-        stack.callback(parts.close)
-        settings = amqp_settings(self.config, self._software)
-        amqp = Amqp(broker, self.queues, settings, self.amqp_counters, self._refusals)
-        stack.callback(amqp.close)
-        self.listeners.accounts.watch(parts.permissions_changed)
-        self.listeners.accounts.watch(amqp.permissions_changed)
-        versions: dict[bytes, MakeConnection] = dict.fromkeys((AMQP, SASL), make_connection(parts))
-        versions[PROTOCOL_HEADER] = amqp.connect
-        return lambda door, arrival: ByPrefix(door, arrival, versions, PROTOCOL_HEADER, "AMQP", broker.partings)
 
     async def _start_pages(self, stack: contextlib.AsyncExitStack) -> None:
         if self.config.http is None:

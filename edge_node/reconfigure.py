@@ -9,50 +9,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weft.config.errors import format_path
 from weft.config.models import EdgeConfig
 from weft.config.reading.changes import changed_settings
-from weft.edge_node.check import check, intake_patterns, is_derived
-from weft.edge_node.control.client import ReplayReply, ReplayRequest
-from weft.edge_node.from_config import stream_policies, suppressed_streams
-from weft.edge_node.links.links import Links
-from weft.edge_node.servers.broker.broker import Broker
-from weft.storage.segment_log import SegmentLog
-
-if TYPE_CHECKING:
-    from weft.edge_node.functions.before_log import FunctionsBeforeLog
-    from weft.edge_node.functions.node_part import NodeFunctions
-    from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.check import check
+from weft.edge_node.part import Part, Undo
 
 logger = logging.getLogger(__name__)
 
 NAMED_MAX = 20
 """Settings that are named in one line."""
 
-Undo = Callable[[], None]
-
 
 class ConfigUnusable(Exception):
     """A configuration that the node does not take over; the sentence says why, and what to do."""
-
-
-class Part(Protocol):
-    """A part of the node whose settings can change while it runs."""
-
-    name: str
-
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Work by another configuration from now on, without waiting for anything; or raise, and change nothing.
-
-        Returns:
-            What goes back to the former configuration. It must not fail.
-        """
-        ...
 
 
 class Version(NamedTuple):
@@ -175,167 +150,6 @@ class Reconfigure:
                     logger.exception("the part %s failed", part.name)
                 raise ConfigUnusable(f"{part.name}: {error or type(error).__name__}") from error
         self.running = now
-
-
-class StreamsPart:
-    """Streams: their retention, and the topics that devices publish to."""
-
-    name = "streams"
-
-    def __init__(self, log: SegmentLog, broker: Broker) -> None:
-        """Change the log's policies and the broker's routes."""
-        self._log = log
-        self._broker = broker
-
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Route by the patterns of ``now``. Streams that are there no more keep their records and their retention.
-
-        Raises:
-            ValueError: the log cannot have one of the streams, or a pattern is not valid.
-        """
-        self._put(now)
-        return lambda: self._put(before)
-
-    def _put(self, config: EdgeConfig) -> None:
-        policies = {self._log.stream(name): policy for name, policy in stream_policies(config).items()}
-        suppressed = suppressed_streams(config, self._log)
-        self._broker.reroute(intake_patterns(config))
-        self._broker.resent.suppress(suppressed)
-        for stream, policy in policies.items():
-            self._log.set_policy(stream, policy)
-
-
-class BeforeLogPart:
-    """Functions on messages that are not in the log yet. Their code is loaded once a node has some."""
-
-    name = "functions before the log"
-
-    def __init__(self, log: SegmentLog, broker: Broker) -> None:
-        """Start with none."""
-        self._log = log
-        self._broker = broker
-        self._functions: dict[int, FunctionsBeforeLog] = {}
-
-    def put(self, config: EdgeConfig) -> None:
-        """Have the functions of a configuration work from now on.
-
-        Raises:
-            ValueError, OSError: a function cannot work; nothing has changed.
-        """
-        if not self._functions and all(stream.raw != "discard" for stream in config.streams.values()):
-            return
-        from weft.edge_node.functions.before_log import functions_before_log
-
-        self._functions = functions_before_log(config, self._log, self._functions)
-        self._broker.ingest.work_before_log(self._functions)
-
-    def counters(self, behind: Mapping[str, FunctionCounters]) -> dict[str, FunctionCounters]:
-        """Return the figures of each stream.
-
-        Args:
-            behind: figures of the functions that read what earlier settings stored, and keep the streams' marks.
-        """
-        found = {}
-        for each in self._functions.values():
-            found[each.name] = each.counters
-            if (other := behind.get(each.name)) is not None:
-                found[each.name] = msgspec.structs.replace(each.counters, until=other.until, lag=other.lag)
-        return found
-
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Run the functions of ``now``.
-
-        Raises:
-            ValueError, OSError: as ``put``.
-        """
-        self.put(now)
-        return lambda: self.put(before)
-
-
-class FunctionsPart:
-    """Derived streams. The code of functions is loaded once a node has some."""
-
-    name = "functions"
-
-    def __init__(self, make: Callable[[EdgeConfig], NodeFunctions]) -> None:
-        """Start with no functions.
-
-        Args:
-            make: makes the functions of a configuration.
-        """
-        self._make = make
-        self._functions: NodeFunctions | None = None
-        self._is_started = False
-
-    def make(self, config: EdgeConfig) -> None:
-        """Make the functions of a configuration. Blocks on the disk.
-
-        Raises:
-            OSError, LogFailed, UnsupportedVersion: as ``NodeFunctions``.
-        """
-        self._functions = self._make(config)
-
-    def start(self) -> None:
-        """Let them work."""
-        self._is_started = True
-        if self._functions is not None:
-            self._functions.start()
-
-    async def close(self) -> None:
-        """Stop them."""
-        if self._functions is not None:
-            await self._functions.close()
-
-    def counters(self) -> dict[str, FunctionCounters]:
-        """Return the figures of each derived stream."""
-        return self._functions.counters() if self._functions is not None else {}
-
-    async def replay(self, request: ReplayRequest) -> ReplayReply:
-        """Begin to compute a derived stream again, or say how far that is."""
-        from weft.edge_node.functions.runtime.replays import ReplayRefused
-
-        if self._functions is None:
-            return ReplayReply(error="the node has no derived streams")
-        try:
-            progress = await self._functions.replay(request.stream, request.into)
-        except ReplayRefused as error:
-            return ReplayReply(error=str(error))
-        return ReplayReply(progress.rows, progress.left)
-
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Run the functions of ``now``.
-
-        Raises:
-            ValueError: as ``NodeFunctions.adopt``.
-        """
-        if self._functions is None:
-            if not any(map(is_derived, now.streams.values())):
-                return lambda: None
-            self.make(before)
-            self.start()
-        functions = self._functions
-        assert functions is not None
-        functions.adopt(now)
-        return lambda: functions.adopt(before)
-
-
-class LinksPart:
-    """Links: what they carry, and how they reach their hubs."""
-
-    name = "links"
-
-    def __init__(self, links: Links) -> None:
-        """Change these links."""
-        self._links = links
-
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Run the links of ``now``.
-
-        Raises:
-            ValueError: as ``Links.adopt``.
-        """
-        self._links.adopt(now)
-        return lambda: self._links.adopt(before)
 
 
 def digest_of(config: EdgeConfig) -> str:

@@ -11,7 +11,7 @@ STANDING_MAX: Final = 64
 
 
 class Epochs:
-    """A log's epoch (``replication.runner.EpochStore``), shared by all its links. Every call blocks on the disk.
+    """A log's epoch, shared by all its links. Every call blocks on the disk.
 
     Edge links and links between hubs keep it in different places, so the place comes in as two calls.
 

@@ -28,7 +28,7 @@ from spark_sinks.source.stream_log import StreamLog, open_hub, open_stream_table
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from spark_sinks.source.typed import comment_of, declared
 from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.text import schema_text
+from weft.config.pipelines.schema_text import schema_text
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 

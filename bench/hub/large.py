@@ -9,7 +9,6 @@ import random
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,6 +17,7 @@ import uvloop
 from crc32c import crc32c
 
 from bench.common import LOAD_CORE, PAYLOAD_BYTES, SERVER_CORE, encode_batch, pin
+from tests.support.epochs import MemoryEpochs
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.protocols.chunk import Mark
@@ -113,20 +113,6 @@ class EndlessLog:
         return lambda: self._listeners.remove(callback)
 
 
-@dataclass
-class Epochs:
-    """Epochs that need not survive."""
-
-    epoch: int = 0
-
-    def propose(self) -> int:
-        self.epoch += 1
-        return self.epoch
-
-    def withdraw(self, epoch: int) -> None:
-        self.epoch = epoch - 1
-
-
 def serve(directory: str, parent: Connection) -> None:
     """Run the hub's process."""
     pin(SERVER_CORE)
@@ -147,7 +133,7 @@ async def measure(url: str, payloads: str, seconds: float, hub: psutil.Process) 
     settings = LinkSettings((url,), sender=SenderSettings(compression_level=1))
     links = [
         asyncio.create_task(
-            run_link(log, LinkIdentity("default", f"edge-{i}", i, "bench"), settings, Epochs(), LinkStatus("hub"))
+            run_link(log, LinkIdentity("default", f"edge-{i}", i, "bench"), settings, MemoryEpochs(), LinkStatus("hub"))
         )
         for i, log in enumerate(logs)
     ]

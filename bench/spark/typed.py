@@ -27,7 +27,7 @@ from bench.spark.measure import in_turns
 from spark_sinks import read
 from spark_sinks.payloads.decoder import PayloadDecoder
 from weft.config.payload_schema.model import SchemaFormat
-from weft.config.payload_schema.text import parse_schema
+from weft.config.pipelines.schema_text import parse_schema
 
 FIELDS = "temperature double, vibration double, n bigint, unit string"
 ENCODERS: dict[SchemaFormat, Callable[[Any], bytes]] = {

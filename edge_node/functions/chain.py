@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft.edge_node.functions.contract import AsyncFunction, Function, Gap, Out, Path, Row, State, Values
 from weft.edge_node.functions.leaving import Leaving
@@ -37,6 +37,16 @@ class Alert(NamedTuple):
     retain: bool
     until: int = 0
     """Time after which it is of no use, ns since 1970; 0 for never."""
+
+
+class Alerts(Protocol):
+    """Publisher to local subscribers."""
+
+    def ready(self) -> None:
+        """Make ready for alerts, before the commit that they belong to is appended."""
+
+    def __call__(self, alert: Alert) -> None:
+        """Publish within the commit that is being appended."""
 
 
 class Writing(NamedTuple):

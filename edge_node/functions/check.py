@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
 import os
 import re
 import stat
@@ -10,6 +12,8 @@ from typing import Any
 
 from weft.config.errors import Finding, KeyPath
 from weft.config.fields import model_shape, unit_of
+from weft.config.functions.enrich import Enrich
+from weft.config.functions.user_code import Python
 from weft.config.machine import why_unreadable
 from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
@@ -18,8 +22,9 @@ from weft.config.values import Section
 from weft.edge_node.check import Flow, carried_streams, is_derived, streams_of
 from weft.edge_node.functions.contract import Function
 from weft.edge_node.functions.definitions import context
-from weft.edge_node.functions.files import unusable_content
 from weft.edge_node.functions.formats.choice import decoding_of, format_of
+from weft.edge_node.functions.kinds.enrich import wanted_of
+from weft.edge_node.functions.kinds.lookup_table import TableError, read_table
 from weft.edge_node.functions.registry import KINDS
 
 _RULE = re.compile(r"rules\[(\d+)\]\.where")
@@ -202,3 +207,38 @@ def _memories(name: str, stream: Stream, flow: Flow, made: list[tuple[str, Funct
 
 def _knows_bytes(stream: Stream) -> bool:
     return any(step.python is not None for step in stream.functions)
+
+
+def _without_function(code: ast.Module, settings: Python) -> str | None:
+    """Return that a file plainly lacks the function; None where it has it, or may make it in another way."""
+    wanted = settings.function or ("process_batch" if settings.batch else "process")
+    plain = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    names = [each.name for each in code.body if isinstance(each, plain)]
+    if wanted in names or any(wanted in ast.dump(each) or _imports_all(each) for each in code.body
+                              if not isinstance(each, plain)):  # fmt: skip
+        return None
+    near = difflib.get_close_matches(wanted, names, 1, 0.6)
+    advice = f"Did you mean {near[0]}? Rename it, or set `function`" if near else f"Define {wanted}"
+    return f"{settings.file}: it has no function {wanted}. {advice}"
+
+
+def _imports_all(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+
+
+def unusable_content(settings: Any) -> str | None:
+    """Return why a function cannot use its file, which can be read; None when it can. Blocks; runs no code of users."""
+    if isinstance(settings, Enrich):
+        try:
+            read_table(wanted_of(settings))
+        except TableError as error:
+            return str(error)
+    elif isinstance(settings, Python):
+        try:
+            with open(settings.file, encoding="utf-8") as file:
+                code = ast.parse(file.read(), settings.file)
+        except (OSError, SyntaxError, ValueError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            return f"{settings.file}{line}: is no Python: {getattr(error, 'msg', error)}"
+        return _without_function(code, settings)
+    return None

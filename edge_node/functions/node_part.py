@@ -14,7 +14,8 @@ from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
 from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
 from weft.edge_node.ingest.record import Record
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import Flag
@@ -22,7 +23,7 @@ from weft.protocols.lane import NAME_RULE, valid_name
 from weft.protocols.mqtt.packets import Publish
 from weft.protocols.ranges import RangeSet
 from weft.replication.release import Party, ReleaseLedger
-from weft.storage.segment_log import SegmentLog, StreamPolicy
+from weft.storage.segment_log import StreamPolicy
 
 _QOS_FLAGS = (Flag.PUBLISHED_QOS0, Flag(0), Flag.PUBLISHED_QOS2)
 
@@ -33,27 +34,24 @@ Policies = Callable[[EdgeConfig], dict[str, StreamPolicy]]
 class NodeFunctions:
     """The functions of a node. Event loop's thread only. Make it before links start."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         config: EdgeConfig,
-        log: SegmentLog,
-        broker: Broker,
+        context: Context,
+        alerts: Alerts,
         ledger: ReleaseLedger,
-        wall_clock: Callable[[], int],
         policies: Policies,
     ) -> None:
         """Make the functions of a configuration. Blocks while it reads their states.
 
         Args:
-            broker: its subscribers get alerts, and functions wait in its rounds for their turn.
             ledger: of what may be deleted; functions become parties to it.
             policies: returns the retention of each stream of a configuration.
-            wall_clock: ns since 1970.
 
         Raises:
             OSError, LogFailed, UnsupportedVersion: as ``Functions``.
         """
-        self._log = log
+        self._log = context.log
         self._ledger = ledger
         self._policies = policies
         self._config = config
@@ -63,12 +61,12 @@ class NodeFunctions:
         self._join(config, found)
         self._functions = Functions(
             found,
-            log,
-            alerts=Alerts(broker, wall_clock),
+            context.log,
+            alerts=alerts,
             released=self._released,
-            turn=_turn(broker.rounds),
-            wall_clock=wall_clock,
-            clock=asyncio.get_running_loop().time,
+            turn=_turn(context.rounds),
+            wall_clock=context.wall_clock,
+            clock=context.clock,
         )
         self._keep_replays(self._functions.replayed())
         self.start, self.close, self.counters = self._functions.start, self._functions.close, self._functions.counters
@@ -135,16 +133,12 @@ class NodeFunctions:
 class Alerts:
     """Publisher of what functions say, within the commit of their step."""
 
-    def __init__(self, broker: Broker, wall_clock: Callable[[], int]) -> None:
-        """Publish as a client of the node does.
-
-        Args:
-            wall_clock: ns since 1970.
-        """
-        self._ingest = broker.ingest
-        self._retained = broker.retained
-        self._deliver = broker.fan_out.message
-        self._wall_clock = wall_clock
+    def __init__(self, context: Context, retained: RetainedMessages) -> None:
+        """Publish as a client of the node does."""
+        self._ingest = context.ingest
+        self._retained = retained
+        self._deliver = context.fan_out.message
+        self._wall_clock = context.wall_clock
 
     def ready(self) -> None:
         """Store what clients have published before.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
+
+from weft.storage.segment_log import SegmentLog
 
 
 class Pause(IntEnum):
@@ -20,18 +21,6 @@ class Pause(IntEnum):
     """A packet of the client waits for an answer from elsewhere: who it is, or whether a publish is known."""
     TURN = 16
     """The client has had its turn: the rest of what it sent waits until others have had theirs."""
-
-
-class PendingLog(Protocol):
-    """Part of the log that back-pressure needs."""
-
-    @property
-    def pending_bytes(self) -> int:
-        """Return the bytes appended and not yet durable."""
-        ...
-
-    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once everything appended so far is durable, or with the error if it can never be."""
 
 
 class Publisher(Protocol):
@@ -51,7 +40,7 @@ class BackPressure:
     read.
     """
 
-    def __init__(self, log: PendingLog, pending_bytes_max: int) -> None:
+    def __init__(self, log: SegmentLog, pending_bytes_max: int) -> None:
         self._log = log
         self._pending_bytes_max = pending_bytes_max
         self._publishers: set[Publisher] = set()

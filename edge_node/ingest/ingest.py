@@ -8,7 +8,6 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure
 from weft.edge_node.ingest.before_log import BeforeLog, Run
-from weft.edge_node.ingest.log import Log
 from weft.edge_node.ingest.queue_targets import QueueTargets
 from weft.edge_node.ingest.queueing import QueuedRun, Queueing, queued_run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
@@ -21,7 +20,7 @@ from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import NOWHERE
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.batch import HeaderPairs
-from weft.storage.segment_log import LogError
+from weft.storage.segment_log import LogError, SegmentLog
 
 TOPIC_LEVELS_MAX = 128
 """Deeper topics are refused. EMQX has the same default."""
@@ -36,7 +35,7 @@ class Ingest:
 
     def __init__(  # noqa: PLR0917
         self,
-        log: Log,
+        log: SegmentLog,
         router: Router,
         subscriptions: Subscriptions,
         fan_out: FanOut,
@@ -82,6 +81,8 @@ class Ingest:
         self._routes: dict[tuple[Destination, int, bool], Route] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
+        self._ends: Mapping[int, int] | None = None
+        """Answer of ``ends`` while a message is delivered, at which thousands of clients may fall behind."""
         subscriptions.watch(self.forget)
         turn.stores_in(self)
         log.listen(turn.committed)
@@ -179,14 +180,14 @@ class Ingest:
         """Return whether no stream matches a topic, and such messages are refused."""
         return self.unrouted.refuses and self.route(topic).unrouted
 
-    def ends(self, *, unrouted: bool = False) -> dict[int, int]:
-        """Return stream -> seq of the first record that has not been delivered live.
-
-        Args:
-            unrouted: with the stream `unrouted`.
-        """
+    def ends(self, *, unrouted: bool = False) -> Mapping[int, int]:
+        """Return stream -> seq of the first record that has not been delivered live, with ``unrouted`` if asked for."""
+        if self._ends is not None and not unrouted:
+            return self._ends
         streams = (*self.streams, *self.unrouted.streams) if unrouted else self.streams
-        return {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in streams}
+        found = {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in streams}
+        self._ends = found if self._undelivered and not unrouted else None
+        return found
 
     # --- records
 
@@ -340,10 +341,7 @@ class Ingest:
 
     def _append_queued(self, queued: QueuedRun, now: int, refused: dict[Source, Exception] | None) -> None:
         """Append what is for queues, which keep its order: one run, whatever streams take the records as well.
-
-        Args:
-            refused: None where all of the records or none count.
-        """
+        ``refused`` is None where all of the records or none count."""
         assert self._queueing is not None, "only queues make such routes"
         stream = self._queueing.stream
         seq = self.log.next_seq(stream)
@@ -393,6 +391,8 @@ class Ingest:
                     records.headers.get(index, ()), records.sources[index].publisher, stream, seq,
                 )  # fmt: skip
                 self._undelivered[stream] = seq + 1
+                self._ends = None
             self._fan_out.flush()
         finally:
             self._undelivered.clear()
+            self._ends = None

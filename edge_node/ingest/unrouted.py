@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, Protocol
+from collections import Counter
+from heapq import nlargest
+from typing import Any, Literal
 
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.busiest_topics import BusiestTopics
 from weft.edge_node.streams import UNROUTED_STREAM
+from weft.storage.segment_log import SegmentLog
 
 TOPICS_NAMED_MAX = 1_000
 """Topics that get a line in the node's log; the next one's line says that no more will be named."""
@@ -20,22 +22,14 @@ log = logging.getLogger(__name__)
 Policy = Literal["keep", "live", "refuse"]
 
 
-class Streams(Protocol):
-    """The segment log, as far as a stream is declared in it."""
-
-    def stream(self, name: str) -> int:
-        """Return the number of a stream; declare it if the name is new."""
-        ...
-
-
 class Unrouted:
     """Policy, counts and log lines for messages that no stream matches. Belongs to the event loop's thread."""
 
-    def __init__(self, policy: Policy, streams: Streams, counters: Counters) -> None:
+    def __init__(self, policy: Policy, streams: SegmentLog, counters: Counters) -> None:
         """Declare the stream if it is to keep messages."""
         self.policy = policy
         self.streams = (streams.stream(UNROUTED_STREAM),) if policy == "keep" else ()
-        """Streams that keep the messages: one or none."""
+        """SegmentLog that keep the messages: one or none."""
         self._counters = counters
         self._busiest = BusiestTopics()
         self._named: set[int] = set()
@@ -94,3 +88,41 @@ class Unrouted:
 
 def _shown(topic: bytes) -> str:
     return topic[:TOPIC_SHOWN_BYTES_MAX].decode(errors="replace")
+
+
+TOPICS_KEPT = 64
+"""Counters that stay when too many have gathered. A topic with more than one in 65 of all messages is among them."""
+TOPIC_BYTES_MAX = 256
+"""Longer topics are counted by their beginning, so that the counters take less than 100 KB."""
+
+
+class BusiestTopics:
+    """Counts by the method of Misra and Gries, many messages at a time.
+
+    A count is never too high. It is too low by at most one in ``TOPICS_KEPT`` + 1 of all messages counted.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[bytes] = Counter()
+
+    def add(self, topics: list[bytes]) -> None:
+        """Count one message for each of these topics; there must be one."""
+        first = topics[0]
+        if topics.count(first) == len(topics):  # most runs are of one device
+            self._counts[first[:TOPIC_BYTES_MAX]] += len(topics)
+        else:
+            for topic, count in Counter(topics).items():
+                self._counts[topic[:TOPIC_BYTES_MAX]] += count
+        # Only when as many again have gathered: one look at all of them for TOPICS_KEPT new topics at least.
+        if len(self._counts) > 2 * TOPICS_KEPT:
+            self._reduce()
+
+    def top(self, count: int) -> list[tuple[bytes, int]]:
+        """Return the topics with most messages, busiest first, each with a lower bound of its count."""
+        return self._counts.most_common(count)
+
+    def _reduce(self) -> None:
+        # Taking the value of the first that goes off all the others keeps the bound, as when each were taken one by
+        # one (Agarwal and others, "Mergeable summaries", 2012).
+        floor = nlargest(TOPICS_KEPT + 1, self._counts.values())[-1]
+        self._counts = Counter({topic: count - floor for topic, count in self._counts.items() if count > floor})

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.check import Flow, carried_streams, segment_bytes, streams_of
 from weft.edge_node.links import imported
 from weft.edge_node.links.links import Links
+from weft.edge_node.part import Part
 from weft.edge_node.streams import STREAMS_THAT_STAY
 from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
@@ -54,12 +55,14 @@ class _Import:
         return sum(records for records, _ in self.links.waiting().values()) if self.links is not None else 0
 
 
-class Imports:
+class Imports(Part):
     """The imported logs of a running node. ``start`` and ``close`` once each; event loop's thread.
 
     Args:
         post: runs a callback of another thread on the event loop's thread.
     """
+
+    name = "imports"
 
     def __init__(
         self,
@@ -112,8 +115,8 @@ class Imports:
             if known.links is not None and not known.links.waiting() and not known.left_over:
                 await self._finish(log_id, known)
 
-    def facts(self) -> dict[str, Any]:
-        """Return what is known of every import, by log id."""
+    def facts(self) -> Mapping[str, Any]:
+        """Return the section of the status: every import by its log id."""
         facts: dict[str, Any] = {
             log_id: {
                 "state": "waiting" if known.trouble or known.left_over else "sending",
@@ -129,7 +132,7 @@ class Imports:
             facts[log_id] = {
                 "state": "done", "directory": directory, "pending_records": 0, "not_carried": {}, "trouble": "",
             }  # fmt: skip
-        return facts
+        return {"imported": facts}
 
     def _trouble(self, known: _Import) -> str:
         if known.trouble or known.links is None:

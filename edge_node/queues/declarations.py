@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weft.edge_node.ingest.routes import Remembering
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.unused import UnusedQueues
 from weft.edge_node.queues.definitions import SERVER_NAME, check_not_default
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
-from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.queue.queue import Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
 from weft.edge_node.queues.rights import CHANGE, LOOK
 
 
 class Declarations:
-    """The side of ``Queues`` that changes exchanges, queues and bindings. Event loop's thread only.
+    """Changes of exchanges, queues and bindings. Event loop's thread only.
 
     Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
     """
@@ -210,24 +209,6 @@ class Declarations:
             return
         binding = self._registry.binding(source, destination, key, arguments or {}, to_exchange=True)
         self._registry.unbind(client, binding)
-
-    # --- for publishers and transactions
-
-    def remember(self, routes: Remembering) -> None:
-        """Have a connection forget what ``Queues.route`` said is constant, once bindings are others."""
-        self._registry.topology.remembering.add(routes)
-
-    def leave(self, routes: Remembering) -> None:
-        """Forget a connection that remembers routes."""
-        self._registry.topology.remembering.discard(routes)
-
-    def flush(self) -> None:
-        """Write what was settled now, not at the end of the turn: within ``log.together``, in that commit.
-
-        Raises:
-            LogFailed: the log takes nothing more.
-        """
-        self._registry.writer.flush()
 
     def _declared(self, queue: Queue) -> Declared:
         return Declared(queue.name, queue.count, len(queue.consumptions))

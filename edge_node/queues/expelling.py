@@ -9,7 +9,7 @@ from functools import partial
 
 from weft.bounds import Rounds
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.rights import READ
 
 STEP_S = 0.002

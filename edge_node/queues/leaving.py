@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from weft.bounds import Rounds
-from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
+from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
 
 SLICE = 32
 """Queues and consumers of one client that go before it is others' turn: it may have thousands."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.bounds import Bound, Owner, Refusals
+from weft.bounds import Bound, Owner, Refusals, one_share
+from weft.config.models import EdgeConfig
 from weft.edge_node.queues.definitions import BindingDefinition
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.look_up_cost import LookUpCost
+
+QUEUES_SHARE = 4
+"""Divisor of the disk budget: the share of messages in queues, if ``queues.size`` says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,28 @@ class QueueLimits:
     unacknowledged_max: int = 262_144
     """Deliveries that are not acknowledged."""
     unacknowledged_per_user_max: int = 65_536
+
+    @classmethod
+    def of(cls, config: EdgeConfig) -> QueueLimits:
+        """Return the bounds that a configuration sets."""
+        bounds = config.queues
+        waiting = bounds.size_bytes or config.disk.budget_bytes // QUEUES_SHARE
+        return cls(
+            queues_max=bounds.queues,
+            queues_per_user_max=one_share(bounds.queues_per_user, bounds.queues),
+            exchanges_max=bounds.exchanges,
+            exchanges_per_user_max=one_share(bounds.exchanges_per_user, bounds.exchanges),
+            bindings_max=bounds.bindings,
+            bindings_per_user_max=one_share(bounds.bindings_per_user, bounds.bindings),
+            match_cost_max=bounds.match_cost,
+            match_cost_per_user_max=one_share(bounds.match_cost_per_user, bounds.match_cost),
+            waiting_bytes_max=waiting,
+            waiting_bytes_per_user_max=one_share(bounds.size_per_user_bytes, waiting),
+            consumers_max=bounds.consumers,
+            consumers_per_user_max=one_share(bounds.consumers_per_user, bounds.consumers),
+            unacknowledged_max=bounds.unacknowledged,
+            unacknowledged_per_user_max=one_share(bounds.unacknowledged_per_user, bounds.unacknowledged),
+        )
 
 
 class QueueShares:

@@ -15,31 +15,31 @@ from weft.bounds import Refusals, Rounds
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.queue_targets import Admitted, QueueTargets
 from weft.edge_node.ingest.record import Records
-from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.routes import Remembering, Route
 from weft.edge_node.queues.arguments import consumer_priority
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.dead_letters import DeadLetters
-from weft.edge_node.queues.contents.delivering import Deliveries, Messages
+from weft.edge_node.queues.contents.delivering import Deliveries
+from weft.edge_node.queues.contents.facts import QueueFacts
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.contents.settling import Settling
 from weft.edge_node.queues.contents.unused import UnusedQueues
-from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.declarations import Declarations
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.expelling import Expelling, refused
-from weft.edge_node.queues.facts import QueueFacts
-from weft.edge_node.queues.getter import Getter, Got
 from weft.edge_node.queues.leaving import Leaving
 from weft.edge_node.queues.limits import QueueLimits, QueueShares
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
-from weft.edge_node.queues.queue import Consumer, Consumption, Queue, QueueClient
+from weft.edge_node.queues.publishing import ExchangePublishing, Published
+from weft.edge_node.queues.queue.credit import Credit
+from weft.edge_node.queues.queue.getter import Getter, Got
+from weft.edge_node.queues.queue.queue import Consumer, Consumption, Queue, QueueClient
 from weft.edge_node.queues.registry import Registry
-from weft.edge_node.queues.routing.exchange import Exchange
-from weft.edge_node.queues.routing.publishing import ExchangePublishing, Published
 from weft.edge_node.queues.routing.targets import Admission, QueuesByHeaders, QueueSet
 from weft.edge_node.queues.state.reader import QueueState, priority_of
 from weft.edge_node.queues.state.writer import MESSAGE_BYTES, QueueStateWriter
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
+from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
 from weft.edge_node.timing.timer_wheel import TimerWheel
 from weft.protocols.batch import HeaderPairs
@@ -49,18 +49,17 @@ from weft.storage.segment_log import LogError, SegmentLog
 logger = logging.getLogger(__name__)
 
 
-class Queues(Declarations):
+class Queues:
     """All exchanges and queues. Event loop's thread only.
 
-    Changes are applied when a call returns. To answer when they are durable, call ``flush``, and then have
-    ``Turn.answer`` send the answer.
+    Changes are applied when a call returns, and durable with the next commit: have ``Turn.answer`` send the answer.
     """
 
     def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
         ingest: Ingest,
-        messages: Messages,
+        messages: Backlog,
         limits: QueueLimits,
         refusals: Refusals,
         rounds: Rounds,
@@ -70,7 +69,6 @@ class Queues(Declarations):
         """Put together what the last run left. Reads the log, and blocks until that is done.
 
         Args:
-            messages: reads stored messages.
             wall_clock: ns since 1970.
 
         Raises:
@@ -85,16 +83,18 @@ class Queues(Declarations):
         self._holders = Holders()
         self._admission = Admission(self.bounds.waiting)
         turn = ingest.turn
-        next_message = partial(log.next_seq, self.stream)
-        registry = Registry(self.bounds, self._admission, next_message, self._has_deleted, rounds.wait)
+        registry = Registry(
+            self.bounds, self._admission, partial(log.next_seq, self.stream), self._has_deleted, rounds.wait
+        )
         self._writer = QueueStateWriter(log, state_stream, self.stream, wall_clock, turn.at_end, registry)
         registry.writer = self._writer
         contents = Contents(
             self._writer, self._holders, self.bounds.unacknowledged, self.bounds.waiting,
-            lambda queue: self._deliveries.soon(queue),  # noqa: PLW0108 - it is made below
-            rounds.wait,
+            lambda queue: self._deliveries.soon(queue), rounds.wait,  # noqa: PLW0108 - it is made below
         )  # fmt: skip
-        super().__init__(registry, contents, turn, UnusedQueues(wheel, self._expire))
+        self._turn, self._registry, self._contents = turn, registry, contents
+        self._unused = UnusedQueues(wheel, self._expire)
+        self.declarations = Declarations(registry, contents, turn, self._unused)
         self._deliveries = Deliveries(
             log, self.stream, messages, self._writer, contents, turn.at_end, rounds.wait, wall_clock
         )  # fmt: skip
@@ -107,42 +107,13 @@ class Queues(Declarations):
         self._expelling = Expelling(rounds, registry.queues, self._leave, self._deliveries.reconsider)
         self._facts = QueueFacts(self.bounds, contents, self._deliveries, self._dead_letters, self._admission)
         self._rounds = rounds
-        self._publishing = ExchangePublishing(registry, self._admission, ingest)
+        self.publishing = ExchangePublishing(registry, self._admission, ingest)
         self._restore(QueueState(log, state_stream, self.stream))
         self._registry.topology.watch(TOPIC_EXCHANGE, ingest.forget)
         ingest.queue_in(self)
         self._unlisten = log.listen(self._release)
 
     # --- publishing
-
-    def check_exchange(self, name: str) -> Exchange:
-        """Return an exchange to which clients may publish.
-
-        Raises:
-            QueueError: NOT_FOUND; ACCESS_REFUSED where it is internal.
-        """
-        return self._publishing.check_exchange(name)
-
-    def route(  # noqa: PLR0917
-        self,
-        client: QueueClient,
-        exchange: str,
-        key: str,
-        headers: HeaderPairs = (),
-        size: int = 0,
-        also: Sequence[str] = (),
-    ) -> Published:
-        """Return where a message goes. Add it to the turn at once, if it is added.
-
-        Args:
-            headers: of the message, as they are stored.
-            size: bytes of the payload, for queues with a limit.
-            also: further routing keys, whose queues get the message as well.
-
-        Raises:
-            QueueError: NOT_FOUND; ACCESS_REFUSED where the exchange is internal, or access rules forbid the topic.
-        """
-        return self._publishing.route(client, exchange, key, headers, size, also)
 
     def dead_letters_of(self, published: Published, headers: HeaderPairs) -> list[tuple[Route, bytes, HeaderPairs]]:
         """Return route, topic and headers of the dead letters that a publish is, for queues that did not take it. Add
@@ -337,7 +308,25 @@ class Queues(Declarations):
         for queue in due:
             self._contents.limit(queue)
             self._contents.trim(queue)
-        self._publishing.stored(due)
+        self.publishing.stored(due)
+
+    # --- for publishers and transactions
+
+    def remember(self, routes: Remembering) -> None:
+        """Have a connection forget what ``ExchangePublishing.route`` said is constant, once bindings are others."""
+        self._registry.topology.remembering.add(routes)
+
+    def leave(self, routes: Remembering) -> None:
+        """Forget a connection that remembers routes."""
+        self._registry.topology.remembering.discard(routes)
+
+    def flush(self) -> None:
+        """Write what was settled now, not at the end of the turn: within ``log.together``, in that commit.
+
+        Raises:
+            LogFailed: the log takes nothing more.
+        """
+        self._writer.flush()
 
     # --- facts
 

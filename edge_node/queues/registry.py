@@ -25,7 +25,7 @@ from weft.edge_node.queues.definitions import (
 )
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueShares, charge
-from weft.edge_node.queues.queue import Queue, QueueClient
+from weft.edge_node.queues.queue.queue import Queue, QueueClient
 from weft.edge_node.queues.rights import CHANGE, DECLARE, READ, Use
 from weft.edge_node.queues.routing.exchange import Destination, Exchange
 from weft.edge_node.queues.routing.headers import MATCHES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.bounds import Bound, Refusals
+from weft.bounds import Bound, Refusals, one_share
+from weft.config.models import EdgeConfig
 from weft.edge_node.sessions.records import NEVER_EXPIRES
 from weft.edge_node.subscriptions.match_cost import MatchCost
 
@@ -59,6 +60,35 @@ class SessionLimits:
     """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
     expiry_s_of_old_versions: int = 7 * 86_400
     """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 send it themselves."""
+
+    @classmethod
+    def of(cls, config: EdgeConfig) -> SessionLimits:
+        """Return the bounds that a configuration sets."""
+        limits = config.limits
+        expiry_s = round(limits.session_expiry_s)
+        return cls(
+            sessions_max=limits.sessions,
+            connections_per_user_max=one_share(limits.connections_per_user, limits.connections),
+            sessions_per_user_max=one_share(limits.sessions_per_user, limits.sessions),
+            filters_max=limits.subscriptions,
+            filters_total_max=limits.subscriptions_total,
+            filters_per_user_max=one_share(limits.subscriptions_per_user, limits.subscriptions_total),
+            filter_levels_max=limits.topic_levels,
+            match_cost_max=limits.match_cost,
+            match_cost_per_user_max=one_share(limits.match_cost_per_user, limits.match_cost),
+            inflight_max=limits.inflight,
+            queue_bytes_max=limits.session_queue_bytes,
+            queue_bytes_total_max=limits.session_queues_bytes,
+            queue_bytes_per_user_max=one_share(limits.session_queues_per_user_bytes, limits.session_queues_bytes),
+            filter_bytes_max=limits.filter_bytes,
+            filters_bytes_max=limits.filters_bytes,
+            filters_bytes_total_max=limits.filters_total_bytes,
+            filters_bytes_per_user_max=one_share(limits.filters_per_user_bytes, limits.filters_total_bytes),
+            will_bytes_max=limits.wills_bytes,
+            will_bytes_per_user_max=one_share(limits.wills_per_user_bytes, limits.wills_bytes),
+            expiry_s_max=expiry_s,
+            expiry_s_of_old_versions=expiry_s,
+        )
 
 
 class SessionShares:

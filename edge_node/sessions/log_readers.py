@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
+from weft.bounds import Owner
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.sessions.records import SessionRecord, SharedRecord
@@ -12,16 +15,19 @@ from weft.edge_node.sessions.session_reader import SessionReader
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.stored_messages import StoredMessages
 from weft.edge_node.sessions.window.client_window import ClientWindow
-from weft.edge_node.subscriptions.catch_up import CatchUp, Reader
+from weft.edge_node.subscriptions.catch_up import Begin, CatchUp, Reader
 from weft.edge_node.subscriptions.filter_starts import FilterStarts
-from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
+from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage, Turn
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.positions import Positions, before, lowered
+from weft.edge_node.subscriptions.read_turns import ReadTurns
 from weft.edge_node.subscriptions.shared_subscription import SharedSubscription
 from weft.edge_node.subscriptions.subscriber import ClientSubscription
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.storage.segment_log import SegmentLog
+
+_NOTHING: Mapping[int, int] = {}
 
 
 class LogReaders:
@@ -48,6 +54,7 @@ class LogReaders:
         self._starts = starts
         self._outbox = outbox
         self._counters = counters
+        self._turns = ReadTurns(segment_log)
         self._redelivery = Redelivery(subscriptions, messages, backlog, outbox)
         self._fetching: set[asyncio.Task[None]] = set()
         """Keeps tasks alive until they are done; each belongs to one connection."""
@@ -57,14 +64,30 @@ class LogReaders:
     def fall_behind(self, window: ClientWindow, first: Message | None) -> None:
         """Have a client's messages read from the log: what waits, and what is published from ``first`` on (None: from
         what is still to come)."""
-        positions = before([*window.queued, *([first] if first is not None else [])], self._ingest.ends())
         self._counters.sessions_behind += window.connected
-        window.read_from(self._catch_up(self._reader(window), positions))
+        missing = window.set_aside()
+        ends, everywhere = self._ingest.ends(), self._everywhere()
+
+        def begin() -> tuple[Reader, Positions]:
+            messages = _with(first, [message for message, _, _ in missing])
+            return self._reader(window), everywhere(before(messages, ends))
+
+        catch_up = self._catch_up(window.owner, begin)
+        window.read_from(catch_up)
+        _begin(catch_up, at_once=not window.connected)
 
     def shared_behind(self, shared: SharedSubscription, first: Message | None) -> None:
         """Have the messages of a shared subscription read from the log, as ``fall_behind`` does."""
-        positions = before([*shared.queued, *([first] if first is not None else [])], self._ingest.ends())
-        shared.read_from(self._catch_up(shared, positions))
+        ends, everywhere = self._ingest.ends(), self._everywhere()
+
+        def begin() -> tuple[Reader, Positions]:
+            positions = everywhere(before(_with(first, shared.queued), ends))
+            shared.leave_to_log(positions)
+            return shared, positions
+
+        catch_up = self._catch_up(shared.owner, begin)
+        shared.read_from(catch_up)
+        _begin(catch_up, at_once=first is None)
 
     def began(self, window: ClientWindow, subscription: ClientSubscription, ends: Positions) -> None:
         """Note that a new subscription gets nothing older than these ends of the streams."""
@@ -99,21 +122,27 @@ class LogReaders:
     def restore(self, window: ClientWindow, record: SessionRecord) -> None:
         """Have a client read what it missed, once it is back."""
         # The journal may lag behind what a connected client was sent before a crash.
-        doubtful = self._ingest.ends() if record.disconnected_at is None else None
-        window.read_from(self._catch_up(self._reader(window, record.done, doubtful), record.positions))
+        doubtful = self._ingest.ends() if record.disconnected_at is None else {}
+        reader = self._reader(window, record.done, doubtful)
+        window.read_from(self.catch_up(reader, partial(dict, record.positions)))
 
     def restore_shared(self, shared: SharedSubscription, record: SharedRecord) -> None:
         """Have a shared subscription go on where the last run of the node was."""
-        catch_up = self._catch_up(shared, lowered(record.positions, record.owed))
+        catch_up = self.catch_up(shared, partial(lowered, record.positions, record.owed))
         shared.restore(record.positions, record.owed, catch_up)
 
     # --- readers of other protocols
 
-    def catch_up(self, reader: Reader, positions: Positions) -> CatchUp:
-        """Return the way of a reader through the log; to be started."""
-        return self._catch_up(reader, positions)
+    def catch_up(self, reader: Reader, find: Callable[[], Positions]) -> CatchUp:
+        """Return the way of a reader through the log; to be started.
 
-    def ends(self) -> Positions:
+        Args:
+            find: returns the positions, when it is the reader's turn.
+        """
+        everywhere = self._everywhere()
+        return self._catch_up(reader.owner, lambda: (reader, everywhere(find())))
+
+    def ends(self) -> Mapping[int, int]:
         """Return stream -> seq of the first record that has not been delivered live."""
         return self._ingest.ends()
 
@@ -125,6 +154,10 @@ class LogReaders:
         """
         return await self._backlog.fetch(stream, seqs)
 
+    def turn_of(self, owner: Owner | None) -> Turn:
+        """Return what waits for an owner's turn to read."""
+        return partial(self._turns.next, owner)
+
     @property
     def read_page(self) -> ReadPage:
         """Return what reads a stream page by page."""
@@ -133,20 +166,40 @@ class LogReaders:
     # --- inside
 
     def _reader(
-        self, window: ClientWindow, done: set[tuple[int, int]] | None = None, doubtful: Positions | None = None
+        self, window: ClientWindow, done: Collection[tuple[int, int]] = (), doubtful: Mapping[int, int] = _NOTHING
     ) -> SessionReader:
         reader = SessionReader(
-            window, self._subscriptions, self.messages, self._outbox, self._counters, done, doubtful
+            window, self._subscriptions, self.messages, self._outbox, self._counters, set(done), doubtful
         )  # fmt: skip
         for subscription, ends in self._starts.all_of(window.client_id):
             reader.began(subscription, ends)
         return reader
 
-    def _catch_up(self, reader: Reader, positions: Positions) -> CatchUp:
-        everywhere = {stream: positions.get(stream, 0) for stream in self._ingest.streams}
-        # Only readers that missed a message there read `unrouted`: see ``CatchUp.cover``.
-        everywhere |= {stream: positions[stream] for stream in self._ingest.unrouted.streams if stream in positions}
-        return CatchUp(reader, everywhere, self._backlog.read, self._log)
+    def _everywhere(self) -> Callable[[Positions], Positions]:
+        """Return what makes positions in every stream of now; later ones are added from their ends on."""
+        streams, unrouted = self._ingest.streams, self._ingest.unrouted.streams
+
+        def everywhere(positions: Positions) -> Positions:
+            # Only readers that missed a message there read `unrouted`: see ``CatchUp.cover``.
+            kept = {stream: positions[stream] for stream in unrouted if stream in positions}
+            return {stream: positions.get(stream, 0) for stream in streams} | kept
+
+        return everywhere
+
+    def _catch_up(self, owner: Owner | None, begin: Begin) -> CatchUp:
+        return CatchUp(owner, begin, self._backlog.read, self._log, self._turns)
+
+
+def _begin(catch_up: CatchUp, *, at_once: bool) -> None:
+    """Let a reader begin: at once where its client has gone, as that is a step of its own."""
+    if at_once:
+        catch_up.begin()
+    else:
+        catch_up.begin_soon()
+
+
+def _with(first: Message | None, messages: list[Message]) -> list[Message]:
+    return messages if first is None else [*messages, first]
 
 
 def _session_reader(window: ClientWindow) -> SessionReader | None:

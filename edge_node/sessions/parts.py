@@ -38,8 +38,18 @@ class Kept:
     log: SegmentLog
     journal: SessionJournal
     changes: ChangeRates
-    backlog: Backlog
     retained: RetainedMessages
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryParts:
+    """Parts with which clients of any protocol get messages, those that are slow or away among them."""
+
+    budget: QueueBudget
+    shares: SessionShares
+    starts: FilterStarts
+    messages: StoredMessages
+    readers: LogReaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +69,41 @@ class SessionParts:
     journal: SessionJournal
 
 
+def make_delivery(  # noqa: PLR0917
+    segment_log: SegmentLog,
+    ingest: Ingest,
+    subscriptions: Subscriptions,
+    backlog: Backlog,
+    outbox: Outbox,
+    limits: SessionLimits,
+    refusals: Refusals,
+    counters: Counters,
+    wall_clock: Callable[[], int],
+) -> DeliveryParts:
+    """Make the parts that no protocol has for itself.
+
+    Args:
+        refusals: counts what shares refuse.
+        wall_clock: nanoseconds since 1970.
+    """
+    starts = FilterStarts()
+    messages = StoredMessages(segment_log, ingest, wall_clock, counters)
+    return DeliveryParts(
+        QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), SessionShares(limits, refusals),
+        starts, messages,
+        LogReaders(segment_log, ingest, subscriptions, messages, backlog, starts, outbox, counters),
+    )  # fmt: skip
+
+
 def make_parts(  # noqa: PLR0917
     kept: Kept,
+    delivery: DeliveryParts,
     ingest: Ingest,
     subscriptions: Subscriptions,
     outbox: Outbox,
     rounds: Rounds,
     match_retained: Match,
     limits: SessionLimits,
-    refusals: Refusals,
     counters: Counters,
     wall_clock: Callable[[], int],
 ) -> SessionParts:
@@ -76,13 +112,10 @@ def make_parts(  # noqa: PLR0917
     Args:
         rounds: where work waits that takes longer than a turn.
         match_retained: filter -> retained messages, ``$SYS`` among them.
-        refusals: counts what shares refuse.
         wall_clock: nanoseconds since 1970.
     """
-    budget, starts = QueueBudget(limits.queue_bytes_total_max, limits.queue_bytes_per_user_max), FilterStarts()
-    shares = SessionShares(limits, refusals)
-    messages = StoredMessages(kept.log, ingest, wall_clock, counters)
-    readers = LogReaders(kept.log, ingest, subscriptions, messages, kept.backlog, starts, outbox, counters)
+    budget, shares, starts = delivery.budget, delivery.shares, delivery.starts
+    messages, readers = delivery.messages, delivery.readers
     shared = SharedSubscriptions(
         subscriptions,
         SharedParts(counters, budget, outbox, messages.read, readers.shared_behind, limits.queue_bytes_max, set()),

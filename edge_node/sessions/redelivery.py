@@ -10,6 +10,7 @@ from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import NOWHERE
 from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.own_filters import OwnFilters
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed
@@ -30,7 +31,7 @@ class Redelivery:
 
     async def run(self, window: ClientWindow) -> None:
         """Read what one client has in flight, and send it again. At most the in-flight window is in memory."""
-        unread = window.in_flight.unread()
+        unread, own = window.in_flight.unread(), OwnFilters(window, window.subscribed, self._subscriptions)
         for stream in {stream for stream, _ in unread.values()} - {NOWHERE}:
             wanted = {packet_id: seq for packet_id, (of, seq) in unread.items() if of == stream}
             try:
@@ -41,17 +42,19 @@ class Redelivery:
                 return
             for packet_id, seq in wanted.items():
                 if packet_id in window.in_flight.deliveries:
-                    self._set_read(window, packet_id, stream, found.get(seq))
+                    self._set_read(window, own, packet_id, stream, found.get(seq))
         window.pump()
         self._outbox.flush()
 
-    def _set_read(self, window: ClientWindow, packet_id: int, stream: int, record: LogRecord | None) -> None:
+    def _set_read(
+        self, window: ClientWindow, own: OwnFilters, packet_id: int, stream: int, record: LogRecord | None
+    ) -> None:
         """Give a delivery its message. Its flags and identifiers are those of the subscriptions as they are now, which
         may have changed since it was sent."""
         message = self._messages.read_again(stream, record) if record is not None else None
         if record is None or message is None:
             window.in_flight.set_read(packet_id, None, ())
             return
-        options = self._subscriptions.recipients(record.topic).options_of(window)
+        options = own.options(record.topic)
         message.retain &= is_retained_copy(record) or (options is not None and options.retain_as_published)
         window.in_flight.set_read(packet_id, message, options.identifiers if options is not None else ())

@@ -63,6 +63,7 @@ class Session:
         self.window = window
         self.subscriptions: dict[str, tuple[ClientSubscription, SharedSubscription | None]] = {}
         """Filter as the client wrote it -> its subscription, and the shared subscription that it is part of."""
+        window.subscribed = self.subscriptions
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
         self.owner = owner

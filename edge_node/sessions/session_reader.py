@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
+from weft.bounds import Owner
 from weft.edge_node.counters import Counters
 from weft.edge_node.sessions.stored_messages import StoredMessages
 from weft.edge_node.sessions.window.client_window import ClientWindow
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import PUBLISHER
 from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.own_filters import OwnFilters
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, delivery_options
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 
@@ -26,8 +29,8 @@ class SessionReader:
         messages: StoredMessages,
         outbox: Outbox,
         counters: Counters,
-        done: set[tuple[int, int]] | None = None,
-        doubtful: dict[int, int] | None = None,
+        done: set[tuple[int, int]],
+        doubtful: Mapping[int, int],
     ) -> None:
         """Read for a client.
 
@@ -37,14 +40,17 @@ class SessionReader:
                 sent what is before it, without the journal's having come to know: that is sent with DUP.
         """
         self._window = window
-        self._subscriptions = subscriptions
         self._messages = messages
         self._outbox = outbox
         self._counters = counters
-        self._doubtful = doubtful or {}
-        self._done = (done or set()) | {
-            (message.stream, message.seq) for message, _, _ in window.in_flight.deliveries.values()
+        self._doubtful = doubtful
+        # Messages that it got as a member of a shared subscription, it gets by its own as well.
+        self._done = done | {
+            (message.stream, message.seq)
+            for message, options, _ in window.in_flight.deliveries.values()
+            if options.share is None
         }
+        self._own = OwnFilters(window, window.subscribed, subscriptions)
         self._told_of_loss = False
         self._newer: dict[ClientSubscription, dict[int, int]] = {}
         """Subscriptions made while the session was behind -> stream -> the first seq that is theirs."""
@@ -63,6 +69,11 @@ class SessionReader:
         return f"MQTT client {self._window.client_id!r}"
 
     @property
+    def owner(self) -> Owner | None:
+        """Return the client's owner."""
+        return self._window.owner
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more message can be sent at once."""
         return self._window.window_open
@@ -73,7 +84,7 @@ class SessionReader:
 
     def wants(self, topic: bytes) -> bool:
         """Return whether the client is subscribed at QoS 1 or 2."""
-        options = self._subscriptions.recipients(topic).options_of(self._window)
+        options = self._own.options(topic)
         return options is not None and options.qos > 0
 
     def read(self, stream: int, record: LogRecord) -> None:
@@ -108,11 +119,11 @@ class SessionReader:
         self._outbox.flush()
 
     def _options(self, stream: int, record: LogRecord) -> DeliveryOptions | None:
-        options = self._subscriptions.recipients(record.topic).options_of(self._window)
+        options = self._own.options(record.topic)
         if options is None or (options.no_local and (PUBLISHER, self._window.client_id) in record.headers):
             return None
         late = [each for each, ends in self._newer.items() if record.seq < ends.get(stream, 0)]
         if not late:
             return options
-        matching = [each for each in self._subscriptions.of(self._window, record.topic) if each not in late]
+        matching = [each for each in self._own.matching(record.topic) if each not in late]
         return delivery_options(matching) if matching else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,6 @@ from weft.bounds import Owner, OwnerKind, Rounds
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.sources.recent import Recent
 from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.sources.topics import Topics
 from weft.protocols.batch import HEADER_PAIRS_MAX, Flag, HeaderPairs
@@ -232,3 +232,37 @@ class SourceConnection:
         await asyncio.wait([durable, self.ended], timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         # The callbacks of a commit come before its answers: one more turn.
         await asyncio.sleep(0)
+
+
+RECENT_MAX = 10_000
+"""Messages remembered: more than any broker loses that writes its state every few seconds. Some 1 MB when full."""
+NEW_MAX = 200
+"""New messages in a row after which none of the earlier ones is expected any more: brokers send them in order."""
+
+
+class Recent:
+    """Digests of the last messages of one source, and of those that may come again on a new connection."""
+
+    def __init__(self) -> None:
+        self._digests: deque[int] = deque(maxlen=RECENT_MAX)
+        self._expected: Counter[int] = Counter()
+        self._new_in_a_row = 0
+
+    def reconnected(self) -> None:
+        """Expect that each message that was taken before may come once more."""
+        self._expected = Counter(self._digests)
+        self._new_in_a_row = 0
+
+    def is_again(self, key: bytes, payload: bytes) -> bool:
+        """Take note of a message. Return whether it may have come before."""
+        digest = hash((key, payload))
+        if self._expected:
+            if self._expected[digest] > 0:
+                self._expected[digest] -= 1
+                self._new_in_a_row = 0
+                return True
+            self._new_in_a_row += 1
+            if self._new_in_a_row >= NEW_MAX:
+                self._expected.clear()
+        self._digests.append(digest)
+        return False

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
-from weft.edge_node.sources.status import SourceStatus
+from weft.edge_node.part import Part, Undo, unchanged
+from weft.edge_node.sources.status import SourceState, SourceStatus
 
 if TYPE_CHECKING:
     from weft.edge_node.sources.sources import Sources
 
 
-class SourcesPart:
+class SourcesPart(Part):
     """The sources of a node that may have none."""
 
     name = "sources"
@@ -46,12 +48,21 @@ class SourcesPart:
         """Return the status of each source."""
         return self._sources.statuses if self._sources is not None else ()
 
+    def facts(self) -> Mapping[str, Any]:
+        """Return the section of the status."""
+        return {"sources": {source.name: source.facts() for source in self.statuses()}}
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the values of the metrics."""
+        for source in self.statuses():
+            yield from source_samples(source)
+
     async def close(self) -> None:
         """Stop them."""
         if self._sources is not None:
             await self._sources.close()
 
-    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Callable[[], None]:
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
         """Run the sources of ``now``.
 
         Raises:
@@ -59,10 +70,25 @@ class SourcesPart:
         """
         if self._sources is None:
             if not now.sources:
-                return lambda: None
+                return unchanged
             self.make(now)
             if self._is_started:
                 self.start()
         else:
             self._sources.adopt(now)
         return lambda: self._sources.adopt(before) if self._sources is not None else None
+
+
+def source_samples(source: SourceStatus) -> Iterator[Sample]:
+    """Yield the values of every metric of a source."""
+    prefix, labels = "weft_edge_source_", (source.name,)
+    yield Sample(f"{prefix}connected", source.state is SourceState.CONNECTED, labels)
+    yield Sample(f"{prefix}messages_total", source.messages, labels)
+    yield Sample(f"{prefix}received_bytes_total", source.bytes, labels)
+    yield Sample(f"{prefix}acknowledged_total", source.acknowledged, labels)
+    yield Sample(f"{prefix}unacknowledged_messages", source.unacknowledged, labels)
+    yield Sample(f"{prefix}duplicates_total", source.duplicates, labels)
+    yield Sample(f"{prefix}refused_total", source.refused, labels)
+    yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
+    if source.waiting is not None:
+        yield Sample(f"{prefix}waiting_messages", source.waiting, labels)

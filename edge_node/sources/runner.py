@@ -10,10 +10,12 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 
+from weft.config.log_lines.repeats import left_out
+from weft.config.log_lines.up_and_down import UpAndDown
 from weft.config.sources import SourceSettings
+from weft.config.units import approximate_duration
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, Memory, NodeParts, SourceConnection, SourceDown
 from weft.edge_node.sources.credentials import CredentialsUnusable
-from weft.edge_node.sources.source_log import SourceLog
 from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.sources.topics import Topics
 from weft.replication.runner.backoff import Backoff
@@ -110,3 +112,40 @@ def _why(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "its name cannot be resolved. Check the URL, and the machine's name server"
     return (os.strerror(error.errno) if error.errno else str(error) or type(error).__name__).lower()
+
+
+log = logging.getLogger(__name__)
+
+
+class SourceLog:
+    """The lines of one source. Every call takes monotonic seconds."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self._name = name
+        self._state = UpAndDown(now)
+
+    def connected(self, url: str, now: float) -> None:
+        """Log that messages can come."""
+        told = self._state.up(now)
+        if told is None:
+            return
+        after = f", after {approximate_duration(told.away_s)}{' away' if told.again else ''}"
+        log.info(
+            "source %s: connected %sto %s%s",
+            self._name, "again " if told.again else "", url, after if told.again or told.failures else "",
+        )  # fmt: skip
+
+    def failed(self, url: str, reason: str, retry_s: float, now: float) -> None:
+        """Log a failed attempt, or the end of a connection.
+
+        Args:
+            reason: for people; brokers wrote parts of it.
+        """
+        told = self._state.down(reason, now)
+        if told is None:
+            return
+        what = f"disconnected after {approximate_duration(told.since_s)}" if told.was_up else "not connected"
+        log.warning(
+            "source %s: %s: %s: %s (next try in %.1f s%s)", self._name, what, url, reason, retry_s,
+            left_out(told.left_out),
+        )  # fmt: skip

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from weft.edge_node.timing.clock import seconds
+
 
 class SourceState(StrEnum):
     """States of a source."""
@@ -58,12 +60,12 @@ class SourceStatus:
             "protocol": self.protocol,
             "state": str(self.state),
             "url": self.url,
-            "connected_since": _seconds(self.connected_since),
+            "connected_since": seconds(self.connected_since),
             "connections": self.connections,
             "attempts_failed": self.attempts_failed,
-            "next_try": _seconds(self.next_try),
+            "next_try": seconds(self.next_try),
             "last_error": self.last_error,
-            "last_error_time": _seconds(self.last_error_time),
+            "last_error_time": seconds(self.last_error_time),
             "messages": self.messages,
             "bytes": self.bytes,
             "acknowledged": self.acknowledged,
@@ -71,9 +73,5 @@ class SourceStatus:
             "duplicates": self.duplicates,
             "refused": self.refused,
             "waiting": self.waiting,
-            "last_message": _seconds(self.last_message),
+            "last_message": seconds(self.last_message),
         }
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e9

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from weft.bounds import Owner
 from weft.bounds.refusals import Refused
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
-from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
-from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.sessions.store.settings import StateCounters
-from weft.edge_node.sources.status import SourceStatus
-from weft.edge_node.status.functions import FunctionFacts, function_facts
+from weft.edge_node.part import Part
 from weft.edge_node.status.outage import OutageEstimate
 from weft.edge_node.streams import STATE_STREAMS
+from weft.edge_node.timing.clock import seconds
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.lane import format_log_id
-from weft.replication.status import LinkStatus
 from weft.storage.segment_log import LogStats, SegmentLog
 from weft.storage.segment_log.state.gaps import lost_by_reason
-
-AnyCounters = Counters | ListenerCounters | HttpCounters | AmqpCounters | StateCounters
 
 
 class NodeStatus:
@@ -34,55 +28,28 @@ class NodeStatus:
         self,
         config: EdgeConfig,
         log: SegmentLog,
-        counters: Sequence[AnyCounters],
-        links: Sequence[LinkStatus],
+        parts: Sequence[Part],
         clock_reading: Callable[[], ClockReading],
         *,
-        unrouted: Callable[[], dict[str, Any]],
-        imports: Callable[[], dict[str, Any]] = dict,
-        conflicts: Callable[[], dict[str, str]] = dict,
         refusals: Iterable[Refused] = (),
-        functions: Callable[[], Mapping[str, FunctionCounters]] = dict,
-        queues: Callable[[], dict[str, Any]] = dict,
-        configuration: Callable[[], dict[str, Any]] = dict,
-        sources: Callable[[], Iterable[SourceStatus]] = tuple,
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Collect from these parts.
 
         Args:
-            counters: the counters; when two count the same, the later one is shown.
-            unrouted: the facts about messages that no stream matches.
-            imports: the facts about imported logs, by log id.
-            configuration: the version of the configuration, and what of its file is not in force.
-            sources: the status of each source.
-            conflicts: the links for whose streams nothing is acknowledged, and why.
+            parts: when two count the same, the later one is shown.
             refusals: what owners were refused beyond their shares.
-            functions: the figures of each derived stream, by its name.
-            queues: the facts about queues and what waits in them; empty where there are none.
         """
         self.config = config
         self.log = log
-        self._counters = counters
-        self.links = links
+        self.parts = parts
+        self.refusals = refusals
+        """Refusals of what owners asked for beyond their shares."""
         self.started_ns = wall_clock()
         self._monotonic = monotonic
         self._started = monotonic()
         self._clock_reading = clock_reading
-        self._unrouted = unrouted
-        self._imports = imports
-        self.conflicts = conflicts
-        """Source of link -> why the node acknowledges nothing of the streams that it carries."""
-        self.refusals = refusals
-        """Refusals of what owners asked for beyond their shares."""
-        self._functions = functions
-        self.queues = queues
-        """Returns the facts about queues; empty where there are none."""
-        self._configuration = configuration
-        self.sources = sources
-        """Source of the status of each source."""
-        self._wall_clock = wall_clock
         self._outage = OutageEstimate()
 
     @property
@@ -96,12 +63,8 @@ class NodeStatus:
 
     def counted(self) -> dict[str, int]:
         """Return every counter of listeners and their clients by its name."""
-        return {name: value for counters in self._counters for name, value in dataclasses.asdict(counters).items()}
-
-    def functions(self) -> dict[str, FunctionFacts]:
-        """Return the facts about each derived stream, by its name."""
-        now = self._wall_clock()
-        return {name: function_facts(counters, now) for name, counters in self._functions().items()}
+        counters = [part.counters for part in self.parts if part.counters is not None]
+        return {name: value for each in counters for name, value in dataclasses.asdict(each).items()}
 
     def sample(self) -> None:
         """Note the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
@@ -133,17 +96,10 @@ class NodeStatus:
             "log_error": str(stats.failed) if stats.failed else None,
             "log_full": self.log.shortage(),
             "log_low": self.low_water(stats),
-            "configuration": self._configuration(),
             "disk": self._disk(stats),
             "recovery": self._recovery(),
             "streams": {name: self._stream(number) for name, number in self.streams().items()},
-            "unrouted": self._unrouted(),
-            "functions": self.functions(),
-            "links": {link.name: _link(link) for link in self.links},
-            "sources": {source.name: source.facts() for source in self.sources()},
-            "conflicts": dict(self.conflicts()),
-            "imported": self._imports(),
-            "queues": self.queues(),
+            **{section: facts for part in self.parts for section, facts in part.facts().items()},
             "mqtt": self.counted(),
             "refusals": [
                 {"bound": each.bound, "owner": owner_name(each.owner), "times": each.times} for each in self.refusals
@@ -180,8 +136,8 @@ class NodeStatus:
             "budget_bytes": stats.budget_bytes,
             "pending_bytes": stats.pending_bytes,
             "segments": stats.segments,
-            "oldest": _seconds(stats.oldest_time),
-            "newest": _seconds(stats.newest_time),
+            "oldest": seconds(stats.oldest_time),
+            "newest": seconds(stats.newest_time),
             "commits": stats.commits,
             "records": stats.records,
             "sync_seconds": stats.sync.seconds,
@@ -211,28 +167,3 @@ def owner_name(owner: Owner | None) -> str:
 def write_amplification(stats: LogStats) -> float | None:
     """Return the bytes of the device's pages written per byte of payload; None before the first payload."""
     return stats.device_bytes / stats.payload_bytes if stats.payload_bytes else None
-
-
-def _link(link: LinkStatus) -> dict[str, Any]:
-    return {
-        "state": str(link.state),
-        "url": link.url,
-        "cluster_id": link.cluster_id,
-        "connected_since": _seconds(link.connected_since),
-        "alarm": link.alarm,
-        "pending_records": link.pending_records,
-        "pending_seconds": link.pending_seconds,
-        "unacked_bytes": link.unacked_bytes,
-        "bytes_sent": link.bytes_sent,
-        "records_acked": link.records_acked,
-        "attempts_failed": link.attempts_failed,
-        "last_ack": _seconds(link.last_ack_time),
-        "last_error": link.last_error,
-        "last_error_time": _seconds(link.last_error_time),
-        "next_try": _seconds(link.next_try),
-        "clock_offset_seconds": _seconds(link.clock_offset_ns),
-    }
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e9

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from weft.config.metrics import EDGE_METRICS, exposition
 from weft.config.metrics.exposition import AnySample, HistogramSample, Sample, build_info
-from weft.edge_node.sources.status import SourceState, SourceStatus
 from weft.edge_node.status.facts import NodeStatus, owner_name, write_amplification
-from weft.edge_node.status.functions import FunctionFacts
 from weft.protocols.segment import GapReason
-from weft.replication.status import LinkState
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.state.gaps import reason_name
 
@@ -36,19 +32,8 @@ def samples(status: NodeStatus) -> Iterator[AnySample]:
         for reason in _LOSSES:
             lost = sum(gap.end - gap.first for gap in status.log.gaps(number) if gap.reason == reason)
             yield Sample("weft_edge_stream_lost_records", lost, (name, reason_name(reason)))
-    for link in status.links:
-        yield Sample("weft_edge_link_connected", link.state is LinkState.CONNECTED, (link.name,))
-        yield Sample("weft_edge_link_alarm", bool(link.alarm), (link.name,))
-        yield Sample("weft_edge_link_pending_records", link.pending_records, (link.name,))
-        yield Sample("weft_edge_link_pending_seconds", link.pending_seconds, (link.name,))
-        yield Sample("weft_edge_link_sent_bytes_total", link.bytes_sent, (link.name,))
-        yield Sample("weft_edge_link_attempts_failed", link.attempts_failed, (link.name,))
-    for source in status.sources():
-        yield from source_samples(source)
-    if queues := status.queues():
-        yield from queue_samples(queues)
-    for name, functions in status.functions().items():
-        yield from function_samples(name, functions)
+    for part in status.parts:
+        yield from part.samples()
     for each in status.refusals:
         yield Sample("weft_edge_refusals_total", each.times, (each.bound, owner_name(each.owner)))
     yield Sample("weft_edge_clock_synchronised", status.is_clock_synchronised)
@@ -82,59 +67,8 @@ def _log(status: NodeStatus) -> Iterator[AnySample]:
     yield Sample("weft_edge_log_write_amplification", write_amplification(stats) or 0)
     yield Sample("weft_edge_log_card_lifetime_seconds", status.card_lifetime_s(stats) or 0)
     yield Sample("weft_edge_log_full", status.log.shortage() is not None)
-    yield Sample("weft_edge_conflict", bool(status.conflicts()))
     yield Sample("weft_edge_log_low", status.low_water(stats) is not None)
     yield Sample("weft_edge_log_failed", stats.failed is not None)
-
-
-def source_samples(source: SourceStatus) -> Iterator[Sample]:
-    """Yield the values of every metric of a source."""
-    prefix, labels = "weft_edge_source_", (source.name,)
-    yield Sample(f"{prefix}connected", source.state is SourceState.CONNECTED, labels)
-    yield Sample(f"{prefix}messages_total", source.messages, labels)
-    yield Sample(f"{prefix}received_bytes_total", source.bytes, labels)
-    yield Sample(f"{prefix}acknowledged_total", source.acknowledged, labels)
-    yield Sample(f"{prefix}unacknowledged_messages", source.unacknowledged, labels)
-    yield Sample(f"{prefix}duplicates_total", source.duplicates, labels)
-    yield Sample(f"{prefix}refused_total", source.refused, labels)
-    yield Sample(f"{prefix}attempts_failed", source.attempts_failed, labels)
-    if source.waiting is not None:
-        yield Sample(f"{prefix}waiting_messages", source.waiting, labels)
-
-
-def queue_samples(facts: dict[str, Any]) -> Iterator[Sample]:
-    """Yield the values of every metric of queues."""
-    prefix = "weft_edge_queue_"
-    yield Sample("weft_edge_queues", facts["queues"])
-    for name in ("exchanges", "bindings", "consumers", "bytes", "bytes_max"):
-        yield Sample(prefix + name, facts[name])
-    yield Sample(f"{prefix}ready_messages", facts["messages"])
-    yield Sample(f"{prefix}unacknowledged_messages", facts["unacknowledged"])
-    for name in (
-        "published", "delivered", "redelivered", "acknowledged", "dead_lettered", "expired", "dropped", "not_taken",
-        "lost",
-    ):  # fmt: skip
-        yield Sample(f"{prefix}{name}_total", facts[name])
-
-
-def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:
-    """Yield the values of every metric of a derived stream."""
-    prefix = "weft_edge_function_"
-    yield Sample(f"{prefix}rows_in_total", facts["rows_in"], (name,))
-    yield Sample(f"{prefix}rows_out_total", facts["rows_out"], (name,))
-    yield Sample(f"{prefix}rows_rejected_total", facts["rows_rejected"], (name,))
-    yield Sample(f"{prefix}rows_routed_total", facts["rows_routed"], (name,))
-    yield Sample(f"{prefix}alerts_total", facts["alerts"], (name,))
-    yield Sample(f"{prefix}gaps_total", facts["gaps"], (name,))
-    yield Sample(f"{prefix}in_bytes_total", facts["bytes_in"], (name,))
-    yield Sample(f"{prefix}out_bytes_total", facts["bytes_out"], (name,))
-    yield Sample(f"{prefix}failures_total", facts["failures"], (name,))
-    yield Sample(f"{prefix}lag_records", facts["lag_records"], (name,))
-    yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
-    yield Sample(f"{prefix}state_bytes", facts["state_bytes"], (name,))
-    yield Sample(f"{prefix}in_trouble", bool(facts["trouble"]), (name,))
-    yield Sample(f"{prefix}version_refused", bool(facts["refused"]), (name,))
-    yield Sample(f"{prefix}info", 1, (name, facts["version"]))
 
 
 def _histogram(name: str, counted: Histogram) -> HistogramSample:

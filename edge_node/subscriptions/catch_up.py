@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
+from weft.bounds import Owner
 from weft.edge_node.subscriptions.log_records import LogRecord, ReadPage
 from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.positions import Positions
+from weft.edge_node.subscriptions.read_turns import ReadTurns
 from weft.storage.segment_log import LogFailed, SegmentLog
 
 log = logging.getLogger(__name__)
 
+SENT_MAX = 32
+"""Messages that are sent to one reader in a turn, of 30 to 50 µs each."""
 RETRY_S = 1.0
 """After a read that the disk refused."""
 
@@ -30,6 +35,11 @@ class Reader(Protocol):
     @property
     def name(self) -> str:
         """Return the reader's name for log lines."""
+        ...
+
+    @property
+    def owner(self) -> Owner | None:
+        """Return the owner in whose turns the log is read; None for the node."""
         ...
 
     @property
@@ -54,38 +64,90 @@ class Reader(Protocol):
         """Send the queue, and then live messages: the reader is level."""
 
 
+Begin = Callable[[], tuple[Reader, Positions]]
+"""Returns a reader, and stream -> the first seq that it lacks, for every stream whose messages it may want."""
+
+
 class CatchUp:
-    """The way of one reader through the log. Belongs to the event loop's thread."""
+    """The way of one reader through the log. Belongs to the event loop's thread.
 
-    __slots__ = ("_goal", "_log", "_read_page", "_room", "_task", "positions", "reader")
+    One message can leave thousands of readers behind in one step. So that step only notes them: where each begins is
+    found in its turn, or when it is asked for.
+    """
 
-    def __init__(self, reader: Reader, positions: Positions, read_page: ReadPage, log: SegmentLog) -> None:
+    __slots__ = (
+        "_begin", "_covered", "_goal", "_log", "_owner", "_positions", "_read_page", "_reader", "_room", "_runs",
+        "_task", "_turns", "_waits",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: Owner | None, begin: Begin, read_page: ReadPage, log: SegmentLog, turns: ReadTurns
+    ) -> None:
         """Wait for ``start``.
 
         Args:
-            positions: stream -> the first seq that the reader lacks, for every stream whose messages it may want.
+            owner: the reader's.
+            begin: called once.
         """
-        self.positions = positions
-        self.reader = reader
+        self._owner = owner
+        self._begin: Begin | None = begin
+        self._covered: Positions | None = None
+        """Positions of messages that are to be read as well, once it has begun."""
         self._goal: Positions | None = None
         """Positions at which the queued live messages begin; None while live messages are not kept."""
         self._read_page = read_page
         self._log = log
+        self._turns = turns
+        self._runs = False
+        self._waits = False
+        """True while its turn to begin is still to come."""
         self._task: asyncio.Task[None] | None = None
-        self._room: asyncio.Event = asyncio.Event()
+
+    @property
+    def reader(self) -> Reader:
+        """Return the reader."""
+        self.begin()
+        return self._reader
+
+    @property
+    def positions(self) -> Positions:
+        """Return for each stream the first seq that the reader lacks."""
+        self.begin()
+        return self._positions
+
+    def begin(self) -> None:
+        """Find where the reader begins now, if that is not known: then what waited is no longer in memory."""
+        if self._begin is not None:
+            (self._reader, self._positions), self._begin = self._begin(), None
+            self._room = asyncio.Event()
+            self.add(self._covered or {})
 
     @property
     def level(self) -> bool:
         """Return whether the reader has read every stream to its end."""
         return all(self._log.next_seq(stream) <= seq for stream, seq in self.positions.items())
 
+    def begin_soon(self) -> None:
+        """Begin when it is the reader's turn."""
+        if not self._waits:
+            self._waits = True
+            self._turns.call(self._owner, self._go_on)
+
     def start(self) -> None:
-        """Begin, or go on, to read."""
+        """Begin, or go on, to read, when it is the reader's turn."""
+        self._runs = True
         if self._task is None:
+            self.begin_soon()
+
+    def _go_on(self) -> None:
+        self._waits = False
+        self.begin()
+        if self._runs and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
         """Read no more for now."""
+        self._runs = False
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -93,21 +155,29 @@ class CatchUp:
 
     def add(self, ends: Positions) -> None:
         """Read these streams as well, from their present ends on: devices publish to them from now on."""
+        positions = self.positions
         for stream, end in ends.items():
-            if stream not in self.positions:
-                self.positions[stream] = end
+            if stream not in positions:
+                positions[stream] = end
                 if self._goal is not None:
                     self._goal[stream] = end
 
     def cover(self, messages: Iterable[Message]) -> None:
-        """Read these published messages, too, if the log has them: not every reader needs every stream."""
+        """Read these published messages, too, if the log has them: not every reader needs every stream. Of those that
+        are named before it has begun, the first of each stream counts, as they come in order."""
         for message in messages:
-            if message.stream not in self.positions and message.stream != NOWHERE:
+            if message.stream == NOWHERE:
+                continue
+            if self._begin is not None:
+                self._covered = self._covered or {}
+                self._covered.setdefault(message.stream, message.seq)
+            elif message.stream not in self._positions:
                 self.add({message.stream: message.seq})
 
     def room(self) -> None:
         """Look again whether the reader has room."""
-        self._room.set()
+        if self._begin is None:
+            self._room.set()
 
     def fall_back(self) -> None:
         """Go back to reading: the queue did not hold the live messages, which are read later."""
@@ -117,50 +187,56 @@ class CatchUp:
         while True:
             try:
                 if await self._pass():
-                    self._task = None
-                    self.reader.live()
+                    self._runs, self._task = False, None
+                    self._reader.live()
                     return
             except (OSError, LogFailed) as error:
-                log.warning("could not read what %s missed: %s; trying again", self.reader.name, error)
+                log.warning("could not read what %s missed: %s; trying again", self._reader.name, error)
                 await asyncio.sleep(RETRY_S)
 
     async def _pass(self) -> bool:
         """Read a piece of every stream; return whether the goal is reached."""
-        moved = False
-        for stream in list(self.positions):
+        positions, moved = self._positions, False
+        for stream in list(positions):
             moved |= await self._read(stream)
         if self._goal is not None:
-            if all(self.positions[stream] >= seq for stream, seq in self._goal.items()):
+            if all(positions[stream] >= seq for stream, seq in self._goal.items()):
                 return True
         elif not moved:
             # Only what is not durable yet can be missing. Within this call nothing is published, so the goal is where
             # the first message is that the reader's queue gets.
-            self._goal = {stream: self._log.next_seq(stream) for stream in self.positions}
-            self.reader.joining()
+            self._goal = {stream: self._log.next_seq(stream) for stream in positions}
+            self._reader.joining()
             if self.level:
                 return True
         if not moved:
-            await self._log.durable()
+            await self._turns.after_commit(self._owner)
         return False
 
     async def _read(self, stream: int) -> bool:
-        seq = self.positions[stream]
-        end = self._log.durable_end(stream)
-        if self._goal is not None:
-            end = self._goal.get(stream, end)
-        if seq >= end:
+        positions, reader = self._positions, self._reader
+        seq = positions[stream]
+        if seq >= self._end(stream):
             return False
-        page = await self._read_page(stream, seq, self.reader.wants)
+        turn = partial(self._turns.next, self._owner)
+        await turn()
+        page = await self._read_page(stream, seq, reader.wants, turn)
         if page.lost:
-            self.reader.lost(page.lost)
-        for record in page.records:
-            while not self.reader.has_room:
+            reader.lost(page.lost)
+        for number, record in enumerate(page.records, 1):
+            if not number % SENT_MAX:
+                await turn()
+            while not reader.has_room:
                 self._room.clear()
                 await self._room.wait()
             if self._goal is not None and record.seq >= self._goal.get(stream, record.seq + 1):
-                self.positions[stream] = record.seq  # the queue has it
+                positions[stream] = record.seq  # the queue has it
                 return True
-            self.reader.read(stream, record)
-            self.positions[stream] = record.seq + 1
-        self.positions[stream] = max(self.positions[stream], page.next_seq)
+            reader.read(stream, record)
+            positions[stream] = record.seq + 1
+        positions[stream] = max(positions[stream], page.next_seq)
         return page.next_seq > seq
+
+    def _end(self, stream: int) -> int:
+        end = self._log.durable_end(stream)
+        return end if self._goal is None else self._goal.get(stream, end)

@@ -30,6 +30,9 @@ class Page(NamedTuple):
     """Records between the seq asked for and ``next_seq`` that the log no longer has."""
 
 
-ReadPage = Callable[[int, int, Callable[[bytes], bool]], Awaitable[Page]]
-"""(stream, seq, wants) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is asked once for each
-distinct topic. ``next_seq == seq`` only at the durable end. Raises OSError and LogFailed."""
+Turn = Callable[[], Awaitable[None]]
+"""Returns when it is a reader's turn."""
+ReadPage = Callable[[int, int, Callable[[bytes], bool], Turn], Awaitable[Page]]
+"""(stream, seq, wants, turn) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is asked once for
+each distinct topic. ``next_seq == seq`` only at the durable end. ``turn`` is awaited where the page had to be loaded:
+thousands of readers may have waited for it. Raises OSError and LogFailed."""

@@ -21,7 +21,7 @@ def lowered(positions: Mapping[int, int], missing: Iterable[tuple[int, int]]) ->
 def before(messages: Iterable[Message], ends: Mapping[int, int]) -> Positions:
     """Return the positions of a reader that has had everything up to the ends of the streams but these messages."""
     found = dict(ends)
-    for each in messages:  # hundreds, for hundreds of clients that fall behind in one step
+    for each in messages:
         seq = each.seq
         if seq < found.get(each.stream, seq + 1):
             found[each.stream] = seq

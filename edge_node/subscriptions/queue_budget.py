@@ -59,12 +59,13 @@ class QueueAccount:
     What is taken is counted in all places in one call, so that they cannot come apart.
     """
 
-    __slots__ = ("_budget", "_bytes_max", "_share", "used")
+    __slots__ = ("_budget", "_bytes_max", "_share", "owner", "used")
 
     def __init__(self, budget: QueueBudget, bytes_max: int, owner: Owner | None = None) -> None:
         self._budget = budget
         self._share = budget.share_of(owner)
         self._bytes_max = bytes_max
+        self.owner = owner
         self.used = 0
 
     def take(self, size: int) -> None:

@@ -169,21 +169,29 @@ class SharedSubscription:
     # --- the log instead of the queue
 
     @property
+    def owner(self) -> Owner | None:
+        """Return who began it; None for the node."""
+        return self._account.owner
+
+    @property
     def queued(self) -> list[Message]:
         """Return the messages that wait."""
         return list(self._queue)
 
     def read_from(self, catch_up: CatchUp) -> None:
-        """Read from the log what waits in the queue and what is published from now on."""
+        """Read what ``leave_to_log`` takes out of the queue, and what is published from now on, from the log."""
+        self._catch_up, self._joining = catch_up, False
+        if self.has_room:
+            catch_up.start()
+
+    def leave_to_log(self, positions: Positions) -> None:
+        """Forget what waits and is read from the log, from these positions on."""
         self._owed |= {
             (message.stream, message.seq)
             for message in self._queue
             if message.seq < self._passed.get(message.stream, 0)
         }
-        self._catch_up, self._joining = catch_up, False
-        self._drop_queue()
-        if self.has_room:
-            catch_up.start()
+        self._drop_queue(positions)
 
     def restore(self, positions: Positions, owed: Collection[tuple[int, int]], catch_up: CatchUp) -> None:
         """Go on where the last run of the node was: nothing before the positions is given again but what is owed."""
@@ -298,13 +306,11 @@ class SharedSubscription:
             self._joining = False
             ahead = (each for each in self._queue if each.seq >= self._passed.get(each.stream, 0))
             self._catch_up.cover((*ahead, message))
-            self._drop_queue()
+            self._drop_queue(self._catch_up.positions)
             self._catch_up.fall_back()
 
-    def _drop_queue(self) -> None:
-        """Forget what waits and is at or after the positions from which the log is read."""
-        assert self._catch_up is not None
-        positions, kept = self._catch_up.positions, deque[Message]()
+    def _drop_queue(self, positions: Positions) -> None:
+        kept = deque[Message]()
         for message in self._queue:
             if message.stream == NOWHERE or message.seq < positions.get(message.stream, message.seq + 1):
                 kept.append(message)

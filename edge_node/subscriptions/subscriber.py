@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -105,10 +105,10 @@ class DeliveryOptions(msgspec.Struct, frozen=True, eq=False):
     """Name of the shared subscription that gives the messages; None for the client's own subscriptions."""
 
 
-def delivery_options(subscriptions: Sequence[ClientSubscription], share: str | None = None) -> DeliveryOptions:
+def delivery_options(subscriptions: Collection[ClientSubscription], share: str | None = None) -> DeliveryOptions:
     """Return what one client's subscriptions add up to."""
     return DeliveryOptions(
-        subscriptions[0].subscriber,
+        next(iter(subscriptions)).subscriber,
         qos=max(each.options.qos for each in subscriptions),
         no_local=all(each.options.no_local for each in subscriptions),
         retain_as_published=any(each.options.retain_as_published for each in subscriptions),

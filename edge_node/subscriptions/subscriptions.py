@@ -45,10 +45,6 @@ class Recipients:
         """
         return any(options.no_local and options.qos for options in self.clients)
 
-    def options_of(self, subscriber: Subscriber) -> DeliveryOptions | None:
-        """Return what one client gets; None when that is nothing."""
-        return next((options for options in self.clients if options.subscriber is subscriber), None)
-
 
 class Subscriptions:
     """All subscriptions of the node. Belongs to the event loop's thread."""
@@ -60,6 +56,8 @@ class Subscriptions:
         self._watchers: list[Callable[[], None]] = []
         self._asked = False
         """True when recipients were found since the last change."""
+        self.version = 0
+        """Number of changes."""
 
     def watch(self, callback: Callable[[], None]) -> None:
         """Call back after changes of who gets what, if recipients were asked for since the change before: a packet with
@@ -78,6 +76,7 @@ class Subscriptions:
 
     def changed(self) -> None:
         """Forget all recipients: a subscription, or what clients may read, has changed."""
+        self.version += 1
         if not self._asked:
             return
         self._asked = False
@@ -95,14 +94,6 @@ class Subscriptions:
             if len(topic) <= TOPIC_BYTES_MAX:
                 self.known[topic] = found
         return found
-
-    def of(self, subscriber: Subscriber, topic: bytes) -> list[ClientSubscription]:
-        """Return one client's own subscriptions that match a valid topic."""
-        return [
-            each
-            for each in self._tree.match(topic.decode())
-            if isinstance(each, ClientSubscription) and each.subscriber is subscriber
-        ]
 
     def _find(self, topic: bytes) -> Recipients:
         self._asked = True

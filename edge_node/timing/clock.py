@@ -95,3 +95,8 @@ def _synchronised_reader() -> Callable[[], bool]:
         return 0 <= result != _TIME_ERROR and not timex.status & _STA_UNSYNC
 
     return read
+
+
+def seconds(nanoseconds: int | None) -> float | None:
+    """Return a time as facts have it."""
+    return None if nanoseconds is None else nanoseconds / 1e9

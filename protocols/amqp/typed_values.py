@@ -265,8 +265,9 @@ def _time_of(value: Any) -> Timestamp | Milliseconds:
     match = _DATE.fullmatch(value)
     if match is not None:
         year, month, day, hour, minute, second = map(int, match.groups()[:6])
-        # The module `calendar` knows no year 0; four hundred years have the same days wherever they begin.
-        seconds = calendar.timegm((year + 400, month, day, hour, minute, second)) - 146_097 * 86_400
+        # The module `calendar` knows neither year 0 nor 10,000; every four hundred years have the same days.
+        early = year < 400
+        seconds = calendar.timegm((year + 400 * early, month, day, hour, minute, second)) - 146_097 * 86_400 * early
         fraction = match[7]
     else:
         match = _SECONDS.fullmatch(value)

@@ -255,6 +255,8 @@ def scan(  # noqa: PLR0917 - positional, for speed
         keys += [topic] * count
         payloads += [data[offset : offset + size] for offset in range(start + stride, stop, stride)]
         at = stop
+        if count == room:
+            break
     if current is not None:
         sources += [source] * (len(keys) - len(sources))
         if current.noted:

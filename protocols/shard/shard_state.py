@@ -341,9 +341,9 @@ class ShardState:
         """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
         # Shallow copies: what stands in the tables is replaced by the fold, never changed.
         lanes = dict(self.lanes)
-        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields, *self.open_gaps}}
+        skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
+        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields, *open_gaps}}
         fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
-        skips, open_gaps = dict(self.skips), dict(self.open_gaps)
         head = self.cluster_id, self.shard, self.n, self.footer_crc
         folded = self.rules.level, self.fold_level, self.created, self.drops
 

@@ -2,11 +2,10 @@
 
 from weft.replication.runner.connect import run_link
 from weft.replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
-from weft.replication.runner.settings import EpochStore, LinkIdentity, LinkSettings, no_token, read_token
+from weft.replication.runner.settings import LinkIdentity, LinkSettings, no_token, read_token
 
 __all__ = [
     "LINK_PATH",
-    "EpochStore",
     "LinkHandler",
     "LinkIdentity",
     "LinkRefused",

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import aiohttp
 
 from weft.protocols.link import RefuseCode
+from weft.replication.epochs import Epochs
 from weft.replication.liveness import SECOND
 from weft.replication.runner import connect_errors
 from weft.replication.runner.acknowledged import Acknowledged
@@ -22,7 +23,7 @@ from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.redirects import Redirects, Target
 from weft.replication.runner.serve import CLOSE_TIMEOUT_S, LINK_PATH
-from weft.replication.runner.settings import ClockSource, EpochStore, LinkIdentity, LinkSettings
+from weft.replication.runner.settings import ClockSource, LinkIdentity, LinkSettings
 from weft.replication.runner.sockets import keep_queue_short
 from weft.replication.source import LogSource
 from weft.replication.status import LinkState, LinkStatus
@@ -34,7 +35,7 @@ async def run_link(
     source: LogSource,
     identity: LinkIdentity,
     settings: LinkSettings,
-    epochs: EpochStore,
+    epochs: Epochs,
     status: LinkStatus,
     *,
     tls: ssl.SSLContext | None = None,

@@ -11,6 +11,7 @@ import aiohttp
 
 from weft.protocols.errors import CodecError
 from weft.protocols.link import FEATURES, PROTOCOL_VERSION, Hello, RefuseCode
+from weft.replication.epochs import Epochs
 from weft.replication.events import (
     Acked,
     ConnectionLost,
@@ -25,7 +26,7 @@ from weft.replication.events import (
 from weft.replication.liveness import SECOND
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
-from weft.replication.runner.settings import ClockSource, EpochStore, LinkIdentity
+from weft.replication.runner.settings import ClockSource, LinkIdentity
 from weft.replication.runner.sockets import Drain
 from weft.replication.sender import Sender
 from weft.replication.settings import SenderSettings
@@ -55,7 +56,7 @@ class SenderConnection:
         source: LogSource,
         identity: LinkIdentity,
         settings: SenderSettings,
-        epochs: EpochStore,
+        epochs: Epochs,
         progress: Progress,
         *,
         link_log: LinkLog,

@@ -23,20 +23,6 @@ class LinkIdentity(NamedTuple):
     """Boot id of the machine, as in the log's batches."""
 
 
-class EpochStore(Protocol):
-    """The epoch of a link's sender, durable (``replication.epochs.Epochs``). Calls block, and are made in a thread."""
-
-    def propose(self) -> int:
-        """Return the next epoch: higher than every one proposed before, durable when this returns."""
-        ...
-
-    def withdraw(self, epoch: int) -> None:
-        """Propose ``epoch`` again the next time, because the hub did not take it.
-
-        Otherwise an old copy of a log, trying again and again, would count up to an epoch that passes for new.
-        """
-
-
 class ClockSource(Protocol):
     """The clocks of the sender's boots (``edge_node.links.boot_clocks``, which may not be imported here)."""
 

@@ -21,11 +21,11 @@ from spark_sinks.errors import ReadError
 from spark_sinks.runtime.session import register
 from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 from spark_sinks.source.stream_log import open_hub
-from weft.storage.audit.audit import Runner, Task
-from weft.storage.audit.audit import audit as run_audit
-from weft.storage.audit.part import Part
-from weft.storage.audit.report import AuditReport
-from weft.storage.audit.scope import Scope
+from weft.proofs.audit.audit import Runner, Task
+from weft.proofs.audit.audit import audit as run_audit
+from weft.proofs.audit.part import Part
+from weft.proofs.audit.report import AuditReport
+from weft.proofs.audit.scope import Scope
 from weft.storage.object_store import StoreError, open_store
 from weft.storage.table.errors import TableError
 

@@ -19,7 +19,7 @@ from spark_sinks.payloads.tree import Node, tree
 from spark_sinks.payloads.values import array_of, arrow_type, fit, in_json
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.payload_schema.paths import format_path
-from weft.config.payload_schema.text import parse_schema
+from weft.config.pipelines.schema_text import parse_schema
 
 MISFIT_COLUMN = "_misfit"
 """Column that names the fields of a row that do not fit; null where all do."""

@@ -14,8 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from spark_sinks.lineage.columns import FROM_COLUMN, of_record
 from spark_sinks.read import read
 from spark_sinks.runtime.session import register
-from weft.config.payload_schema.text import schema_text
 from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines.schema_text import schema_text
 from weft.config.pipelines.source import PipelineSource
 
 

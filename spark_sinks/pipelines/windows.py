@@ -25,8 +25,8 @@ from spark_sinks.pipelines.sinks import make_sink
 from spark_sinks.pipelines.steps import all_steps
 from spark_sinks.source.positions import parse_moment
 from weft.config.errors import KeyPath
-from weft.config.payload_schema.text import schema_text
 from weft.config.pipelines.pipeline import Pipeline
+from weft.config.pipelines.schema_text import schema_text
 from weft.config.pipelines.steps import WindowStep
 
 TIME = "_time"

@@ -13,7 +13,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.payloads.decoder import MISFIT_COLUMN, decoder_of, typed_fields
 from weft.config.errors import ConfigError
 from weft.config.payload_schema.model import PayloadSchema
-from weft.config.payload_schema.text import parse_schema, schema_text
+from weft.config.pipelines.schema_text import parse_schema, schema_text
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 FORMATS = ("json", "cbor", "msgpack")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.architecture.rooms import OTHERS, ROOMS
+
 ROOT = Path(__file__).parents[2]
 FOUNDATION = {"protocols", "config", "bounds"}
 ALLOWED: dict[str, set[str]] = {
@@ -16,90 +18,15 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "storage": FOUNDATION,
     "replication": FOUNDATION,
+    "proofs": {*FOUNDATION, "storage"},
     "edge_node": {*FOUNDATION, "storage", "replication"},
     "cloud_hub": {*FOUNDATION, "storage", "replication"},
-    "spark_sinks": {*FOUNDATION, "storage"},
+    "spark_sinks": {*FOUNDATION, "storage", "proofs"},
     "pyspark_weft": {"spark_sinks"},
-    "weft": {*FOUNDATION, "storage", "replication", "edge_node", "cloud_hub", "spark_sinks"},
+    "weft": {*FOUNDATION, "storage", "replication", "proofs", "edge_node", "cloud_hub", "spark_sinks"},
 }
 """Package -> packages of ours that it may import, also inside functions."""
 PACKAGES = tuple(ALLOWED)
-OTHERS = "*"
-"""In a table of rooms: every module of the folder that the table does not name. Among them only circles are refused."""
-
-ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "edge_node": (
-        ("counters", "timing", "streams"),
-        ("check",),
-        ("access",),
-        ("subscriptions",),
-        ("ingest",),
-        ("sessions",),
-        ("queues",),
-        ("servers",),
-        ("functions",),
-        ("sources",),
-        ("links", "control", "status"),
-        ("inspect",),
-        ("from_config", "preflight"),
-        ("reconfigure",),
-        ("node",),
-    ),
-    "edge_node.servers": (
-        ("listeners",),
-        ("broker",),
-        ("mqtt", "amqp", "amqp1", "http"),
-    ),
-    "edge_node.inspect": (
-        ("exclusive_log", "view"),
-        ("drop", "importing", "log_owner", "rename", "tail_start"),
-        ("tail",),
-        ("query",),
-    ),
-    "storage": (
-        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps", "table"),
-        ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "nodes", "offset_index", "table_log"),
-        ("chunk_log",),
-        ("audit", "store_formats"),
-        ("trace",),
-    ),
-    "storage.segment_log": (
-        ("errors", "settings", "names"),
-        ("state",),
-        ("walk",),
-        ("room",),
-        ("read", "commit"),
-        ("recover",),
-        ("log",),
-        ("__init__",),
-    ),
-    "replication": ((OTHERS,), ("runner",)),
-    "cloud_hub": (
-        ("check", "membership", "settings", "tables"),
-        ("shard",),
-        ("api",),
-        ("links", "preflight", "siblings"),
-        ("hub",),
-    ),
-    "spark_sinks": (
-        ("errors",),
-        ("blocking", "payloads"),
-        ("source",),
-        ("runtime",),
-        ("read",),
-        ("lineage", "replaced"),
-        ("completeness", "sinks"),
-        ("audit", "pipelines"),
-        ("__init__",),
-    ),
-    "protocols": (("errors", "health", "lane", "payloads", "topics"), ("mqtt", OTHERS)),
-    "weft": ((OTHERS,), ("demo", "service", "text"), ("commands",), ("cli",), ("__main__",)),
-}
-"""Folder -> its floors from the ground up. A room knows rooms of lower floors, and none of its own floor.
-
-A name of one file is a room as well. What stands in a folder of this table stands in its table.
-"""
 
 
 class Edge(NamedTuple):

@@ -17,7 +17,7 @@ def summary(lines: int, covered: int, branches: int = 0, taken: int = 0) -> dict
 def test_files_are_summed_by_package_and_room() -> None:
     files = {
         "edge_node/node.py": summary(100, 50),
-        "edge_node/servers/broker/broker.py": summary(90, 60, 10, 5),
+        "edge_node/servers/clients/broker.py": summary(90, 60, 10, 5),
         "edge_node/sessions/store/journal.py": summary(100, 100),
         "config/load.py": summary(0, 0),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings
 
 ROOT = Path(__file__).parents[2]
+PAGE_WIDTH = 120
 
 
 @pytest.mark.parametrize("name", ["settings.md", "metrics.md", "cli.md"])
@@ -73,6 +75,53 @@ def test_metric_names_follow_the_conventions() -> None:
     for metric in (*EDGE_METRICS, *HUB_METRICS):
         assert metric.name.startswith(("weft_edge_", "weft_hub_"))
         assert metric.name.endswith("_total") == (metric.kind == "counter")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/decisions").glob("0*.md")), ids=lambda page: page.name[:4])
+def test_decisions_have_one_layout(page: Path) -> None:
+    lines = page.read_text().splitlines()
+    assert lines[0].startswith(f"# {page.name[:4]}: ")
+    assert re.fullmatch(r"Status: (accepted|replaced by \[\d{4}\]\(.*\))\.", lines[2])
+    heads = [line.removeprefix("## ") for line in lines if line.startswith("## ")]
+    assert "Decision" in heads
+    order = ["Context", "Decision", "Considered", "Consequences"]
+    known = [head for head in heads if head in order]
+    assert known == sorted(known, key=order.index)
+
+
+def long_lines(page: str) -> Iterator[str]:
+    """Lines of prose that are too long to be read beside code. Tables, code and what is written by a program may be."""
+    is_code = False
+    for line in page.splitlines():
+        is_code ^= line.lstrip().startswith("```")
+        is_code_alone = re.fullmatch(r" *`[^`]*`\S*", line) is not None
+        if len(line) > PAGE_WIDTH and not (is_code or is_code_alone or re.match(r" *[|\[]|    ", line)):
+            yield line
+
+
+def broken_code(page: str) -> list[str]:
+    """Code within a line of prose that goes on in the next line, where a search does not find it."""
+    prose = re.sub(r"^ *```.*?^ *```$|^(?:    |\|).*?$", "", page, flags=re.S | re.M)
+    return [
+        code
+        for part in re.split(r"\n(?= *(?:[-*]|\d+\.) |\n)", prose)
+        for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", part)
+        if "\n" in code
+    ]
+
+
+def test_pages_wrap() -> None:
+    pages = [
+        page
+        for folder in ("docs", "bench", ".")
+        for page in ROOT.glob("*.md" if folder == "." else f"{folder}/**/*.md")
+    ]
+    written = {page for page in pages if "<!-- Written by" in page.read_text()}
+    found = {page.name: lines for page in {*pages} - written if (lines := [*long_lines(page.read_text())])}
+    broken = {page.name: codes for page in {*pages} - written if (codes := broken_code(page.read_text()))}
+    assert (found, broken) == ({}, {})
+    assert [*long_lines(f"{'a ' * 70}\n| {'a ' * 70}\n```\n{'a ' * 70}\n```")] == ["a " * 70]
+    assert broken_code("It is `./run\ntest`, and\n- `run\n- `a b`\n") == ["./run\ntest"]
 
 
 def test_every_package_is_marked_as_typed() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.architecture.house import (
     PACKAGES,
-    ROOMS,
     circles,
     edges,
     modules,
@@ -21,6 +20,7 @@ from tests.architecture.house import (
     strongly_connected,
     upward,
 )
+from tests.architecture.rooms import ROOMS
 
 SIBLINGS_MAX = 20
 """Modules and folders of one folder. What a reader can take in at one look at the tree; the largest today has 20."""

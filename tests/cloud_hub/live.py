@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings, SequencerSettings
@@ -93,25 +93,13 @@ class EdgeLog:
                 await self._news.wait()
 
 
-@dataclass
-class Epochs:
-    epoch: int = 0
-
-    def propose(self) -> int:
-        self.epoch += 1
-        return self.epoch
-
-    def withdraw(self, epoch: int) -> None:
-        self.epoch = epoch - 1
-
-
 @contextlib.asynccontextmanager
 async def running_link(
-    hub: Hub, log: EdgeLog, identity: LinkIdentity, token: str | None = None, epochs: Epochs | None = None
+    hub: Hub, log: EdgeLog, identity: LinkIdentity, token: str | None = None, epochs: MemoryEpochs | None = None
 ) -> AsyncIterator[LinkStatus]:
     status = LinkStatus("hub")
     settings = LinkSettings((hub.url,), token=lambda: token, retry_min_s=0.05)
-    task = asyncio.create_task(run_link(log, identity, settings, epochs or Epochs(), status))
+    task = asyncio.create_task(run_link(log, identity, settings, epochs or MemoryEpochs(), status))
     try:
         yield status
     finally:

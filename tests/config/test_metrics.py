@@ -12,7 +12,9 @@ from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.state import State
-from weft.edge_node.counters import AmqpCounters, Counters, HttpCounters, ListenerCounters
+from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.servers.amqp.counters import AmqpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.sessions.store.settings import StateCounters
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from weft.config.errors import ConfigError
 from weft.config.payload_schema.model import PayloadSchema
 from weft.config.payload_schema.paths import format_path, parse_path
-from weft.config.payload_schema.text import parse_schema, schema_text
 from weft.config.payload_schema.types import field_type
+from weft.config.pipelines.schema_text import parse_schema, schema_text
 from weft.config.schema import schema
 
 WHOLE = """\

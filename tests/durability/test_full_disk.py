@@ -23,7 +23,7 @@ from tests.durability.nodes import STREAM, LoadedNode
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.filesystem import OSFileSystem
 from weft.storage.object_store import open_store
 

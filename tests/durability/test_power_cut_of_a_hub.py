@@ -15,8 +15,8 @@ from tests.durability.recording import Replay, build_recorder, read_events, reco
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.demo.fabric import DemoHub
-from weft.storage.audit.audit import audit
-from weft.storage.audit.report import AuditReport
+from weft.proofs.audit.audit import audit
+from weft.proofs.audit.report import AuditReport
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

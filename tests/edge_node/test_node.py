@@ -19,6 +19,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.costs.speed import REFERENCE_S, sample_s
 from tests.edge_node.servers.listeners.certificates import Authority
 from tests.support import forked
 from tests.support.processes import STOP_S_MAX, Node, publish, weft
@@ -97,12 +98,14 @@ def started_in_time(run: Callable[..., Node]) -> Node:
     """A node, of several if need be, that nothing was imported for before."""
     starts = []
     for _ in range(STARTS_MAX):
+        speed = sample_s()
         node = run(popen=subprocess.Popen)
-        starts.append(node.start_s - queued_s(node.process.pid))
+        speed = min(speed, sample_s()) / REFERENCE_S  # caches and clocks of a busy machine slow down what runs as well
+        starts.append((node.start_s - queued_s(node.process.pid)) / max(1.0, speed))
         if starts[-1] < START_S_MAX:
             break
         assert node.stop() == 0
-    assert starts[-1] < START_S_MAX, f"seconds from start to ready, less the waits for a processor: {starts}"
+    assert starts[-1] < START_S_MAX, f"seconds to ready without waits, as on the machine of the budgets: {starts}"
     return node
 
 
@@ -267,6 +270,8 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_status_1(run: Callable[...,
 
 
 def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config: Path) -> None:
+    listeners = ", ".join(f'{name}: {{bind: "127.0.0.1:0"}}' for name in ("mqtt", "http", "amqp"))
+    config.write_text(CONFIG.replace('mqtt: {bind: "127.0.0.1:0"}', listeners))
     node = run()
     publish(node.mqtt_port, TOPIC, MESSAGES[:5])
     facts = node.json("status")
@@ -285,8 +290,7 @@ def test_status_and_metrics_tell_what_happened(run: Callable[..., Node], config:
     without_labels = {
         name
         for metric in (*EDGE_METRICS, *PROCESS_METRICS)
-        if not {"link", "bound", "source"} & {*metric.labels}
-        and not metric.name.startswith(("weft_edge_function_", "weft_edge_queue"))
+        if not {"link", "bound", "source"} & {*metric.labels} and not metric.name.startswith("weft_edge_function_")
         for name in metric.series
     }
     assert set(values) == without_labels, "every metric is in the catalogue, and every one in the catalogue is exported"

@@ -9,7 +9,8 @@ import pytest
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import check
-from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Part, Reconfigure, Undo
+from weft.edge_node.part import Part, Undo
+from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
 
 BASE = """\
 node: a
@@ -25,7 +26,7 @@ def edge(text: str) -> EdgeConfig:
     return parse(text, "edge.yaml", EdgeConfig, check).config
 
 
-class Counted:
+class Counted(Part):
     """A part that takes everything over, or refuses what has a certain stream."""
 
     def __init__(self, name: str, refuses: str = "", error: type[Exception] = ValueError) -> None:

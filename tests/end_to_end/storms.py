@@ -24,7 +24,7 @@ from tests.support.s3_servers import S3Server, listens
 from tests.support.store_path import StorePath
 from tests.support.waiting import Patience, wait_until
 from weft.demo.fabric import DemoHub, Edge, FabricError, free_port
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store
 
 DEVICES, RATE = 2, 100

@@ -20,7 +20,7 @@ from tests.end_to_end.test_kills import LOAD_TIMEOUT_S, STREAM, make_edge, wait_
 from tests.support import forked
 from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import ObjectStore, open_store
 

@@ -24,7 +24,7 @@ from tests.support import forked
 from tests.support.slices import SLICE
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, Edge, get_json
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import open_store
 

@@ -18,8 +18,8 @@ from tests.end_to_end.test_kills import STREAM, Load, check_every_message, make_
 from tests.support import forked
 from tests.support.waiting import wait_until
 from weft.demo.fabric import DemoHub, get_json
+from weft.proofs.audit.audit import audit
 from weft.protocols.segment import GapReason
-from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import table_key
 from weft.storage.object_store import open_store
 

@@ -20,7 +20,7 @@ from tests.end_to_end.test_kills import (
 )
 from tests.support.slices import SLICE
 from weft.demo.fabric import DemoHub
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.processes

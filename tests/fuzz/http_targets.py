@@ -13,10 +13,11 @@ import zstandard
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.counters import HttpCounters
 from weft.edge_node.servers.http.access import claim_of, credentials_of
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.browsers import Browsers
+from weft.edge_node.servers.http.connection import longest_body
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange, Taker
 from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
 from weft.edge_node.servers.http.problem import Problem
@@ -25,7 +26,6 @@ from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import Posts
-from weft.edge_node.servers.http.writes.sizes import longest_body
 from weft.edge_node.servers.http.writes.storing import NewRecord, Once
 from weft.edge_node.servers.http.writes.storing import Target as Stream
 from weft.protocols.topics import InvalidTopic, check_topic

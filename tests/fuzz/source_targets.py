@@ -10,8 +10,8 @@ from typing import Any
 from tests.fuzz.storable import NOW, check_storable
 from tests.fuzz.target import Target
 from weft.edge_node.ingest.routes import Destination, Route
+from weft.edge_node.sources.amqp_connection import convert
 from weft.edge_node.sources.amqp_frames import Delivery, FrameReader
-from weft.edge_node.sources.amqp_message import convert
 from weft.edge_node.sources.connection import Memory, NodeParts, SourceDown
 from weft.edge_node.sources.mqtt_connection import MqttConnection, MqttTerms
 from weft.edge_node.sources.status import SourceStatus

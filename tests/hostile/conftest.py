@@ -7,7 +7,14 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.hub import GuardedHub
+from tests.hostile.waits import MEASURED_AGAIN
 from tests.support.steps import ProcessGuard, guarded
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(MEASURED_AGAIN)
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp.frames import BODY, HEADER, HEARTBEAT_FRAME, PROTOCOL_HEADER, frame
@@ -130,7 +130,6 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedEdge]:
 
 
 @pytest.mark.search
-@MEASURED_AGAIN
 @pytest.mark.parametrize(
     "made",
     SLICE.some([*FLOODS, *(pytest.param(made, marks=needs_proton) for made in FLOODS_1)], ci=4),

@@ -12,7 +12,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.test_amqp import MIB, connected, is_open
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.amqp1.opening import AMQP, SASL
 from weft.protocols.amqp1.types import Symbol, described, encode, fields, ubyte, uint
@@ -89,7 +89,6 @@ def figure(edge: GuardedEdge, name: str) -> float:
     return sum(float(line.split()[-1]) for line in edge.metrics().splitlines() if line.startswith(name))
 
 
-@MEASURED_AGAIN
 def test_who_keeps_to_no_credit_is_closed_and_keeps_no_one_waiting(edge: GuardedEdge) -> None:
     message = described(0x75, encode(b"x"))
     heads = ([uint(0), uint(number), encode(b"%d" % number), uint(0), encode(False)] for number in range(20_000))
@@ -104,7 +103,6 @@ def test_who_keeps_to_no_credit_is_closed_and_keeps_no_one_waiting(edge: Guarded
         each.close()
 
 
-@MEASURED_AGAIN
 def test_sessions_that_are_held_open_take_little_and_a_share(edge: GuardedEdge) -> None:
     begun = OPENED + b"".join(frame(BEGIN, channel) for channel in range(SESSIONS))
     with GoodClient(edge, "device") as good:

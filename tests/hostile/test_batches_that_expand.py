@@ -8,12 +8,12 @@ import pytest
 
 from tests.hostile.hub import GuardedHub
 from tests.hostile.link_client import GoodLink, encoded, link_to, sparse
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.waiting import wait_until
 from weft.protocols import batch
 from weft.protocols.link import Ack, LaneClosed, Refuse
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 
 
 def shared_key(count: int, key: bytes) -> bytes:

@@ -12,12 +12,12 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import fan_out_flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Publish
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 0.7, 2.5
 FACTOR = 10
 LEAST_S = 0.04

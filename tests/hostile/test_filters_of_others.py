@@ -11,14 +11,14 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PubAck, Publish, SubAck, Subscribe, Subscription
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 1.5, 3.0
 MESSAGES = 3000
 FACTOR = 10

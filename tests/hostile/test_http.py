@@ -17,7 +17,7 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, Patience
 
@@ -79,7 +79,6 @@ def keys() -> bytes:
     )
 
 
-@MEASURED_AGAIN
 @pytest.mark.parametrize(
     ("made", "connections"),
     [

@@ -11,10 +11,10 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 FILES_MAX = 400
 """Files that the node may open: a flood of connections is over the sooner."""
 CONNECTIONS = 600

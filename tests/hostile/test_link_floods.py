@@ -11,11 +11,11 @@ import zstandard
 
 from tests.hostile.hub import GuardedHub
 from tests.hostile.link_client import GoodLink, RawLink, link_to, records, sparse
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from weft.protocols.batch import COUNT_MAX
 from weft.protocols.link import Ack, Data, FrameType, Refuse, Welcome, encode_frame
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 UNDISTURBED_S = 1.0
 """Time in which the well-behaved link measures what is usual."""
 MOST_S = 0.6

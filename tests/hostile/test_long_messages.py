@@ -17,13 +17,13 @@ import pytest
 
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, wait_until
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Subscription
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 UNDISTURBED_S = 0.7
 FACTOR = 10
 LEAST_S = 0.04

@@ -11,11 +11,11 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
 from tests.hostile.queue_attacks import ATTACKS
-from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
+from tests.hostile.waits import Waits, at_most
 from tests.support import forked
 from tests.support.slices import SLICE
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN, pytest.mark.search]
+pytestmark = [pytest.mark.processes, pytest.mark.search]
 UNDISTURBED_S, ATTACK_S = 0.4, 1.5
 SETTLE_S = 0.8
 LONGEST_S = 0.4

@@ -12,13 +12,13 @@ import pytest
 
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, link_to, records
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import wait_until
 from weft.protocols.link import Ack
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 REFUSED = 'weft_hub_refusals_total{bound="limits.response",owner="token reader-evil"}'
 PATIENCE_S = 30.0
 MiB = 1 << 20

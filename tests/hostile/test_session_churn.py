@@ -14,7 +14,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from weft.protocols.mqtt.packets import (
@@ -28,7 +28,7 @@ from weft.protocols.mqtt.packets import (
     Unsubscribe,
 )
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 LONG = [f"public/{number}/{'x' * 60_000}" for number in range(15)]
 """Filters of a packet of nearly 1 MiB: each is in the journal."""
 

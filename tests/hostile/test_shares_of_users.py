@@ -11,12 +11,12 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish, Will
 from weft.protocols.mqtt.properties import Properties
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 LIMITS = "sessions: 200, subscriptions_total: 4000, wills: 1MiB, retained: 400"
 FOR_LONG = Properties(session_expiry_interval=100_000)
 BIG_WILL = Will(b"public/gone", b"w" * 60_000, properties=Properties(will_delay_interval=100_000))

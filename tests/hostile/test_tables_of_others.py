@@ -18,17 +18,17 @@ import pytest
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
 from tests.hostile.hub import HOSTILE, GuardedHub
 from tests.hostile.link_client import GoodLink, LinkEnded, link_to, records, sparse
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.processes import weft
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S, wait_until
+from weft.proofs.audit.audit import audit
 from weft.protocols import batch
 from weft.protocols.link import Ack, Data, LaneOpened
-from weft.storage.audit.audit import audit
 from weft.storage.object_store import open_store
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 INTERVAL_S = 1.0
 """Between table steps, as ``GuardedHub`` has it."""
 CALM_S = 6.0

@@ -13,13 +13,13 @@ import pytest
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.flood import mqtt_flood
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, Waits, at_most
+from tests.hostile.waits import Waits, at_most
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.packets import Connect, PingReq, Publish, Subscribe, Subscription, Unsubscribe
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 UNDISTURBED_S, ATTACK_S = 0.7, 2.5
 FACTOR = 10
 """The well-behaved client's p99 may be so many times the undisturbed one."""

@@ -13,7 +13,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.hostile.edge import GuardedEdge
 from tests.hostile.good_client import GoodClient
-from tests.hostile.waits import MEASURED_AGAIN, at_most
+from tests.hostile.waits import at_most
 from tests.support.slices import SLICE
 from tests.support.stopwatch import Stopwatch
 from tests.support.waiting import PATIENCE_S
@@ -24,7 +24,7 @@ from weft.protocols.amqp1.types import Symbol, described, encode, fields
 from weft.protocols.mqtt.packets import ConnAck, Connect, Disconnect
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
-pytestmark = [pytest.mark.processes, MEASURED_AGAIN]
+pytestmark = pytest.mark.processes
 ATTACKERS = {"mqtt": 400}
 """Connections at a time by protocol; 200 of the others. A password takes some 15 ms of a processor to check."""
 FLOOD_S = 2.0

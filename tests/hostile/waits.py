@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-MEASURED_AGAIN = pytest.mark.flaky(reruns=2, only_rerun=["WaitedTooLong"])
-"""Of tests that measure waits, on a machine that others use as well: what an attack causes is there every time.
-Whatever else a test finds wrong fails it at once."""
+MEASURED_AGAIN = pytest.mark.flaky(reruns=2, only_rerun=["WaitedTooLong", "LongSteps"])
+"""Of all attacks, since they measure waits and steps on a machine that others use as well, and whose host takes time
+that the process is charged for: what an attack causes is there every time. Whatever else is wrong fails at once."""
 
 
 class WaitedTooLong(AssertionError):

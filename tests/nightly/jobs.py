@@ -105,7 +105,7 @@ def run_pytest(arguments: Sequence[str], seed: int) -> tuple[str, ...]:
     variables = os.environ | {VARIABLE: str(Slice(seed, is_night=True))}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise AssertionError((done.stdout + done.stderr)[-REPORT_CHARACTERS:])
+        raise AssertionError((done.stderr + done.stdout)[-REPORT_CHARACTERS:])
     return skipped(done.stdout)
 
 

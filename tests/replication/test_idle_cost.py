@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.edge_node.servers.listeners.certificates import Authority
 from tests.replication.loopback import Hub
 from tests.replication.model import ModelLog
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.protocols.chunk import Mark
 from weft.replication.liveness import SECOND
@@ -36,14 +37,6 @@ class IdleLog(ModelLog):
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
         now = time.time_ns()
         return {lane: self.state(lane)._replace(mark=Mark(now, self.ends[lane])) for lane in lanes}
-
-
-class Epochs:
-    def propose(self) -> int:
-        return 1
-
-    def withdraw(self, epoch: int) -> None:
-        pass
 
 
 class Counter:
@@ -92,7 +85,7 @@ async def test_an_idle_link_with_20_streams_costs_less_than_20_mb_a_month(
     settings = LinkSettings((f"https://localhost:{proxy.sockets[0].getsockname()[1]}",), sender=sender)
     status = LinkStatus("cloud")
     link = asyncio.create_task(
-        run_link(log, LinkIdentity("default", "edge-1", 99, "test"), settings, Epochs(), status, tls=at_edge)
+        run_link(log, LinkIdentity("default", "edge-1", 99, "test"), settings, MemoryEpochs(), status, tls=at_edge)
     )
     await until(lambda: status.state is LinkState.CONNECTED and len(hub.marks) == STREAMS)
     await asyncio.sleep(usual.ping_interval / SECOND / FASTER)

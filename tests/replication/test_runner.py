@@ -18,6 +18,7 @@ from aiohttp import web
 
 from tests.replication.loopback import Hub
 from tests.replication.model import CLOCK, WALL, ModelLog
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import PATIENCE_S, until
 from weft.protocols.batch import columns_from_lists, encode
 from weft.protocols.chunk import GapRange
@@ -38,20 +39,6 @@ from weft.replication.status import LinkState, LinkStatus
 IDENTITY = LinkIdentity("default", "edge-1", 99, "test")
 
 
-class Epochs:
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.proposed: list[int] = []
-
-    def propose(self) -> int:
-        self.epoch += 1
-        self.proposed.append(self.epoch)
-        return self.epoch
-
-    def withdraw(self, epoch: int) -> None:
-        self.epoch = epoch - 1
-
-
 @pytest.fixture
 async def hub() -> AsyncIterator[Hub]:
     hub = Hub()
@@ -66,7 +53,7 @@ class Link:
     def __init__(self, log: ModelLog, *urls: str, **settings: object) -> None:
         self.log = log
         self.status = LinkStatus("cloud")
-        self.epochs = Epochs()
+        self.epochs = MemoryEpochs()
         sender = SenderSettings(silence=SECOND // 2, ping_interval=SECOND // 10, mark_interval=SECOND // 20)
         options = {"retry_min_s": 0.01, "retry_max_s": 0.05, "sender": sender, **settings}
         self.settings = LinkSettings(urls=urls, **options)  # type: ignore[arg-type]

@@ -39,6 +39,10 @@ MAIN = "run_until_stopped.<locals>.main"
 """The coroutine that starts and stops a process."""
 
 
+class LongSteps(AssertionError):
+    """Steps beyond the bound, in guarded processes."""
+
+
 class LongStep(msgspec.Struct):
     """A step beyond the bound."""
 
@@ -163,12 +167,17 @@ class ProcessGuard:
         self._checked = 0
 
     def check(self) -> None:
-        """Fail if one of them took a long step since the last call."""
+        """Fail if one of them took a long step since the last call.
+
+        Raises:
+            LongSteps: with the longest of them.
+        """
         lines = self._file.read_bytes()[self._checked :].splitlines(keepends=True)
         self._checked += sum(map(len, lines))
         found = sorted((msgspec.json.decode(line, type=LongStep) for line in lines), key=lambda step: -step.seconds)
-        shown = "\n".join(map(str, found[:SHOWN_MAX]))
-        assert not found, f"{len(found)} steps took more than {STEP_S_MAX * 1e3:.0f} ms of processor time:\n{shown}"
+        if found:
+            shown = "\n".join(map(str, found[:SHOWN_MAX]))
+            raise LongSteps(f"{len(found)} steps took more than {STEP_S_MAX * 1e3:.0f} ms of processor time:\n{shown}")
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ ALSO = (
 )  # fmt: skip
 ALSO_HUB = (
     "weft.cloud_hub.hub", "weft.cloud_hub.preflight", "weft.cloud_hub.tables.service", "weft.service.supervisor",
-    "weft.storage.audit.audit",
+    "weft.proofs.audit.audit",
 )  # fmt: skip
 REQUEST_BYTES_MAX = 1 << 20
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.weft.test_output import on_a_terminal
 from weft.commands.proofs.audit import _show
+from weft.proofs.audit.report import AuditReport, LaneAudit
 from weft.protocols.shard.open_gaps import OpenGap
-from weft.storage.audit.report import AuditReport, LaneAudit
 from weft.storage.open_gaps import named
 
 COLUMNS = ("in the log", "in the table", "waiting", "doubled", "missing", "gaps", "holes", "sent again")

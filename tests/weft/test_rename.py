@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support import forked
+from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Node, Start, publish, weft
 from tests.support.waiting import PATIENCE_S, Patience, wait_until
 from weft.demo.fabric import free_port
@@ -470,14 +471,6 @@ class _WholeLog:
         return self._log.listen(lambda: callback(None))
 
 
-class _Epochs:
-    def propose(self) -> int:
-        return 1
-
-    def withdraw(self, epoch: int) -> None:
-        pass
-
-
 async def send_all_as(fabric: Fabric, name: NodeName) -> None:
     """What a node with another name over the same log once did."""
     log = SegmentLog.open(
@@ -487,7 +480,7 @@ async def send_all_as(fabric: Fabric, name: NodeName) -> None:
     status = LinkStatus("cloud")
     identity = LinkIdentity(*name, log.log_id, "test")
     settings = LinkSettings((f"http://127.0.0.1:{fabric.ports['cloud']}",))
-    link = asyncio.create_task(run_link(_WholeLog(log), identity, settings, _Epochs(), status))
+    link = asyncio.create_task(run_link(_WholeLog(log), identity, settings, MemoryEpochs(), status))
     try:
         async with asyncio.timeout(PATIENCE_S):
             while status.records_acked < log.next_seq(log.stream("telemetry")):  # noqa: ASYNC110

@@ -15,7 +15,7 @@ from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from weft.storage.audit.deletions import Deletion, Rows
+    from weft.proofs.audit.deletions import Deletion, Rows
 
 _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 
@@ -63,7 +63,7 @@ def declare_deletion(  # noqa: PLR0917
     weft hub declare-deletion hub.yaml telemetry --key plant/a/m1/telemetry --reason "request 4711"
     weft hub declare-deletion hub.yaml telemetry --until 2026-01-01 --reason "kept for a year"
     """
-    from weft.storage.audit.deletions import Rows
+    from weft.proofs.audit.deletions import Rows
 
     rows = Rows(key, edge, log_id, first, end, _utc(since), _utc(until))
     if not rows.text:
@@ -87,7 +87,7 @@ def _utc(moment: datetime | None) -> datetime | None:
 def _found(  # noqa: PLR0917 - what is declared, and by whom
     config_file: str, key: tuple[str, str], rows: Rows, version: int | None, by: str, reason: str
 ) -> Deletion:
-    from weft.storage.audit.deletions import FORMAT, Deletion, find_rows, stored
+    from weft.proofs.audit.deletions import FORMAT, Deletion, find_rows, stored
     from weft.storage.object_store import StoreUnfit
     from weft.storage.table.errors import TableError
 
@@ -103,6 +103,6 @@ def _found(  # noqa: PLR0917 - what is declared, and by whom
 
 
 async def _declare(store: ObjectStore, key: tuple[str, str], deletion: Deletion) -> None:
-    from weft.storage.audit.deletions import declare
+    from weft.proofs.audit.deletions import declare
 
     await declare(store, *key, deletion)

@@ -16,7 +16,7 @@ from weft.demo.hours import HOUR_S, Comparison, MachineHours
 from weft.demo.thinned import Thinned
 
 if TYPE_CHECKING:
-    from weft.storage.audit.report import AuditReport
+    from weft.proofs.audit.report import AuditReport
 
 Check = tuple[str, str, str, bool | None]
 """(what, count, note, whether it is as it must be)."""

@@ -256,7 +256,7 @@ class Demo:
     def prove(self, acked: Acked) -> bool:
         """Run the Spark job and the audits. Return whether everything agrees."""
         from spark_sinks import read
-        from weft.storage.audit.audit import audit
+        from weft.proofs.audit.audit import audit
         from weft.storage.object_store import open_store
 
         with self.console.status("Spark: statistics per device and hour"):

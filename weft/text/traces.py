@@ -13,9 +13,9 @@ from weft.output import counted, harmless
 from weft.text.record import shown, shown_payload
 
 if TYPE_CHECKING:
-    from weft.storage.trace.finding import Looked
-    from weft.storage.trace.forward import Forward
-    from weft.storage.trace.steps import Record, Step, Trace
+    from weft.proofs.trace.finding import Looked
+    from weft.proofs.trace.forward import Forward
+    from weft.proofs.trace.steps import Record, Step, Trace
 
 CELL_SHOWN_MAX = 80
 """Characters of a cell of a row in a line for people."""

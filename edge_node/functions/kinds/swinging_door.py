@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from weft.config.functions.reduce import SwingingDoor
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
 from weft.edge_node.functions.kinds.deadband import with_bounds
@@ -12,7 +14,6 @@ from weft.edge_node.functions.series.calendar import Calendar
 from weft.edge_node.functions.series.identity import identify
 from weft.edge_node.functions.series.missing import no_number, passes
 from weft.edge_node.functions.series.numbers import LARGEST, difference, exact, is_finite
-from weft.edge_node.functions.series.packed_rows import pack_row, unpack_row
 from weft.edge_node.functions.series.state import SeriesState
 
 HEADER = "weft.swinging_door."
@@ -261,3 +262,26 @@ class SwingingDoorFunction(Function):
         self._deadlines.take(-(-entry[_UNTIL] // _NS), series)
         self._held.take(entry[_HELD_SINCE] // _NS, series)
         self._ended.discard(series)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+def pack_row(row: Row) -> bytes:
+    """Return a row as bytes.
+
+    Raises:
+        ValueError: a value is not one that a state can hold, such as an integer of more than 64 bits.
+    """
+    try:
+        return _encode((row.time, row.key, row.payload, row.values, row.headers, row.seq, row.input, row.source))
+    except (OverflowError, TypeError, RecursionError, ValueError) as error:
+        raise ValueError(f"a value that cannot be remembered: {error}") from None
+
+
+def unpack_row(packed: bytes) -> Row:
+    """Return the row that ``pack_row`` was given."""
+    time, key, payload, values, headers, seq, stream, *more = _decode(packed)
+    source = tuple(more[0]) if more else ()  # an earlier release kept none
+    return Row(time, key, payload, values, tuple((name, value) for name, value in headers), seq, stream, source=source)

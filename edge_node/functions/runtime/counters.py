@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypedDict
+
 import msgspec
+
+from weft.config.metrics.exposition import Sample
 
 
 class FunctionCounters(msgspec.Struct):
@@ -39,3 +44,77 @@ class FunctionCounters(msgspec.Struct):
     """Line about newer settings or files that they do not work by; empty when all is well."""
     warning: str = ""
     """Line about rows that they reject; empty where those are few."""
+
+
+class FunctionFacts(TypedDict):
+    """Facts about the functions of a stream, since the node started."""
+
+    version: str
+    """Name of what runs, as ``_origin`` of its rows has it."""
+    rows_in: int
+    rows_out: int
+    rows_rejected: int
+    """Rows in the stream of errors."""
+    rows_routed: int
+    alerts: int
+    gaps: int
+    bytes_in: int
+    bytes_out: int
+    failures: int
+    """Times that they started again after an error."""
+    lag_records: int
+    lag_seconds: float
+    """Age of the moment up to which the stream has all that will come; 0 before the first."""
+    state_bytes: int
+    trouble: str
+    """Sentence about what keeps them from going on; empty when all is well."""
+    refused: str
+    """Sentence about newer settings or files that they do not work by; empty when all is well."""
+    warning: str
+    """Sentence about rows that they reject; empty where those are less than one in a hundred."""
+
+
+def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:
+    """Return the facts about the functions of a stream.
+
+    Args:
+        now: ns since 1970.
+    """
+    return FunctionFacts(
+        version=counters.version,
+        rows_in=counters.rows_in,
+        rows_out=counters.rows_out,
+        rows_rejected=counters.rows_rejected,
+        rows_routed=counters.rows_routed,
+        alerts=counters.alerts,
+        gaps=counters.gaps,
+        bytes_in=counters.bytes_in,
+        bytes_out=counters.bytes_out,
+        failures=counters.failures,
+        lag_records=counters.lag,
+        lag_seconds=max(0, now - counters.until) / 1e9 if counters.until > 0 else 0.0,
+        state_bytes=counters.state_bytes,
+        trouble=counters.trouble,
+        refused=counters.refused,
+        warning=counters.warning,
+    )
+
+
+def function_samples(name: str, facts: FunctionFacts) -> Iterator[Sample]:
+    """Yield the values of every metric of a derived stream."""
+    prefix = "weft_edge_function_"
+    yield Sample(f"{prefix}rows_in_total", facts["rows_in"], (name,))
+    yield Sample(f"{prefix}rows_out_total", facts["rows_out"], (name,))
+    yield Sample(f"{prefix}rows_rejected_total", facts["rows_rejected"], (name,))
+    yield Sample(f"{prefix}rows_routed_total", facts["rows_routed"], (name,))
+    yield Sample(f"{prefix}alerts_total", facts["alerts"], (name,))
+    yield Sample(f"{prefix}gaps_total", facts["gaps"], (name,))
+    yield Sample(f"{prefix}in_bytes_total", facts["bytes_in"], (name,))
+    yield Sample(f"{prefix}out_bytes_total", facts["bytes_out"], (name,))
+    yield Sample(f"{prefix}failures_total", facts["failures"], (name,))
+    yield Sample(f"{prefix}lag_records", facts["lag_records"], (name,))
+    yield Sample(f"{prefix}lag_seconds", facts["lag_seconds"], (name,))
+    yield Sample(f"{prefix}state_bytes", facts["state_bytes"], (name,))
+    yield Sample(f"{prefix}in_trouble", bool(facts["trouble"]), (name,))
+    yield Sample(f"{prefix}version_refused", bool(facts["refused"]), (name,))
+    yield Sample(f"{prefix}info", 1, (name, facts["version"]))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from weft.edge_node.functions.chain import SECOND, Chain, Outputs, ReplayOutputs
-from weft.edge_node.functions.contract import Gap, NotReady, Row
+from weft.edge_node.functions.contract import Gap, NotReady, Out, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.culprits import Culprits
 from weft.edge_node.functions.runtime.inputs import Inputs
 from weft.edge_node.functions.runtime.losses import Losses, losses_of, tell
-from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
 from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.rejections import Rejections
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
@@ -42,7 +41,7 @@ class Derived:
         self,
         version: Version,
         streams: Streams,
-        around: Surroundings,
+        environment: Environment,
         remembered: Remembered,
     ) -> None:
         """Go on where the log ends. Its marks are held from now on.
@@ -53,9 +52,9 @@ class Derived:
         self.counters = FunctionCounters()
         self._name = version.name
         self._streams = streams
-        self._around = around
+        self._environment = environment
         self._wake = asyncio.Event()
-        self._versions = Versions(self._name, version, self.counters, around.clock, self._wake)
+        self._versions = Versions(self._name, version, self.counters, environment.clock, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._chain: Chain | None = None
         self._outputs = self._no_outputs()
@@ -65,9 +64,9 @@ class Derived:
         """Time of the first of them, by the clock."""
         self._is_stale = False
         """True when the memory of the functions is not to be trusted."""
-        self._culprits = Culprits()
-        self._rejections = Rejections(self._name, self.counters, around.clock)
-        self._writer = StepWriter(self._name, streams, around, self.counters)
+        self._failing_rows = FailingRows()
+        self._rejections = Rejections(self._name, self.counters, environment.clock)
+        self._writer = StepWriter(self._name, streams, environment, self.counters)
         self._start_from(remembered)
 
     def start(self) -> None:
@@ -106,21 +105,21 @@ class Derived:
     # --- life
 
     def _start_from(self, remembered: Remembered) -> None:
-        around, inputs = self._around, self._streams.inputs
-        self._losses = losses_of(around.log, self._streams, remembered, around.wall_clock())
+        environment, inputs = self._environment, self._streams.inputs
+        self._losses = losses_of(environment.log, self._streams, remembered, environment.wall_clock())
         positions = remembered.positions
         self._begun_from = positions
         found = {name: positions.inputs.get(name) for name in inputs}
         self._inputs = Inputs(
-            around.log,
-            around.pages,
+            environment.log,
+            environment.pages,
             inputs,
             {
                 # A stream that is new to the functions is read from the first record that the log has.
                 name: (self._first(inputs[name]) if seq is None else seq, positions.times.get(name, 0))
                 for name, seq in found.items()
             },
-            around.wall_clock,
+            environment.wall_clock,
             unordered=self._streams.written,
         )
         self._tick = positions.tick
@@ -129,8 +128,8 @@ class Derived:
         self._outputs, self._rows = self._no_outputs(), 0
 
     def _first(self, stream: int) -> int:
-        held = self._around.log.ranges(stream)
-        return next((first for first, _ in held), self._around.log.durable_end(stream))
+        held = self._environment.log.ranges(stream)
+        return next((first for first, _ in held), self._environment.log.durable_end(stream))
 
     async def _run(self) -> None:
         wait_s = RETRY_S
@@ -163,7 +162,7 @@ class Derived:
                 self._is_stale = True
                 self.counters.failures += 1
                 if not self._versions.go_back(error):
-                    self._culprits.failed(error)
+                    self._failing_rows.failed(error)
                 logger.exception("the functions of stream %s failed; they start again in %g s", self._name, wait_s)
                 self._trouble(f"failed ({type(error).__name__}: {error}) and is started again")
             await self._pause(wait_s)
@@ -173,7 +172,7 @@ class Derived:
         """Wait after an error; not for longer than the functions stay the same."""
         self._versions.changed.clear()
         pauses = {
-            asyncio.ensure_future(self._around.sleep(wait_s)),
+            asyncio.ensure_future(self._environment.sleep(wait_s)),
             asyncio.ensure_future(self._versions.changed.wait()),
         }
         try:
@@ -203,8 +202,8 @@ class Derived:
         if self._chain is not None:
             await self._chain.close()
             self._chain = None
-        await self._around.log.durable()
-        self._start_from(await asyncio.to_thread(self._around.read_states, self._name))
+        await self._environment.log.durable()
+        self._start_from(await asyncio.to_thread(self._environment.read_states, self._name))
         self._is_stale = False
 
     async def _switched(self, chain: Chain) -> Chain:
@@ -232,7 +231,7 @@ class Derived:
 
     async def _work(self) -> None:
         """Handle a page of the inputs, or wait for one."""
-        chain, clock = self._chain, self._around.clock
+        chain, clock = self._chain, self._environment.clock
         assert chain is not None
         self._wake.clear()
         if self._writer.waits:
@@ -244,10 +243,10 @@ class Derived:
             await chain.prepare()
         events = await self._inputs.read()
         until = clock() + TURN_S
-        for piece in pieces(events, 1 if self._culprits.is_searching else SLICE, by_second=chain.has_ticks):
+        for piece in pieces(events, 1 if self._failing_rows.is_searching else SLICE, by_second=chain.has_ticks):
             await self._handle(chain, piece)
             if clock() >= until:
-                await self._around.turn()
+                await self._environment.turn()
                 until = clock() + TURN_S
         await self._pass_time(chain, self._inputs.until())
         self.counters.lag = self._inputs.lag()
@@ -256,14 +255,14 @@ class Derived:
             self._commit(chain)
         elif not self._rows:
             self._writer.hold_once_durable(self._hold_of(chain))
-        if self._around.log.pending_bytes > 1 << 20:
-            await self._around.log.durable()
+        if self._environment.log.pending_bytes > 1 << 20:
+            await self._environment.log.durable()
         if not events:
             await self._wait()
 
     async def _handle(self, chain: Chain, piece: Gap | list[Row]) -> None:
         if not self._rows:
-            self._since = self._around.clock()
+            self._since = self._environment.clock()
         self._rows += 1
         if isinstance(piece, Gap) and piece.first == piece.end:
             # The clock was set back. Time goes on with the next row, or no window would close until it is there again.
@@ -278,10 +277,10 @@ class Derived:
         self.counters.rows_in += len(rows)
         self.counters.bytes_in += sum(map(len, map(_PAYLOAD, rows)))
         await self._pass_time(chain, rows[0].time - 1)
-        if self._culprits.is_searching:
-            rows = self._culprits.bearable(rows, chain.entry(self._outputs))
+        if self._failing_rows.is_searching:
+            rows = self._failing_rows.bearable(rows, chain.entry(self._outputs))
         await chain.process(rows, self._outputs)
-        self._culprits.handled()
+        self._failing_rows.handled()
 
     async def _pass_time(self, chain: Chain, until: int) -> None:
         """Have every tick up to a time come, of those at which something is due."""
@@ -290,13 +289,13 @@ class Derived:
             # A row that is older than the last tick may make something due in the past. It waits for the next tick:
             # one between two rows of a second would depend on how they were cut into pages.
             return
-        clock = self._around.clock
+        clock = self._environment.clock
         end = clock() + TURN_S
 
         async def turn() -> None:
             nonlocal end
             if clock() >= end:
-                await self._around.turn()
+                await self._environment.turn()
                 end = clock() + TURN_S
 
         while (due := chain.due()) is not None and due <= last:
@@ -333,7 +332,7 @@ class Derived:
     def _is_written(self) -> None:
         self._versions.is_written()
         self._rejections.look()
-        self._culprits.written(self._inputs.positions())
+        self._failing_rows.written(self._inputs.positions())
 
     def _no_outputs(self) -> Outputs:
         return ReplayOutputs() if self._versions.present.replayed else Outputs()
@@ -344,3 +343,43 @@ class Derived:
         if held is not None:
             until = min(until, held)
         return until if settled is None else min(until, settled + 1)
+
+
+class FailingRows:
+    """Finder of the rows that functions fail on.
+
+    After a failure the rows are given one by one. The row that they fail on then is rejected at the next try.
+    """
+
+    def __init__(self) -> None:
+        """Suspect nothing."""
+        self.is_searching = False
+        """True while rows have to be given one by one."""
+        self._alone: Row | None = None
+        self._found: dict[tuple[str, int], str] = {}
+        """(input, number) -> how the functions failed."""
+
+    def failed(self, error: Exception) -> None:
+        """Note that the functions failed."""
+        if self._alone is not None and self._alone.seq >= 0:
+            self._found[self._alone.input, self._alone.seq] = f"the functions failed: {type(error).__name__}: {error}"
+        self._alone, self.is_searching = None, True
+
+    def bearable(self, rows: list[Row], out: Out) -> list[Row]:
+        """Return the rows that may be given to the functions, and reject the one of them that may not."""
+        for row in rows:
+            reason = self._found.get((row.input, row.seq))
+            if reason is not None:
+                out.reject(row, reason)
+                return []
+            self._alone = row
+        return rows
+
+    def handled(self) -> None:
+        """Note that the functions did not fail."""
+        self._alone = None
+
+    def written(self, positions: Mapping[str, int]) -> None:
+        """Forget what a step has left behind; ``positions`` are those of the inputs."""
+        self._found = {(name, seq): how for (name, seq), how in self._found.items() if seq >= positions.get(name, 0)}
+        self.is_searching = bool(self._found)

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
+from weft.edge_node.functions.chain import Alerts
 from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.derived import Derived
-from weft.edge_node.functions.runtime.holds import Holds
-from weft.edge_node.functions.runtime.parts import Alerts, Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.mark_holds import MarkHolds
+from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
 from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, Progress, Replay, ReplayRefused
 from weft.edge_node.functions.runtime.state_log import Remembered, StateReader, tombstone
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
@@ -57,8 +58,8 @@ class Functions:
         self._log = log
         self._tell_released = released
         self._states = log.stream(FUNCTIONS_STREAM)
-        self._around = Surroundings(
-            log, log.page_reader(READS_MAX), Holds(log.hold_mark), alerts, self._released, self._read_states, turn,
+        self._environment = Environment(
+            log, log.page_reader(READS_MAX), MarkHolds(log.hold_mark), alerts, self._released, self._read_states, turn,
             wall_clock, clock, sleep,
         )  # fmt: skip
         self._running: dict[str, Derived] = {}
@@ -112,7 +113,7 @@ class Functions:
                 definition.make_chain()  # says now whether it can be made
         for name, definition in wanted.items():
             # From now on: links may tell of marks before the functions run.
-            self._around.holds.hold_also(name, self._streams(definition).outputs)
+            self._environment.mark_holds.hold_also(name, self._streams(definition).outputs)
         self._want(wanted)
         if self._changes is None or self._changes.done():
             self._changes = asyncio.get_running_loop().create_task(self._change())
@@ -177,7 +178,7 @@ class Functions:
             replay.has_read(name, end)
         if not replay.progress().left:
             self._closing = asyncio.get_running_loop().create_task(replay.derived.close())
-            self._around.holds.lift(function)
+            self._environment.mark_holds.lift(function)
 
     # --- inside
 
@@ -198,14 +199,14 @@ class Functions:
                     await derived.close()
                     del self._running[name]
                     if definition is None:
-                        self._around.holds.lift(name)
+                        self._environment.mark_holds.lift(name)
                 else:
                     derived.change(version_of(definition))
             for name in done.keys() - self._running.keys():
                 # What was written before counts, whether it was durable already or not.
                 await self._log.durable()
                 remembered = await asyncio.to_thread(self._read_states, name)
-                self._around.holds.keep_only(name, self._streams(done[name]).outputs)
+                self._environment.mark_holds.keep_only(name, self._streams(done[name]).outputs)
                 self._running[name] = self._made(done[name], remembered)
                 self._running[name].start()
 
@@ -220,13 +221,13 @@ class Functions:
             return
         key, value = tombstone(name, left)
         with contextlib.suppress(LogFull):  # another start has room
-            self._log.append(self._states, self._around.wall_clock(), [key], [value])
+            self._log.append(self._states, self._environment.wall_clock(), [key], [value])
             self._log.on_durable(lambda error: self._forget(left.seqs) if error is None else None)
 
     def _made(self, definition: Definition, remembered: Remembered, replayed: str = "") -> Derived:
         version = version_of(definition)._replace(replayed=replayed)
         self._forget(remembered.old)
-        return Derived(version, self._streams(definition), self._around, remembered)
+        return Derived(version, self._streams(definition), self._environment, remembered)
 
     def _streams(self, definition: Definition) -> Streams:
         number = self._log.stream

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from operator import attrgetter
-from typing import Protocol
 
 from weft.edge_node.functions.chain import FOR_EVER
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.runtime.rows import rows_of
-from weft.storage.segment_log.read.pages import LogPage
+from weft.protocols.batch import decode_columns, decode_header
+from weft.protocols.columns import read_u32s
+from weft.storage.segment_log import PageReader, SegmentLog
 from weft.storage.segment_log.state.gaps import reason_name
 
 PAGE_BYTES = 256 << 10
@@ -21,26 +23,6 @@ BACK_NS = 60_000_000_000
 """Time by which a row is older than the one before it, of an input in order, when the clock was set back. Clocks that
 are corrected by less are waited for."""
 _TIME = attrgetter("time")
-
-
-class Pages(Protocol):
-    """Method of ``PageReader`` that inputs use."""
-
-    async def read(self, stream: int, seq: int, bytes_max: int, records_max: int | None = None) -> LogPage:
-        """Return the next page."""
-        ...
-
-
-class Log(Protocol):
-    """Methods of the segment log that inputs use."""
-
-    def durable_end(self, stream: int) -> int:
-        """Return the number after the last durable record."""
-        ...
-
-    def mark(self, stream: int, now: int) -> tuple[int, int]:
-        """Return (T, N): every record of the stream taken in up to time T has a seq below N."""
-        ...
 
 
 class _Input:
@@ -79,8 +61,8 @@ class Inputs:
 
     def __init__(
         self,
-        log: Log,
-        pages: Pages,
+        log: SegmentLog,
+        pages: PageReader,
         streams: Mapping[str, int],
         positions: Mapping[str, tuple[int, int]],
         wall_clock: Callable[[], int],
@@ -217,3 +199,26 @@ def _time_before(place: int, event: Event) -> int:
 
 def _gap(name: str, first: int, end: int, reason: int | None, after: int) -> Gap:
     return Gap(name, first, end, reason_name(reason) if reason is not None else "retention", after)
+
+
+def rows_of(data: bytes, name: str, seq: int) -> list[Row]:
+    """Return the rows of a batch of the log from number ``seq`` on, in order. Their payloads are not decoded."""
+    header = decode_header(data)
+    columns = decode_columns(data, header)
+    times = array("q")
+    times.frombytes(columns.times)
+    keys = columns.keys
+    payload = bytes(columns.payload)
+    headers = columns.headers
+    first = max(0, seq - header.base_seq)
+    base = header.base_seq
+    rows = [
+        Row(time, keys[key], read := payload[start:end], {}, (), at, name, read)
+        for at, (time, key, (start, end)) in enumerate(
+            zip(times, read_u32s(columns.key_index), pairwise(read_u32s(columns.payload_offsets)), strict=True), base
+        )
+    ]
+    if headers:
+        for index, pairs in headers.items():
+            rows[index].headers = pairs
+    return rows[first:] if first else rows

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from weft.edge_node.functions.chain import Alert, Chain
-from weft.edge_node.functions.runtime.holds import Holds
+from weft.edge_node.functions.chain import Alerts, Chain
+from weft.edge_node.functions.runtime.mark_holds import MarkHolds
 from weft.edge_node.functions.runtime.state_log import Remembered
 from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import SegmentLog
@@ -32,22 +32,12 @@ class Streams(NamedTuple):
         return (self.own, self.errors, *self.others.values())
 
 
-class Alerts(Protocol):
-    """Publisher to local subscribers."""
-
-    def ready(self) -> None:
-        """Make ready for alerts, before the commit that they belong to is appended."""
-
-    def __call__(self, alert: Alert) -> None:
-        """Publish within the commit that is being appended."""
-
-
-class Surroundings(NamedTuple):
+class Environment(NamedTuple):
     """Parts of the node that derived streams work with."""
 
     log: SegmentLog
     pages: PageReader
-    holds: Holds
+    mark_holds: MarkHolds
     alerts: Alerts
     released: Callable[[str, str, RangeSet], None]
     """Told (derived stream, input, numbers) of what a function has read, durably."""

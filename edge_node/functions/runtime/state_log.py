@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.ranges import RangeSet
 from weft.storage.data_directory import FORMATS
-from weft.storage.segment_log.read.answers import Gone
+from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 1 << 20
 PIECE_BYTES = 64 << 10
@@ -89,22 +89,6 @@ class _Beginning(msgspec.Struct, array_like=True):
     """Part of a record's value that each release can read."""
 
     version: int
-
-
-class Log(Protocol):
-    """Methods of the segment log that reading and releasing need."""
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return encoded batches."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """Return the number after the last durable record."""
-        ...
-
-    def why_gone(self, stream: int, numbers: RangeSet) -> list[Gone]:
-        """Return why the log has none of some numbers."""
-        ...
 
 
 class Remembered:
@@ -177,7 +161,7 @@ def _apply(states: dict[str, dict[bytes, Any]], changes: dict[str, dict[bytes, A
 class StateReader:
     """Reads the log once, when a node starts. Blocks; for a thread."""
 
-    def __init__(self, log: Log, stream: int) -> None:
+    def __init__(self, log: SegmentLog, stream: int) -> None:
         """Read all of the stream.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import State
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.parts import Streams, Surroundings, Version
+from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
 from weft.edge_node.functions.runtime.step import Step, runs_of, write
 from weft.protocols.origin import OriginKind
@@ -18,11 +18,11 @@ class StepWriter:
     """Writes steps, one at a time, and tells the log what follows from each once it is durable: which records may go,
     and up to what time the stream is complete."""
 
-    def __init__(self, name: str, streams: Streams, around: Surroundings, counters: FunctionCounters) -> None:
+    def __init__(self, name: str, streams: Streams, environment: Environment, counters: FunctionCounters) -> None:
         """Write to some streams. ``go_on`` follows."""
         self._name = name
         self._streams = streams
-        self._around = around
+        self._environment = environment
         self._counters = counters
         self._written = streams.outputs
         self._pending: Step | None = None
@@ -58,12 +58,12 @@ class StepWriter:
         Raises:
             LogFull, LogFailed: it is not written; ``retry`` tries again.
         """
-        streams, around = self._streams, self._around
+        streams, environment = self._streams, self._environment
         runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
         positions.last = dict(self._last)
         # What marks have told holds, also when the clock is set back.
         positions.hold = max(positions.hold, self._told + 1)
-        positions.ends = {stream: around.log.next_seq(stream) for stream in (streams.own, streams.errors)}
+        positions.ends = {stream: environment.log.next_seq(stream) for stream in (streams.own, streams.errors)}
         for run in runs:
             if run.stream in positions.ends:
                 positions.ends[run.stream] += len(run.keys)
@@ -79,40 +79,40 @@ class StepWriter:
         Raises:
             LogFull, LogFailed: it is not written.
         """
-        step, around = self._pending, self._around
+        step, environment = self._pending, self._environment
         assert step is not None
-        origin = around.log.origin(OriginKind.FUNCTION, self._name, step.version, step.digest)
+        origin = environment.log.origin(OriginKind.FUNCTION, self._name, step.version, step.digest)
         if step.alerts:
-            around.alerts.ready()
+            environment.alerts.ready()
         place = (self._streams.states, self._states.key)
-        seq = write(around.log, step, place, origin, around.wall_clock(), around.alerts)
+        seq = write(environment.log, step, place, origin, environment.wall_clock(), environment.alerts)
         self._pending = None
         gone = self._states.written(seq)
-        around.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
+        environment.log.on_durable(lambda error: self._durable(step, gone) if error is None else None)
         self._count(step)
 
     def hold_once_durable(self, time: int) -> None:
         """Let marks go on to a time, once everything that was written is durable."""
-        self._around.log.on_durable(lambda error: self._hold(time) if error is None else None)
+        self._environment.log.on_durable(lambda error: self._hold(time) if error is None else None)
 
     def tell_read(self, positions: Positions) -> None:
         """Release the records of the inputs that durable positions have passed."""
         for name, seq in positions.inputs.items():
             if seq and name in self._streams.inputs:
-                self._around.released(self._name, name, RangeSet([(0, seq)]))
+                self._environment.released(self._name, name, RangeSet([(0, seq)]))
 
     # --- inside
 
     def _durable(self, step: Step, gone: RangeSet) -> None:
-        around = self._around
+        environment = self._environment
         if gone:
-            around.log.release(self._streams.states, gone)
+            environment.log.release(self._streams.states, gone)
         self.tell_read(step.positions)
         self._hold(step.positions.hold)
 
     def _hold(self, time: int) -> None:
         self._told = max(self._told, time - 1)
-        self._around.holds.hold(self._name, self._written, self._told + 1)
+        self._environment.mark_holds.hold(self._name, self._written, self._told + 1)
         self._counters.until = self._told
 
     def _count(self, step: Step) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from weft.edge_node.functions.chain import Chain
 from weft.edge_node.functions.contract import NotReady
 from weft.edge_node.functions.runtime.counters import FunctionCounters
+from weft.edge_node.functions.runtime.next_version import NextVersion
 from weft.edge_node.functions.runtime.parts import Version
-from weft.edge_node.functions.runtime.upcoming import Upcoming
 
 RETRY_S = 1.0
 """Wait before what failed is tried again, or while the log has no room; it doubles up to a minute."""
@@ -43,7 +43,7 @@ class Versions:
         self._next: Version | None = None
         self._former: Version | None = None
         """Version to go back to, until a step of the present one is written."""
-        self._upcoming: Upcoming | None = None
+        self._making: NextVersion | None = None
         """Functions of the next one, while they make ready and until they take over."""
         self._try_at = 0.0
         """Time at which it is tried, by the clock."""
@@ -61,7 +61,7 @@ class Versions:
     @property
     def is_changing(self) -> bool:
         """Return whether ``next_chain`` has something to do."""
-        return self._next is not None or self._upcoming is not None
+        return self._next is not None or self._making is not None
 
     def want(self, version: Version) -> None:
         """Go on with a version, as soon as it is ready."""
@@ -75,20 +75,20 @@ class Versions:
     async def next_chain(self) -> Chain | None:
         """Return the functions of the next version, without any state, once they are ready. ``take_over`` follows, or
         the same functions are returned again."""
-        version, upcoming = self._next, self._upcoming
-        if upcoming is not None and upcoming.version is not version:  # the configuration has changed once more
-            self._upcoming = None
-            await upcoming.drop()
+        version, making = self._next, self._making
+        if making is not None and making.version is not version:  # the configuration has changed once more
+            self._making = None
+            await making.drop()
         if version is None or self._clock() < self._try_at:
             return None
-        if self._upcoming is None:
-            self._upcoming = Upcoming(version, self._wake)
+        if self._making is None:
+            self._making = NextVersion(version, self._wake)
         try:
-            chain = await self._upcoming.chain()
+            chain = await self._making.chain()
         except Exception as error:
             if not isinstance(error, ValueError | NotReady):
                 logger.exception("the new functions of stream %s cannot be made", self._name)
-            self._upcoming = None
+            self._making = None
             if self._next is version:
                 # A file may come yet. Rows do not wait for it meanwhile.
                 self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
@@ -102,7 +102,7 @@ class Versions:
         assert self._next is not None
         self._former = self._present
         self._set_present(self._next)
-        self._next, self._upcoming, self.refused = None, None, ""
+        self._next, self._making, self.refused = None, None, ""
 
     def is_written(self) -> None:
         """Keep the present version: a step of it is written."""
@@ -127,8 +127,8 @@ class Versions:
 
     async def close(self) -> None:
         """Give up functions that are on their way."""
-        if self._upcoming is not None:
-            await self._upcoming.drop()
+        if self._making is not None:
+            await self._making.drop()
 
     def _set_present(self, version: Version) -> None:
         self._present = version

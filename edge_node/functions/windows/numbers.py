@@ -13,7 +13,8 @@ from weft.edge_node.functions.series import sources
 from weft.edge_node.functions.windows import sketch, values
 from weft.edge_node.functions.windows.aggregates import ENVELOPE, SCALAR, Aggregate
 from weft.edge_node.functions.windows.groups import ALWAYS, COUNT, FIRST, LAST, NEVER, START
-from weft.edge_node.functions.windows.points import downsample
+from weft.edge_node.functions.windows.lttb import lttb
+from weft.edge_node.functions.windows.times import SECOND
 
 Numbers = list[Any]
 _INFINITE = "w_infinite"
@@ -243,3 +244,16 @@ def _bounded(at: int, name: str) -> list[str]:
     # Integers add up without rounding, as long as the state can hold them.
     limit = values.SUM_MAX
     return [f"if not -{limit} <= {name} <= {limit}: a[{at}] = w_float({name})"]
+
+
+def downsample(kept: list[list[Any]], at: int, points: int) -> list[list[float]]:
+    """Return some points as pairs of time (seconds since 1970) and value, in order of time.
+
+    Args:
+        kept: of each row its time in ns, and values.
+        at: place of the value in a row.
+        points: most points to return.
+    """
+    found = [(row[0], row[at]) for row in kept if row[at] is not None]
+    times, values = [time for time, _ in found], [value for _, value in found]
+    return [[times[place] / SECOND, values[place]] for place in lttb(times, values, points)]

@@ -12,7 +12,7 @@ from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome, QueueMessage
-from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.state.reader import Remembered
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.protocols.message_headers import EXPIRES

@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from weft.bounds import Owner, TurnBudget
 from weft.edge_node.ingest.queue_targets import Admitted
@@ -19,16 +18,17 @@ from weft.edge_node.ingest.record import Origin, Records
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death, left_before, with_death
-from weft.edge_node.queues.contents.delivering import Deliveries, Messages
+from weft.edge_node.queues.contents.delivering import Deliveries
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues, QueueSet, own_headers
 from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.queues.topics import origin_of, topic_of
+from weft.edge_node.sessions.store.backlog import Backlog
 from weft.protocols.batch import HeaderPairs
-from weft.storage.segment_log import LogError
+from weft.storage.segment_log import LogError, SegmentLog
 
 STEP_RECORDS = 64
 """Messages of one owner that go on in one step, at most."""
@@ -46,34 +46,6 @@ RECORD_BYTES = 2048
 """Room that a message takes in the log beside key, payload and headers."""
 
 logger = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    """Part of the segment log that dead letters need."""
-
-    def append(  # noqa: PLR0917
-        self,
-        stream: int,
-        time: int,
-        keys: list[bytes],
-        payloads: list[bytes],
-        headers: dict[int, HeaderPairs] | None = None,
-        flags: dict[int, int] | None = None,
-    ) -> int:
-        """Take a run of records."""
-        ...
-
-    def together(self, reserve_bytes: int, *, uses_spare: bool = False) -> AbstractContextManager[object]:
-        """Return a context in which all appends go into one commit."""
-        ...
-
-    def next_seq(self, stream: int) -> int:
-        """Return the number that the next record will get."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """Return the number after the last durable record."""
-        ...
 
 
 class _Dead(NamedTuple):
@@ -104,9 +76,9 @@ class DeadLetters:
 
     def __init__(  # noqa: PLR0917
         self,
-        log: Log,
+        log: SegmentLog,
         stream: int,
-        messages: Messages,
+        messages: Backlog,
         topology: Topology,
         targets: Callable[[frozenset[str]], BoundQueues | None],
         admission: Admission,

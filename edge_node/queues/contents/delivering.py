@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.queues.contents import contents as memory
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue import LOADED_ENTRY_BYTES, Consumption, Queue
+from weft.edge_node.queues.queue.queue import LOADED_ENTRY_BYTES, Consumption, Queue
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.edge_node.subscriptions.log_records import LogRecord
+from weft.edge_node.sessions.store.backlog import Backlog
 from weft.protocols.message_headers import EXPIRES
-from weft.storage.segment_log import LogError, LogFailed
+from weft.storage.segment_log import LogError, LogFailed, SegmentLog
 
 DUE_S = 0.002
 """Time for which queues are served at the end of a turn; the others wait for their owner's round."""
 SLICE = 128
-"""Messages of one queue that are delivered before it is others' turn."""
+"""Backlog of one queue that are delivered before it is others' turn."""
 PAGE_BYTES = 256 << 10
 """Payload bytes that a queue reads from the log at a time, about."""
 PAGE_RECORDS = 256
@@ -41,25 +40,6 @@ _MS_NS = 1_000_000
 logger = logging.getLogger(__name__)
 
 
-class Messages(Protocol):
-    """Stored messages by number; ``sessions.store.Backlog`` implements it."""
-
-    async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:
-        """Return those that are durable and there."""
-        ...
-
-
-class Log(Protocol):
-    """Part of the segment log that delivery needs."""
-
-    def durable_end(self, stream: int) -> int:
-        """Return the number after the last durable record."""
-        ...
-
-    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once everything appended so far is durable."""
-
-
 class Deliveries:
     """Delivers. Event loop's thread only.
 
@@ -72,9 +52,9 @@ class Deliveries:
 
     def __init__(  # noqa: PLR0917
         self,
-        log: Log,
+        log: SegmentLog,
         stream: int,
-        messages: Messages,
+        messages: Backlog,
         writer: QueueStateWriter,
         contents: Contents,
         at_end: Callable[[Callable[[], None]], None],

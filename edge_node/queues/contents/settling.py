@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from weft.bounds import Owner
 from weft.edge_node.queues.message import Delivery, Outcome
-from weft.edge_node.queues.queue import Consumption, Queue
+from weft.edge_node.queues.queue.queue import Consumption, Queue
 
 SLICE = 128
 """Deliveries that are settled before it is others' turn: a client may have 65,536, a third of a second of the loop."""

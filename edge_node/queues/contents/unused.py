@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.timing.timer_wheel import TimerWheel
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from weft.bounds import Bound
 from weft.edge_node.ingest.queue_targets import WIDE
 from weft.edge_node.queues.message import ENTRY_BYTES
-from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.queues.topics import QUEUES
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.columns import HeaderValue, read_u32s, u32s

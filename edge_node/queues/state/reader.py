@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 
-from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
+from weft.edge_node.queues.queue.runs import SeqRuns
 from weft.edge_node.queues.routing.targets import numbers_in
 from weft.edge_node.queues.state.changes import Changes, QueueCopy, read_changes
 from weft.edge_node.sessions.store.batches import DecodedBatch
@@ -18,22 +17,11 @@ from weft.protocols.batch import records
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.message_headers import PRIORITY
 from weft.protocols.ranges import RangeSet
+from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    """Part of the segment log that a start reads."""
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return encoded batches."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """Return the number after the last durable record."""
-        ...
 
 
 class Remembered:
@@ -107,7 +95,7 @@ class QueueState:
         UnsupportedVersion: a later release wrote it.
     """
 
-    def __init__(self, log: Log, stream: int, messages: int) -> None:
+    def __init__(self, log: SegmentLog, stream: int, messages: int) -> None:
         """Read the log.
 
         Args:
@@ -131,7 +119,7 @@ class QueueState:
         self._read_changes(log, stream)
         self._fold_ends(log, messages)
 
-    def _read_changes(self, log: Log, stream: int) -> None:
+    def _read_changes(self, log: SegmentLog, stream: int) -> None:
         self._fold = fold = _Fold()
         copy: _Fold | None = None
         seq, end = 0, log.durable_end(stream)
@@ -154,7 +142,7 @@ class QueueState:
                     self.clean = changes.stopped
         self._fold = fold
 
-    def _fold_ends(self, log: Log, messages: int) -> None:
+    def _fold_ends(self, log: SegmentLog, messages: int) -> None:
         fold = self._fold
         end = log.durable_end(messages)
         fold.crashed(end)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import Protocol
 
 import msgspec
 
-from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, QueueDefinition
-from weft.edge_node.queues.queue import Queue
+from weft.edge_node.queues.queue.queue import Queue
+from weft.edge_node.queues.queue.runs import SeqRuns
 from weft.edge_node.queues.state.changes import Changes, QueueCopy, Runs, Settled
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogError, LogStats
+from weft.storage.segment_log import LogError, SegmentLog
 
 RESERVE_BYTES = 1024
 """Room beside its value that a record takes in the log."""
@@ -40,39 +39,6 @@ ENTRY_BYTES = 12
 """Length of the number of a message, about."""
 
 logger = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    """Part of the segment log that the state needs."""
-
-    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
-        """Take a run of records."""
-        ...
-
-    def together(self, reserve_bytes: int, *, uses_spare: bool = False) -> AbstractContextManager[object]:
-        """Return a context in which all appends go into one commit."""
-        ...
-
-    def appended_together(self) -> object | None:
-        """Return the context's appends so far; None outside of one."""
-        ...
-
-    def lead(self, stream: int) -> None:
-        """Have the stream's batches stand first in each commit."""
-
-    def next_seq(self, stream: int) -> int:
-        """Return the number that the next record will get."""
-        ...
-
-    def release(self, stream: int, ranges: RangeSet) -> None:
-        """Let records go."""
-
-    def on_durable(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once everything appended so far is durable."""
-
-    def stats(self) -> LogStats:
-        """Return the log's figures."""
-        ...
 
 
 class Content(Protocol):
@@ -105,7 +71,7 @@ class QueueStateWriter:
 
     def __init__(  # noqa: PLR0917
         self,
-        log: Log,
+        log: SegmentLog,
         stream: int,
         messages: int,
         wall_clock: Callable[[], int],

@@ -159,7 +159,7 @@ class Channel:
 
     def _on_close(self, _method: Method) -> None:
         """Answer when what was published before is durable, as for connection.close."""
-        ingest = self._shared.broker.ingest
+        ingest = self._shared.context.ingest
         ingest.turn.store()
         if not self.is_open:
             return  # there was no room for it, and the connection is closed with that exception
@@ -225,7 +225,7 @@ class Channel:
         if not getattr(method, "nowait", False):
             answers.insert(0, write_method(answer, self.number))
         if answers:
-            self._shared.broker.ingest.turn.answer(self._late, b"".join(answers))
+            self._shared.context.ingest.turn.answer(self._late, b"".join(answers))
 
     def _on_consuming(self, method: Method) -> None:
         consuming = self.consuming

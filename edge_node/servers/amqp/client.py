@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from weft.bounds import Bound, Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.counters import AmqpCounters
-from weft.edge_node.ingest.back_pressure import Publisher
 from weft.edge_node.ingest.routes import RouteCache
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
+from weft.edge_node.servers.amqp.counters import AmqpCounters
 from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError
 
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from weft.edge_node.servers.amqp.inbox import Inbox
     from weft.edge_node.servers.amqp.names import Names
     from weft.edge_node.servers.amqp.target import Targets
+    from weft.edge_node.servers.clients.reading import Reading
     from weft.protocols.amqp.methods import Method
 
 
-class Client(Publisher, Protocol):
+class Client(Protocol):
     """One client's connection (``AmqpConnection``). It alone knows the transport, and ends its channels with it.
 
     Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
@@ -34,6 +34,7 @@ class Client(Publisher, Protocol):
 
     arrival: Arrival
     inbox: Inbox
+    reading: Reading
     peer: Peer
     """Identity and names of the client; known once connection.open was answered."""
     queue_client: QueueClient
@@ -60,9 +61,6 @@ class Client(Publisher, Protocol):
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
 
-    def go_on(self) -> None:
-        """Parse what came while the client waited for an answer from elsewhere, and read on."""
-
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception."""
 
@@ -74,9 +72,6 @@ class Client(Publisher, Protocol):
 
     def expel(self) -> None:
         """Close the connection of a user that is not let in any more."""
-
-    def joins(self) -> None:
-        """Take part in back-pressure: the client publishes."""
 
 
 class Over(Protocol):
@@ -105,7 +100,7 @@ class Peer:
 class Shared:
     """Parts that all AMQP connections share."""
 
-    broker: Broker
+    context: Context
     queues: Queues
     settings: AmqpSettings
     channels: Bound
@@ -113,3 +108,13 @@ class Shared:
     clients: set[Client] = field(default_factory=set)
     lingering: set[Over] = field(default_factory=set)
     """Connections that are over, and that their clients are to close."""
+
+
+def described(client: Client) -> str:
+    """Return the client for log lines."""
+    peer, at = client.peer, client.arrival.name
+    if peer is None:
+        return f"at {at}"
+    named = repr(peer.name[:80]) if peer.name else "without a name"
+    user = peer.identity.username
+    return f"{named} of user {user!r} at {at}" if user else f"{named} at {at}"

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
+from collections.abc import Sequence
 from typing import cast
 
+from weft.bounds import user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp.channels import Channels
-from weft.edge_node.servers.amqp.client import Peer, Shared
+from weft.edge_node.servers.amqp.client import Peer, Shared, described
+from weft.edge_node.servers.amqp.closing import Closing
 from weft.edge_node.servers.amqp.handshake import Handshake, check_secret
+from weft.edge_node.servers.amqp.inbox import Inbox
 from weft.edge_node.servers.amqp.lingering import Lingering
 from weft.edge_node.servers.amqp.liveness import Liveness
-from weft.edge_node.servers.amqp.reads import WAITING, Reads
 from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
 from weft.edge_node.servers.amqp.target import Targets
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output
+from weft.edge_node.servers.clients.output import Output, WritingConnection
+from weft.edge_node.servers.clients.place import Place
+from weft.edge_node.servers.clients.reading import KEEPS, Reading
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, Frame, read_frame
@@ -36,39 +40,65 @@ CLOSE_S_MAX = 5.0
 REASON_SHOWN_MAX = 300
 
 
-class AmqpConnection(Reads):
+class AmqpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_begun", "_channels", "_closing", "_door", "_handshake", "_shared", "frame_bytes_max",
-        "has_sent_wrong_secret", "is_writable", "joined", "peer", "queue_client", "targets",
+        "_begun",
+        "_channels",
+        "_closing",
+        "_context",
+        "_door",
+        "_fast",
+        "_handshake",
+        "_shared",
+        "_turn",
+        "arrival",
+        "frame_bytes_max",
+        "has_sent_wrong_secret",
+        "inbox",
+        "is_writable",
+        "live",
+        "peer",
+        "place",
+        "queue_client",
+        "reading",
+        "targets",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
         """Take a connection in; the listener has counted it."""
-        super().__init__(shared, arrival)
+        self._context = shared.context
+        self._turn = shared.context.ingest.turn
+        self._fast = False
+        """True while every read begins with a frame, and the client has published on an open channel."""
+        self._transport: asyncio.Transport | None = None
+        self.arrival = arrival
+        self.inbox = Inbox(shared.context.unfinished, user_or_address(None, arrival.origin))
+        self.place = Place(shared.context.places, shared.context.counters)
         self.frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
         self.has_sent_wrong_secret = False
         self.is_writable = True
-        self.joined = False
         self.peer: Peer = cast(Peer, None)
         self.queue_client: QueueClient = cast(QueueClient, None)
-        self.targets = Targets(shared.broker.wall_clock, shared.broker.turns.budget.spend)
+        self.targets = Targets(shared.context.wall_clock, shared.context.turns.budget.spend)
         self._shared = shared
         self._begun = False  # True once the protocol header came
         self._channels: Channels | None = None
-        self._closing = False  # True once connection.close was sent: then nothing but its answer is looked at
+        self._closing = Closing(self, self._context.ingest)
         self._door = door
         self._handshake: Handshake | None = None
-        self._live = Liveness(self, shared)
+        self.live = Liveness(self, shared)
+        self.reading = Reading(shared.context, self.inbox, self._read_ahead, on_disk=self.live.on_disk)
 
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the protocol header; the listener minds how long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._output = Output(self._transport, self._broker.writes, self, self.inbox.owner)
-        self._broker.arrived(self)
+        self.reading.begin(self._transport)
+        self._output = Output(self._transport, self._context.writes, self, self.inbox.owner)
+        self._context.arrived(self)
         self._shared.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -80,7 +110,7 @@ class AmqpConnection(Reads):
             if at:
                 if not turn.begun:
                     turn.begin()
-                self._live.heard = turn.now
+                self.reading.heard = turn.now
                 turn.bytes += at
                 if turn.bytes > TURN_BYTES_MAX:
                     turn.store()
@@ -88,49 +118,51 @@ class AmqpConnection(Reads):
                     turn.relieve()
                 if at == len(data):
                     return
-        now, turns = self._broker.clock(), self._broker.turns
-        if self._pause & WAITING or (now >= turns.reads_until and not turns.admits(now)):
-            self._put_off(data[at:] if at else data)
-        else:
+        now = self._context.clock()
+        if self.reading.admits(now):
             self._read(data, now, at)
+        elif self._transport is not None:
+            self._fast = False
+            self.inbox.ahead += data[at:] if at else data
+            self._settle()
+            self.reading.put_off()
 
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts for ``write_timeout_s``."""
         self.is_writable = False
-        self.hold(Pause.WRITE)
-        self._live.cannot_write()
+        self.reading.falls_behind()
+        self.live.wait()
         if self._channels is not None:
             self._channels.pause()
 
     def catches_up(self) -> None:
         """Read on from a client that has caught up, and deliver to it again."""
         self.is_writable = True
-        self._live.can_write()
-        self.release(Pause.WRITE)
+        self.reading.catches_up()
+        self.live.wait()
         if self._channels is not None:
             self._channels.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the connection of a client that has gone, with or without connection.close."""
         if self._transport is not None:
-            self._end(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
+            self.end(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
 
     # --- what channels, handshake and back-pressure ask of a connection
 
-    @property
-    def is_let_in(self) -> bool:
-        """Return whether connection.open was answered."""
-        return self._channels is not None
+    def send(self, data: bytes) -> None:
+        """Write whole frames."""
+        self.live.wrote = True
+        super().send(data)
+
+    def send_all(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write whole frames that came in parts."""
+        self.live.wrote = True
+        super().send_all(parts)
 
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
         self.send(write_method(method, channel))
-
-    def joins(self) -> None:
-        """Take part in back-pressure: the client publishes."""
-        if not self.joined:
-            self.joined = True
-            self._broker.ingest.back_pressure.join(self)
 
     def end_channel(self, number: int) -> None:
         """Forget a channel that is closed."""
@@ -146,60 +178,52 @@ class AmqpConnection(Reads):
         self._output.owner = peer.owner
         self._channels = Channels(self._shared, self, channels_max)
         self._handshake = None
-        self._live.begin(heartbeat_s)
+        self.live.begin(heartbeat_s)
         self.arrival.opened()
-
-    def tunes(self) -> None:
-        """Wait some time for the client's terms."""
-        self._live.tunes()
-
-    def tuned(self, frame_bytes_max: int) -> None:
-        """Take frames as long as was agreed on."""
-        self.frame_bytes_max = frame_bytes_max
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception: say so, and wait a moment for the client's answer."""
-        if self._transport is None or self._closing:
+        if self._transport is None or self._closing.is_begun:
             return
-        self._broker.counters.protocol_errors += 1
+        self._context.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
         self._turn.store()  # what came before in good order counts
         reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.arrival.origin if self.peer is None else None
-        self._broker.partings.closed(log, f"closing AMQP client {self._client()}", reason, stranger_at=stranger_at)
-        self._say_goodbye(error)
+        self._context.partings.closed(log, f"closing AMQP client {described(self)}", reason, stranger_at=stranger_at)
+        self._closing.begin(error)
 
     def refuse_silently(self, reason: str) -> None:
         """Close a connection without a word: its client is not known."""
-        self._broker.counters.protocol_errors += 1
-        self._end(reason)
+        self._context.counters.protocol_errors += 1
+        self.end(reason)
 
     def shut_down(self) -> None:
         """Close because the node stops: the client may come back."""
         if self._transport is None:
             return
         self._turn.store()
-        if not self._closing and self.is_let_in:
-            self._say_goodbye(AmqpError(ReplyCode.CONNECTION_FORCED, "the node stops"))
-        self._end("the node stops", logging.INFO)
+        if not self._closing.is_begun and self._channels is not None:
+            self._closing.begin(AmqpError(ReplyCode.CONNECTION_FORCED, "the node stops"))
+        self.end("the node stops", logging.INFO)
 
     def expel(self) -> None:
         """Close the connection of a user that is not let in any more."""
-        if self._closing:
+        if self._closing.is_begun:
             return
-        self._broker.counters.clients_expelled += 1
+        self._context.counters.clients_expelled += 1
         self.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the user was removed, or has another password"))
 
-    def give_up(self, reason: str) -> None:
-        """Close a connection that has been silent, or did not read, for too long."""
-        self._end(reason)
-
     # --- one read
+
+    def _read_ahead(self, now: float) -> None:
+        if data := self.inbox.take():
+            self._read(data, now, 0)
 
     def _read(self, data: bytes, now: float, at: int) -> None:
         if self._transport is None:
             return
-        self._live.heard = now
-        self._broker.turns.budget.begin(now)
+        self.reading.heard = now
+        self._context.turns.budget.begin(now)
         self._turn.bytes += len(data) - at
         self._output.cork()
         try:
@@ -212,18 +236,22 @@ class AmqpConnection(Reads):
         except Exception:
             # A mistake of ours. Where the client waited for its turn, the caller serves others, too, and would leave
             # this connection open, and never read again.
-            log.exception("what AMQP client %s sent could not be handled", self._client())
+            log.exception("what AMQP client %s sent could not be handled", described(self))
             self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
         self._turn.gathered()
-        self._broker.fan_out.flush()
+        self._context.fan_out.flush()
         self._output.uncork()
         inbox = self.inbox
         if inbox.ahead or inbox.charged or inbox.partial or inbox.content_bytes:
             self._settle()
-        if len(data) > LONG_BYTES and self._broker.writes.is_full and not self._pause & WAITING:
-            self.hold(Pause.TURN)
-            self._broker.writes.when_short(self.inbox.owner, partial(self.go_on, Pause.TURN))
-        self._fast = bool(self.targets) and not inbox.partial and not self._pause & WAITING and not self._closing
+        self.reading.handled(len(data))
+        self._fast = bool(self.targets) and not inbox.partial and not self.reading.pause & KEEPS
+
+    def _settle(self) -> None:
+        if self._transport is not None and not self.inbox.settle():
+            self.fail(
+                AmqpError(ReplyCode.RESOURCE_ERROR, "no memory for messages that are not whole (limits.unfinished)")
+            )
 
     def _parse_read(self, data: bytes, at: int) -> None:
         inbox = self.inbox
@@ -233,38 +261,38 @@ class AmqpConnection(Reads):
             if whole:
                 self._turn.joined_bytes += len(whole)
                 self._parse(whole, 0)
-        if not self._pause & WAITING:
+        if not self.reading.pause & KEEPS:
             at = self._parse(data, at)
         if at < len(data) and self._transport is not None:
-            if self._pause & WAITING:
+            if self.reading.pause & KEEPS:
                 inbox.ahead = data[at:]
             else:
                 inbox.keep(data[at:], self.frame_bytes_max)
 
     def _parse(self, data: bytes, at: int) -> int:
         """Handle the frames of ``data[at:]``; returns where the first incomplete one begins."""
-        size, budget, turn = len(data), self._broker.turns.budget, self._turn
+        size, budget, turn, reading = len(data), self._context.turns.budget, self._turn, self.reading
         if not self._begun and at < size:
             if len(data) - at < len(PROTOCOL_HEADER):
                 return at
             at += self._begin(data[at : at + len(PROTOCOL_HEADER)])
-        while at < size and self._transport is not None and not self._pause & WAITING:
-            if self.targets and not self._closing:
+        while at < size and self._transport is not None and not reading.pause & KEEPS:
+            if self.targets:
                 before, at = at, scan(data, at, self.targets, turn, at + SCAN_BYTES_MAX, COST_MAX - turn.cost)
                 if at > before:
                     turn.relieve()
                     if at < size and not budget.spend(0):
-                        self._wait_for_turn()
+                        reading.end_turn()
                     continue
             found = read_frame(data, at, self.frame_bytes_max)
             if found is None:
                 break
             frame, at = found
-            self._broker.counters.packets_received += 1
+            self._context.counters.packets_received += 1
             self._handle(frame)
             turn.relieve()
-            if not budget.spend() and at < size and self._transport is not None:
-                self._wait_for_turn()
+            if not budget.spend() and at < size:
+                reading.end_turn()
         return at
 
     def _begin(self, header: bytes) -> int:
@@ -273,7 +301,7 @@ class AmqpConnection(Reads):
             # "the server MUST send a valid protocol header, then close the connection", 2.2.4.
             self.send(PROTOCOL_HEADER)
             self._output.uncork()
-            self._end(f"it asks for {header!r}, which is not AMQP 0-9-1")
+            self.end(f"it asks for {header!r}, which is not AMQP 0-9-1")
             return len(header)
         self._handshake = Handshake(self._shared, self._door, self, self._transport)
         self._handshake.begin()
@@ -285,8 +313,8 @@ class AmqpConnection(Reads):
             if number or payload:
                 raise AmqpError(ReplyCode.FRAME_ERROR, "a heartbeat frame is empty and on channel 0")
             return
-        if self._closing:
-            self._await_close_ok(frame)
+        if self._closing.is_begun:
+            self._closing.handle(frame)
         elif number:
             if self._channels is None:
                 raise AmqpError(ReplyCode.CHANNEL_ERROR, "the connection is not open yet")
@@ -298,14 +326,14 @@ class AmqpConnection(Reads):
 
     def _on_method(self, method: Method) -> None:
         if isinstance(method, commands.Connection.Close):
-            self._closed_by_client()
+            self._closing.asked()
         elif self._handshake is not None:
             self._handshake.handle(method)
         elif isinstance(method, commands.Connection.UpdateSecret):
             secret = method.new_secret
             data = secret.encode() if isinstance(secret, str) else secret
-            self.hold(Pause.ASKING)
-            self._broker.run(check_secret(self._door, self, self._transport, data))
+            self.reading.hold(Pause.ASKING)
+            self._context.run(check_secret(self._door, self, self._transport, data))
         elif method.index >> 16 == commands.Connection.index >> 16:
             raise AmqpError(ReplyCode.COMMAND_INVALID, "the connection is open already", method.index)
         else:
@@ -319,52 +347,21 @@ class AmqpConnection(Reads):
         else:
             self.fail(error)
 
-    def _say_goodbye(self, error: AmqpError) -> None:
-        self._closing = True
+    def await_last_word(self) -> None:
+        """Read on at once, and wait some seconds for the client's answer to connection.close."""
         self._fast = False
-        self.answer(commands.Connection.Close(error.code, error.text, error.method >> 16, error.method & 0xFFFF))
-        self._leave_channels()
-        self._live.closes(CLOSE_S_MAX)
         self.inbox.content_bytes = 0
-        self._pause &= ~WAITING  # its answer is read at once
-        self._read_on()
+        self.live.closes(CLOSE_S_MAX)
+        self.reading.last_words()
 
-    def _await_close_ok(self, frame: Frame) -> None:
-        """Look for connection.close-ok among what the client sent before it knew."""
-        if frame.channel or frame.kind != METHOD:
-            return
-        index = int.from_bytes(frame.payload[:4], "big")
-        if index == commands.Connection.Close.index:
-            self.answer(commands.Connection.CloseOk())
-        if index in (commands.Connection.Close.index, commands.Connection.CloseOk.index):
-            self._end("connection.close-ok", logging.DEBUG, lingers=True)
-
-    def _closed_by_client(self) -> None:
-        """Answer connection.close when what was published before it is durable: who publishes without confirms knows
-        then that it is."""
-        self._turn.store()
-        if self._closing:
-            return  # there was no room for it: an exception is on its way to the client
-        self._closing = True
-        self._leave_channels()
-        self._broker.ingest.on_durable(self._closed)
-
-    def _closed(self, error: BaseException | None) -> None:
-        if self._transport is None:
-            return
-        if error is not None:
-            self._say_goodbye(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was published could not be stored: {error}"))
-        else:
-            self.answer(commands.Connection.CloseOk())
-            self._end("connection.close", logging.DEBUG, lingers=True)
-
-    def _leave_channels(self) -> None:
+    def leave_channels(self) -> None:
+        """End all channels."""
         channels, self._channels = self._channels, None
         self.targets.clear()
         if channels is not None:
             channels.close()
 
-    def _end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
+    def end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
         """Close the transport; once. What the socket has not taken is dropped where the client does not read.
 
         Args:
@@ -374,21 +371,22 @@ class AmqpConnection(Reads):
             return
         self._turn.store()
         transport, self._transport, self._fast = self._transport, None, False
+        self.reading.end()
         stranger_at = self.arrival.origin if self.peer is None else None
-        self._broker.partings.closed(log, f"closed AMQP client {self._client()}", reason, level, stranger_at)
+        self._context.partings.closed(log, f"closed AMQP client {described(self)}", reason, level, stranger_at)
         if self._handshake is not None:
             self._handshake.cancel()
-        self._leave_channels()
+        self.leave_channels()
         if self.queue_client is not None:
-            self._broker.ingest.remembering.discard(self.targets)
+            self._context.ingest.remembering.discard(self.targets)
             self._shared.queues.leave(self.targets)
             self._shared.queues.gone(self.queue_client)
         self.inbox.clear()
-        self._live.end()
+        self.live.end()
         if self.peer is not None:
-            self._broker.ingest.leave(self.peer.routes)
+            self._context.ingest.leave(self.peer.routes)
         self._shared.clients.discard(self)
-        self._broker.left(self)
+        self._context.left(self)
         if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost
             if not self._output.finish():
                 self._output.drop()

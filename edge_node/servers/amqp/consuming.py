@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
-from weft.edge_node.queues.queue import Consumption
+from weft.edge_node.queues.queue.credit import Credit
+from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.servers.amqp.client import Client, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
@@ -141,7 +141,7 @@ class Consuming:
     def ended(self, tag: str) -> None:
         """Tell the client that a consumer's queue is gone, or not for it any more."""
         reader = self._consumers.pop(tag, None)
-        if self.reply_queue and not self._shared.queues.has_queue(self.reply_queue):
+        if self.reply_queue and not self._shared.queues.declarations.has_queue(self.reply_queue):
             self.reply_queue = ""
         if reader is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
             cancel = commands.Basic.Cancel(tag, True)
@@ -184,7 +184,7 @@ class Consuming:
         credit = [self._socket, self._flow]
         if not method.no_ack:
             credit += [self._together, Credit(self._prefetch, comes_back=True)] if self._prefetch else [self._together]
-        reader = Reader(self._client, self, self._number, tag, self._shared.broker.wall_clock, no_ack=method.no_ack)
+        reader = Reader(self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack)
         reader.consumption = self._shared.queues.consume(
             self._client.queue_client, queue, reader, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
@@ -202,7 +202,7 @@ class Consuming:
         if self.reply_queue:
             reason = f"{DIRECT_REPLY_TO!r} has a consumer on this channel: use that one"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
-        self.reply_queue = self._shared.queues.declare_queue(
+        self.reply_queue = self._shared.queues.declarations.declare_queue(
             self._client.queue_client, exclusive=True, auto_delete=True, own_name=f"{DIRECT_REPLY_TO}."
         ).name
         return self.reply_queue
@@ -238,7 +238,7 @@ class Consuming:
             return
         delivery, message, left = found
         tag = self.next_tag(None if method.no_ack else delivery)
-        now = self._shared.broker.wall_clock()
+        now = self._shared.context.wall_clock()
         self._client.send_all(write_get_ok(self._client, self._number, tag, delivery, message, left, now))
 
     def _pass_over(self, _method: Method) -> None:

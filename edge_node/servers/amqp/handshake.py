@@ -16,8 +16,10 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp.client import Client as AmqpClient
 from weft.edge_node.servers.amqp.client import Peer, Shared
+from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.names import Names
-from weft.edge_node.servers.broker.place import FULL, Place
+from weft.edge_node.servers.clients.place import FULL, Place
+from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.field_table import read_table
@@ -48,22 +50,13 @@ class Client(Protocol):
     """Connection, as its handshake knows it."""
 
     arrival: Arrival
+    frame_bytes_max: int
+    live: Liveness
     place: Place
+    reading: Reading
 
     def answer(self, method: Method, channel: int = 0) -> None:
         """Write one method."""
-
-    def hold(self, reason: Pause) -> None:
-        """Stop reading."""
-
-    def go_on(self) -> None:
-        """Read on after ``Pause.ASKING``."""
-
-    def tunes(self) -> None:
-        """Wait some time for the client's terms."""
-
-    def tuned(self, frame_bytes_max: int) -> None:
-        """Take frames as long as was agreed on."""
 
     def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
         """Take methods for channels from now on."""
@@ -93,7 +86,7 @@ async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: b
             "rights of its login", client.arrival.name, client.peer.identity.username, error,
         )  # fmt: skip
     client.answer(commands.Connection.UpdateSecretOk())
-    client.go_on()
+    client.reading.go_on()
 
 
 class _State(IntEnum):
@@ -190,8 +183,8 @@ class Handshake:
         self._name = name[:NAME_SHOWN_MAX] if isinstance(name, str) else ""
         credentials = self._credentials(method.mechanism, method.response)
         self._state = _State.ASKS
-        self._client.hold(Pause.ASKING)
-        self._task = self._shared.broker.run(self._let_in(credentials))
+        self._client.reading.hold(Pause.ASKING)
+        self._task = self._shared.context.run(self._let_in(credentials))
 
     def _credentials(self, mechanism: str, response: str | bytes) -> Credentials:
         if mechanism not in self._mechanisms():
@@ -238,9 +231,9 @@ class Handshake:
             self._state = _State.AWAITS_TUNE_OK
             settings = self._shared.settings
             tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
-            self._client.tunes()
+            self._client.live.tunes()
             self._client.answer(tune)
-            self._client.go_on()
+            self._client.reading.go_on()
 
     def _refuse(self, error: AmqpError) -> None:
         """Close the connection of a client that is not let in. Those that announce it hear why."""
@@ -264,7 +257,7 @@ class Handshake:
         self._frame_bytes_max = frame_bytes_max
         self._channels_max = channels_max
         self._heartbeat_s = method.heartbeat
-        self._client.tuned(frame_bytes_max)
+        self._client.frame_bytes_max = frame_bytes_max
         self._state = _State.AWAITS_OPEN
 
     def _on_open(self, method: commands.Connection.Open) -> None:
@@ -280,7 +273,7 @@ class Handshake:
         peer = Peer(
             identity,
             user_or_address(identity.username, self._client.arrival.origin),
-            self._shared.broker.ingest.routes_of(identity),
+            self._shared.context.ingest.routes_of(identity),
             self._name,
             Names(prefix),
             self._capabilities,

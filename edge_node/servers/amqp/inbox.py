@@ -4,7 +4,7 @@ which frames are missing."""
 from __future__ import annotations
 
 from weft.bounds import Bound, Owner
-from weft.edge_node.servers.broker.held import Held
+from weft.edge_node.servers.clients.held import Held
 from weft.protocols.amqp.frames import HEAD_BYTES, frame_end
 
 
@@ -16,7 +16,7 @@ class Inbox(Held):
         owner: the address, until there is a user.
     """
 
-    __slots__ = ("_needed", "ahead", "content_bytes", "partial")
+    __slots__ = ("_needed", "content_bytes", "partial")
 
     def __init__(self, bound: Bound, owner: Owner) -> None:
         super().__init__(bound, owner)
@@ -24,8 +24,6 @@ class Inbox(Held):
         """Bytes from which on ``partial`` is worth another look."""
         self.partial = bytearray()
         """The beginning of a frame that is not whole."""
-        self.ahead = b""
-        """Bytes that came while the connection waits, for its turn or for an answer from elsewhere."""
         self.content_bytes = 0
         """Bytes of bodies of which frames are missing, on all channels."""
 
@@ -63,16 +61,11 @@ class Inbox(Held):
                 return whole, at
             self.keep(piece, frame_bytes_max)
 
-    def take(self) -> bytes:
-        """Take out what came ahead; it is charged until ``settle``."""
-        ahead, self.ahead = self.ahead, b""
-        return ahead
-
     def settle(self) -> bool:
         """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
         return self.charge(len(self.partial) + len(self.ahead) + self.content_bytes)
 
     def clear(self) -> None:
         """Hold nothing any more: the connection has ended."""
-        self.ahead, self.partial, self.content_bytes = b"", bytearray(), 0
-        self.charge(0)
+        self.partial, self.content_bytes = bytearray(), 0
+        super().clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from weft.edge_node.servers.amqp.client import Shared
-from weft.edge_node.servers.broker.place import Place
+from weft.edge_node.servers.clients.place import Place
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
 
@@ -34,7 +34,7 @@ class Lingering(asyncio.Protocol):
         is_tls = transport.get_extra_info("sslcontext") is not None
         transport.set_protocol(SharedBufferProtocol(self) if is_tls else self)
         shared.lingering.add(self)
-        shared.broker.wheel.set(self, shared.broker.clock() + LINGER_S_MAX)
+        shared.context.wheel.set(self, shared.context.clock() + LINGER_S_MAX)
         if not transport.is_closing():
             transport.resume_reading()
 
@@ -46,7 +46,7 @@ class Lingering(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Give up the connection's places: the client has closed it, or the node."""
-        self._shared.broker.wheel.cancel(self)
+        self._shared.context.wheel.cancel(self)
         self._shared.lingering.discard(self)
         self._place.free()
         self._arrival.closed()

@@ -7,7 +7,7 @@ from typing import Final
 
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.routing.publishing import Published
+from weft.edge_node.queues.publishing import Published
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE
 from weft.edge_node.servers.amqp.client import Client, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
@@ -45,7 +45,7 @@ class Publishing:
         self.number = number
         self.publisher: str | None = None
         """AMQP has no subscriptions that do not want their own messages."""
-        self._turn = shared.broker.ingest.turn
+        self._turn = shared.context.ingest.turn
         self.confirms = False
         """True once the client has asked for confirms."""
         self.reply_queue = ""
@@ -72,7 +72,7 @@ class Publishing:
         if method.immediate:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, IMMEDIATE, _PUBLISH)
         try:
-            self._shared.queues.check_exchange(self._client.peer.names.name(method.exchange))
+            self._shared.queues.publishing.check_exchange(self._client.peer.names.name(method.exchange))
         except QueueError as error:
             raise amqp_error(error, _PUBLISH) from None
 
@@ -98,15 +98,17 @@ class Publishing:
         client = self._client
         content = read_properties(properties)
         self._check_user(content)
-        client.joins()
+        client.reading.join()
         names = client.peer.names
         exchange, key = names.name(method.exchange), names.key(method.exchange, method.routing_key)
         also, headers = read_further_keys(content.headers)
-        self._shared.broker.turns.budget.spend(len(also))
+        self._shared.context.turns.budget.spend(len(also))
         content = content._replace(headers=self._answered_here(headers))
         also = tuple(names.key(method.exchange, each) for each in also)
         try:
-            found = self._shared.queues.route(client.queue_client, exchange, key, content.headers, len(body), also)
+            found = self._shared.queues.publishing.route(
+                client.queue_client, exchange, key, content.headers, len(body), also
+            )
         except QueueError as error:
             raise amqp_error(error, _PUBLISH) from None
         is_routed = _is_routed(found, exchange)
@@ -118,19 +120,19 @@ class Publishing:
             # Nothing takes it, and that is no error: it is as good as handled.
             self._count(gathered, is_rejected=found.is_rejected)
             return
-        headers = (*content.at(self._shared.broker.wall_clock()), *found.headers)
+        headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
         gathered.add(found.route, found.topic, body, self, 0, headers)
         self._count(gathered, is_rejected=found.is_rejected)
         is_plain = found.is_constant and not found.route.is_wide and (is_routed or not method.mandatory)
         if frame and is_plain and not self._is_closed:
             channel = self.number.to_bytes(2, "big")
             client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))
-            self._shared.broker.ingest.remembering.add(client.targets)
+            self._shared.context.ingest.remembering.add(client.targets)
             self._shared.queues.remember(client.targets)
 
     def _send_on(self, gathered: Gathering, found: Published, content: Content, body: bytes) -> None:
         """Add what full queues do not take, and want to go on."""
-        headers = (*content.at(self._shared.broker.wall_clock()), *found.headers)
+        headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
         for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
             gathered.add(route, topic, body, self, 0, own)
 
@@ -177,7 +179,7 @@ class Publishing:
         """Nack what could not be stored; without confirms only the end of the connection says that."""
         if self._is_closed:
             return
-        self._shared.broker.counters.log_refusals += 1
+        self._shared.context.counters.log_refusals += 1
         if self.confirms and isinstance(error, LogFull) and self._stores == self._turn.stores - 1:
             # One by one: a multiple nack would be about earlier messages, too, which wait for the disk.
             tags = [tag for tag in range(self._first, self.tag + 1) if tag not in self._nacked]

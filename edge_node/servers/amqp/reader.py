@@ -8,7 +8,7 @@ from typing import Protocol
 
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue import Consumption
+from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.queues.topics import origin_of
 from weft.edge_node.servers.amqp.client import Client
 from weft.edge_node.servers.amqp.names import Names

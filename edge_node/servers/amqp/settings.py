@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.bounds import one_share
+from weft.config.listeners import protocol_of
+from weft.config.models import EdgeConfig
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN
 
 HANDSHAKE_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MIN
@@ -29,6 +32,23 @@ class AmqpSettings:
     """Name and version, for server properties."""
     vhosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Listener -> virtual host -> beginning of its topics, empty for none."""
+
+    @classmethod
+    def of(cls, config: EdgeConfig, software: str) -> AmqpSettings:
+        """Return the bounds that a configuration sets."""
+        queues = config.queues
+        vhosts: dict[str, Mapping[str, str]] = {
+            name: {vhost: prefix or "" for vhost, prefix in listener.vhosts.items()}
+            for name, listener in config.listeners.items()
+            if listener is not None and listener.vhosts is not None and protocol_of(name, listener) == "amqp"
+        }
+        return cls(
+            channels_total_max=queues.channels,
+            channels_per_user_max=one_share(queues.channels_per_user, queues.channels),
+            message_bytes_max=config.limits.message_bytes,
+            software=software,
+            vhosts=vhosts,
+        )
 
     def prefix_of(self, listener: str, vhost: str) -> str | None:
         """Return the beginning of the topics of a virtual host; None for one that there is not."""

@@ -45,24 +45,26 @@ class Topology:
     def _declare_exchange(self, method: commands.Exchange.Declare) -> Method:
         name = self._names.name(method.exchange)
         if method.passive:
-            self._queues.find_exchange(name)
+            self._queues.declarations.find_exchange(name)
         else:
-            self._queues.declare_exchange(
+            self._queues.declarations.declare_exchange(
                 self._client, name, method.exchange_type, durable=method.durable, auto_delete=method.auto_delete,
                 internal=method.internal, arguments=self._names.arguments(method.arguments),
             )  # fmt: skip
         return Exchange.DeclareOk()
 
     def _delete_exchange(self, method: commands.Exchange.Delete) -> Method:
-        self._queues.delete_exchange(self._client, self._names.name(method.exchange), if_unused=method.if_unused)
+        self._queues.declarations.delete_exchange(
+            self._client, self._names.name(method.exchange), if_unused=method.if_unused
+        )
         return Exchange.DeleteOk()
 
     def _bind_exchange(self, method: commands.Exchange.Bind) -> Method:
-        self._queues.bind_exchange(self._client, *self._between_exchanges(method))
+        self._queues.declarations.bind_exchange(self._client, *self._between_exchanges(method))
         return Exchange.BindOk()
 
     def _unbind_exchange(self, method: commands.Exchange.Unbind) -> Method:
-        self._queues.unbind_exchange(self._client, *self._between_exchanges(method))
+        self._queues.declarations.unbind_exchange(self._client, *self._between_exchanges(method))
         return Exchange.UnbindOk()
 
     def _between_exchanges(self, method: Any) -> tuple[str, str, str, Mapping[str, Any]]:
@@ -79,9 +81,9 @@ class Topology:
         if name.startswith(DIRECT_REPLY_TO):
             return self._reply_queue(name)
         if method.passive:
-            found = self._queues.find_queue(self._client, name or self._queue(""))
+            found = self._queues.declarations.find_queue(self._client, name or self._queue(""))
         else:
-            found = self._queues.declare_queue(
+            found = self._queues.declarations.declare_queue(
                 self._client, name, durable=method.durable, exclusive=method.exclusive, auto_delete=method.auto_delete,
                 arguments=self._names.arguments(method.arguments),
             )  # fmt: skip
@@ -92,12 +94,12 @@ class Topology:
 
     def _reply_queue(self, name: str) -> Method:
         """Answer as if there were a queue: a client that is to answer asks so whether its answer is awaited."""
-        if name != DIRECT_REPLY_TO and not self._queues.has_queue(name):
+        if name != DIRECT_REPLY_TO and not self._queues.declarations.has_queue(name):
             raise QueueError(Reason.NOT_FOUND, f"no consumer waits for answers at {name!r}: its channel is closed")
         return Queue.DeclareOk(name, 0, 1)
 
     def _delete_queue(self, method: commands.Queue.Delete) -> Method:
-        count = self._queues.delete_queue(
+        count = self._queues.declarations.delete_queue(
             self._client, self._queue(method.queue), if_unused=method.if_unused, if_empty=method.if_empty
         )
         return Queue.DeleteOk(count)
@@ -105,15 +107,15 @@ class Topology:
     def _bind_queue(self, method: commands.Queue.Bind) -> Method:
         # Where both are left out, the key is the queue's name, too.
         key = method.routing_key if method.queue or method.routing_key else self.last_queue
-        self._queues.bind(self._client, *self._to_queue(method, key))
+        self._queues.declarations.bind(self._client, *self._to_queue(method, key))
         return Queue.BindOk()
 
     def _unbind_queue(self, method: commands.Queue.Unbind) -> Method:
-        self._queues.unbind(self._client, *self._to_queue(method, method.routing_key))
+        self._queues.declarations.unbind(self._client, *self._to_queue(method, method.routing_key))
         return Queue.UnbindOk()
 
     def _purge_queue(self, method: commands.Queue.Purge) -> Method:
-        return Queue.PurgeOk(self._queues.purge(self._client, self._queue(method.queue)))
+        return Queue.PurgeOk(self._queues.declarations.purge(self._client, self._queue(method.queue)))
 
     def _to_queue(self, method: Any, key: str) -> tuple[str, str, str, Mapping[str, Any]]:
         names = self._names

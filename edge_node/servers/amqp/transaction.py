@@ -80,13 +80,13 @@ class Transaction:
         Raises:
             LogFull, LogFailed: nothing was stored, and nothing was acknowledged.
         """
-        broker, shared = self._shared.broker, self._shared
-        broker.ingest.turn.store()  # what came before comes first
+        context, shared = self._shared.context, self._shared
+        context.ingest.turn.store()  # what came before comes first
         gathered, settled, size = self._gathered, self._settled, self._bytes
         if gathered or settled:
-            with broker.ingest.log.together(RESERVE_BYTES + size * 2):
+            with context.ingest.log.together(RESERVE_BYTES + size * 2):
                 if gathered:
-                    broker.ingest.store(gathered)
+                    context.ingest.store(gathered)
                 for deliveries, outcome in settled:
                     shared.queues.settle_together(list(deliveries.values()), outcome)
                 shared.queues.flush()
@@ -99,7 +99,7 @@ class Transaction:
             else:
                 self._client.fail(AmqpError(ReplyCode.INTERNAL_ERROR, f"the transaction is lost: {error}"))
 
-        broker.ingest.on_durable(durable)
+        context.ingest.on_durable(durable)
 
     def rollback(self, consuming: Consuming) -> None:
         """Forget all of it. Deliveries that were acknowledged are not settled again; the client may recover them."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity
@@ -14,8 +12,9 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output, WritingConnection
-from weft.edge_node.servers.broker.place import Place
+from weft.edge_node.servers.clients.output import Output, WritingConnection
+from weft.edge_node.servers.clients.place import Place
+from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Reading
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1.opening import AMQP, HEADER_BYTES, frame_size, refusal
 from weft.protocols.errors import Corrupt
@@ -32,7 +31,6 @@ SLICE_FRAMES = 32
 """Bytes or frames that the engine gets at a time, before the client's turn is looked at."""
 OUTPUT_BYTES = 64 << 10
 """Bytes that the engine makes in a turn: 4 MiB take it 20 ms."""
-_WAITING = Pause.ASKING | Pause.TURN
 _FREE = (0x14, 0x15)
 """Performatives that cost their time alone: transfers and dispositions are what a node is there for."""
 
@@ -41,31 +39,29 @@ class Amqp1Connection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_budget", "_door", "_has_begun", "_held", "_is_flushing", "_links", "_missed_turn", "_opening", "_owing",
-        "_parts", "_pause", "_write_deadline", "arrival", "engine", "identity", "place", "wheel_slot",
+        "_budget", "_door", "_has_begun", "_held", "_is_flushing", "_links", "_opening", "_owing", "_parts",
+        "arrival", "engine", "identity", "place", "reading", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
         """Take a connection in; the listener has counted it."""
-        broker = parts.broker
+        context = parts.context
         self.arrival = arrival
         self.wheel_slot = -1
-        self.place = Place(broker.places, broker.counters)
+        self.place = Place(context.places, context.counters)
         self.identity: Identity | None = None
         """Identity of the client once it was let in."""
         self.engine: Engine | None = None
         self._parts = parts
         self._door = door
-        self._budget = broker.turns.budget
-        self._held = Inbox(broker.unfinished, user_or_address(None, arrival.origin))
+        self._budget = context.turns.budget
+        self._held = Inbox(context.unfinished, user_or_address(None, arrival.origin))
         self._opening: Opening | None = None
         self._links: Links | None = None
         self._has_begun = False
-        self._pause = 0
         self._owing: set[OutgoingLink] = set()
         self._is_flushing = False  # True while the engine waits for its turn to say more
-        self._missed_turn = False  # True once its turn came while publishers wait for the disk
-        self._write_deadline: float | None = None
+        self.reading = Reading(context, self._held, self._read_ahead)
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
@@ -73,7 +69,8 @@ class Amqp1Connection(WritingConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the protocol header; the listener minds how long."""
         self._transport = cast(asyncio.Transport, transport)
-        self._output = Output(self._transport, self._parts.broker.writes, self, self._held.owner)
+        self.reading.begin(self._transport)
+        self._output = Output(self._transport, self._parts.context.writes, self, self._held.owner)
         self._opening = Opening(self._parts, self._door, self, self._transport)
         self._parts.connections.add(self)
 
@@ -81,20 +78,22 @@ class Amqp1Connection(WritingConnection):
         """Handle one read, or keep it until it is the client's turn."""
         if self._transport is None:
             return
-        broker = self._parts.broker
-        now, turns = broker.clock(), broker.turns
+        context = self._parts.context
+        now = context.clock()
         self._held.data += data
-        broker.ingest.turn.bytes += len(data)
-        if not self._pause & _WAITING and (now < turns.reads_until or turns.admits(now)):
+        context.ingest.turn.bytes += len(data)
+        if self.reading.admits(now):
             self._read(now)
-            return
-        self._settle()
-        if self._transport is not None and not self._pause & _WAITING:
-            self.hold(Pause.TURN)
-            broker.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
+        else:
+            self._settle()
+            self.reading.put_off()
+
+    def _read_ahead(self, now: float) -> None:
+        if self._held.data:
+            self._read(now)
 
     def _read(self, now: float) -> None:
-        broker, size = self._parts.broker, len(self._held.data)
+        context, size = self._parts.context, len(self._held.data)
         self._budget.begin(now)
         try:
             if self._opening is not None:
@@ -105,24 +104,20 @@ class Amqp1Connection(WritingConnection):
             self._broken(str(error))
         if self._links is not None:
             self._links.end_read()
-        broker.ingest.turn.gathered()
-        broker.fan_out.flush()
+        context.ingest.turn.gathered()
+        context.fan_out.flush()
         self.flush()
         self._settle()
-        if size > LONG_BYTES and broker.writes.is_full and self.is_open and not self._pause & _WAITING:
-            self.hold(Pause.TURN)
-            broker.writes.when_short(self._held.owner, partial(self.go_on, Pause.TURN))
+        self.reading.handled(size)
 
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read, and close it if that lasts."""
-        self.hold(Pause.WRITE)
-        self._write_deadline = self._parts.broker.clock() + self._parts.broker.settings.write_timeout_s
-        self._parts.broker.wheel.set(self, self._write_deadline)
+        self.reading.falls_behind()
+        self._parts.context.wheel.set(self, self.reading.write_until)
 
     def catches_up(self) -> None:
         """Read on from a client that has caught up."""
-        self._write_deadline = None
-        self.release(Pause.WRITE)
+        self.reading.catches_up()
         self.look_at_times()
         if self._links is not None:
             self._links.room()
@@ -135,44 +130,9 @@ class Amqp1Connection(WritingConnection):
     # --- what others ask of a connection
 
     @property
-    def is_open(self) -> bool:
-        """Return whether the client can still be sent something."""
-        return self._transport is not None
-
-    @property
     def takes_more(self) -> bool:
         """Return whether the client's socket takes what it is sent."""
-        return self._transport is not None and not self._pause & Pause.WRITE
-
-    def hold(self, reason: Pause) -> None:
-        """Stop reading."""
-        if not self._pause and self._transport is not None:
-            self._transport.pause_reading()
-        self._pause |= reason
-
-    def release(self, reason: Pause) -> None:
-        """Read on, if this was the last reason not to."""
-        if not self._pause & reason:
-            return
-        self._pause &= ~reason
-        if self._missed_turn and not self._pause & Pause.DISK:
-            self._missed_turn = False
-            self._parts.broker.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
-        if not self._pause and self._transport is not None:
-            self._transport.resume_reading()
-
-    def go_on(self, waited_for: Pause) -> None:
-        """Handle what came while the connection waited, and read on."""
-        if self._transport is None:
-            return
-        self._pause &= ~waited_for
-        if self._held.data and self._pause & Pause.DISK:
-            self._pause |= Pause.TURN
-            self._missed_turn = True
-        elif self._held.data:
-            self._read(self._parts.broker.clock())
-        if not self._pause and self._transport is not None:
-            self._transport.resume_reading()
+        return self._transport is not None and not self.reading.pause & Pause.WRITE
 
     def flush(self) -> None:
         """Write what the engine has to send."""
@@ -187,7 +147,7 @@ class Amqp1Connection(WritingConnection):
             return
         self._made_frames()
         if engine.error is not None:
-            self._parts.broker.counters.protocol_errors += 1
+            self._parts.context.counters.protocol_errors += 1
             self.close(engine.error, drains=True)
         elif engine.ended:
             self.close("closed by the client", logging.DEBUG, drains=True)
@@ -196,7 +156,7 @@ class Amqp1Connection(WritingConnection):
         """Write it when it is the client's turn."""
         if not self._is_flushing:
             self._is_flushing = True
-            self._parts.broker.writes.rounds.wait(self._held.owner, self._flush_on)
+            self._parts.context.writes.rounds.wait(self._held.owner, self._flush_on)
 
     def _flush_on(self) -> None:
         """Write more of what the engine has to send, unless the client does not read."""
@@ -218,7 +178,7 @@ class Amqp1Connection(WritingConnection):
 
     def room_in_turn(self) -> None:
         """Have links send on when it is the client's turn: others of its user have freed memory."""
-        self._parts.broker.writes.rounds.wait(self._held.owner, self._room_on)
+        self._parts.context.writes.rounds.wait(self._held.owner, self._room_on)
 
     def _room_on(self) -> None:
         if self._links is not None and self.takes_more:
@@ -226,7 +186,7 @@ class Amqp1Connection(WritingConnection):
             self.flush_in_turn()
 
     def welcome(self, identity: Identity) -> None:
-        """Hand the connection to the engine: the client may come in. ``go_on`` follows."""
+        """Hand the connection to the engine: the client may come in. ``reading.go_on`` follows."""
         from weft.edge_node.servers.amqp1.engine import Engine
         from weft.edge_node.servers.amqp1.links import Links
 
@@ -254,7 +214,7 @@ class Amqp1Connection(WritingConnection):
     def permissions_changed(self) -> None:
         """Ask again whether the client may be here, and what it may do."""
         if self.identity is not None and not self.identity.admitted:
-            self._parts.broker.counters.clients_expelled += 1
+            self._parts.context.counters.clients_expelled += 1
             self.end("amqp:unauthorized-access", "its user was removed, or has another password")
         elif self._links is not None:
             self._links.permissions_changed()
@@ -262,9 +222,8 @@ class Amqp1Connection(WritingConnection):
 
     def due(self, now: float) -> float | None:
         """Close the connection if the client did not send, or did not read, for too long. For the timer wheel."""
-        if self._write_deadline is not None and now >= self._write_deadline:
-            self._parts.broker.counters.write_timeouts += 1
-            self.close(f"did not read what it was sent for {self._parts.broker.settings.write_timeout_s:g} s")
+        if self.reading.is_stuck(now):
+            self.close(self.reading.stuck)
             return None
         engine = self.engine
         when = None
@@ -272,11 +231,12 @@ class Amqp1Connection(WritingConnection):
             when = engine.tick(now)
             engine.handle()
             if engine.error is not None:
-                self._parts.broker.counters.keep_alive_timeouts += 1
+                self._parts.context.counters.keep_alive_timeouts += 1
             self.flush()
         if self._transport is None:
             return None
-        return min((each for each in (when, self._write_deadline) if each is not None), default=None)
+        next_due = min(self.reading.write_until, NEVER if when is None else when)
+        return None if next_due == NEVER else next_due
 
     # --- frames
 
@@ -287,8 +247,8 @@ class Amqp1Connection(WritingConnection):
             if held[:HEADER_BYTES] != AMQP:
                 raise Corrupt(f"expected the protocol header of AMQP 1.0, got {bytes(held[:HEADER_BYTES])!r}")
             self._has_begun, at = True, HEADER_BYTES
-            self._parts.broker.call_soon(self.look_at_times)
-        while self._has_begun and not self._pause & _WAITING and self._transport is not None:
+            self._parts.context.call_soon(self.look_at_times)
+        while self._has_begun and not self.reading.pause & KEEPS and self._transport is not None:
             size = frame_size(held, at, self._parts.frame_bytes_max)
             if size is None or at + size > len(held):
                 break
@@ -300,7 +260,9 @@ class Amqp1Connection(WritingConnection):
             begin, spent = at, cost
             frames = cost = 0
             if not self._budget.spend(spent) and at < len(held):
-                self._wait_for_turn()
+                if self._links is not None:
+                    self._links.end_read()
+                self.reading.end_turn()
         if at > begin:
             self._push(engine, bytes(held[begin:at]))
         del held[:at]
@@ -309,17 +271,7 @@ class Amqp1Connection(WritingConnection):
         if self._transport is not None:
             engine.receive(data)
             engine.handle()
-            self._parts.broker.ingest.turn.relieve()
-
-    def _wait_for_turn(self) -> None:
-        """Go on when others had their turn and what came is durable."""
-        broker = self._parts.broker
-        if self._links is not None:
-            self._links.end_read()
-        self.hold(Pause.TURN)
-        broker.ingest.turn.store()
-        go_on = partial(broker.rounds.wait, self._held.owner, partial(self.go_on, Pause.TURN))
-        broker.ingest.on_durable(lambda _: go_on())
+            self._parts.context.ingest.turn.relieve()
 
     def _settle(self) -> None:
         if self._transport is not None and not self._held.settle():
@@ -327,14 +279,14 @@ class Amqp1Connection(WritingConnection):
 
     def look_at_times(self) -> None:
         """Ask again when something is due: the client has said how often it wants a sign of life."""
-        when = self.due(self._parts.broker.clock())
+        when = self.due(self._parts.context.clock())
         if when is not None:
-            self._parts.broker.wheel.set(self, when)
+            self._parts.context.wheel.set(self, when)
 
     # --- the end
 
     def _broken(self, reason: str) -> None:
-        self._parts.broker.counters.protocol_errors += 1
+        self._parts.context.counters.protocol_errors += 1
         if self.engine is not None:
             self.end("amqp:connection:framing-error", reason)
         else:
@@ -349,10 +301,11 @@ class Amqp1Connection(WritingConnection):
         if self._transport is None:
             return
         transport, self._transport = self._transport, None
-        parts, broker = self._parts, self._parts.broker
-        broker.ingest.turn.store()
+        self.reading.end()
+        parts, context = self._parts, self._parts.context
+        context.ingest.turn.store()
         who = f"closed AMQP 1.0 client {self._name()} at {self.arrival.name}"
-        broker.partings.closed(log, who, reason, level, self.arrival.origin if self.identity is None else None)
+        context.partings.closed(log, who, reason, level, self.arrival.origin if self.identity is None else None)
         if self._opening is not None:
             self._opening.cancel()
         if self._links is not None:
@@ -360,21 +313,15 @@ class Amqp1Connection(WritingConnection):
         engine, self.engine = self.engine, None
         if engine is not None:
             # Later: this may be within one of its events.
-            broker.call_soon(engine.free)
-        broker.wheel.cancel(self)
+            context.call_soon(engine.free)
+        context.wheel.cancel(self)
         self._held.clear()
         parts.connections.discard(self)
         self.place.free()
-        broker.ingest.back_pressure.leave(self)
         self.arrival.closed()
-        self.shut(transport, drains=drains and not self._pause & Pause.WRITE)
+        self.shut(transport, drains=drains and not self.reading.pause & Pause.WRITE)
 
     def _name(self) -> str:
         if self._links is not None and self._links.container:
             return repr(self._links.container[:80])
         return "without an identifier"
-
-
-def make_connection(parts: Parts) -> Callable[[Door, Arrival], Any]:
-    """Return what makes the connections of a listener."""
-    return partial(Amqp1Connection, parts)

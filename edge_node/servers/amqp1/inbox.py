@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.bounds import Bound, Owner
-from weft.edge_node.servers.broker.held import Held
+from weft.edge_node.servers.clients.held import Held
 
 
 class Inbox(Held):
@@ -24,11 +24,16 @@ class Inbox(Held):
         self.parts_bytes = 0
         """Bytes of messages that have not come whole."""
 
-    def settle(self) -> bool:
-        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
-        return self.charge(len(self.data) + self.parts_bytes)
+    @property
+    def waits(self) -> bool:
+        """Return whether anything waits."""
+        return bool(self.data)
 
     def clear(self) -> None:
         """Hold nothing any more: the connection has ended."""
         self.data = bytearray()
-        self.charge(0)
+        super().clear()
+
+    def settle(self) -> bool:
+        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
+        return self.charge(len(self.data) + self.parts_bytes)

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.back_pressure import Publisher
 from weft.edge_node.ingest.routes import Route, RouteCache
 from weft.edge_node.ingest.stream_routes import StreamRouting
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp1 import deliveries, endpoints
 from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Kind, Refused, parse
 from weft.edge_node.servers.amqp1.inbox import Inbox
 from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.amqp1.queue_targets import check_queue, route_to_queue
+from weft.edge_node.servers.clients.reading import Reading
 from weft.protocols.amqp1.message import Message, decode_message
 from weft.protocols.batch import Flag, HeaderPairs
 from weft.protocols.errors import Corrupt
@@ -34,8 +34,10 @@ STREAMS_MAX = 16
 """Streams whose routes one connection remembers; clients of the anonymous terminus may name any."""
 
 
-class Client(Publisher, Protocol):
+class Client(Protocol):
     """The connection (``Amqp1Connection``)."""
+
+    reading: Reading
 
     def flush(self) -> None:
         """Send what the engine has to send."""
@@ -82,7 +84,7 @@ class Run:
 
     def refuse(self, error: BaseException) -> None:
         """Reject what there is no room for; release what a failed log cannot take: it may be sent again."""
-        self._sending.parts.broker.counters.log_refusals += 1
+        self._sending.parts.context.counters.log_refusals += 1
         is_full = isinstance(error, LogFull | RecordTooLarge)
         while self.waiting:
             link, delivery = self.waiting.popleft()
@@ -93,7 +95,7 @@ class Run:
             else:
                 link.answer(delivery, deliveries.release)
         if not is_full:
-            partings = self._sending.parts.broker.partings
+            partings = self._sending.parts.context.partings
             partings.closed(log, "messages of an AMQP 1.0 client", f"released: {error}")
         self._sending.client.flush()
 
@@ -114,7 +116,7 @@ class Sending:
         self.held = held
         self.queue_client = queue_client
         self.container = ""
-        self._routes = parts.broker.ingest.routes_of(identity)
+        self._routes = parts.context.ingest.routes_of(identity)
         self._streams: dict[str, RouteCache] = {}
         self._run: Run | None = None
         self._joined = False
@@ -126,12 +128,12 @@ class Sending:
 
     def run(self) -> Run:
         """Return what the present read brings, since the last time that something was stored."""
-        stores = self.parts.broker.ingest.turn.stores
+        stores = self.parts.context.ingest.turn.stores
         if self._run is None or self._run.stores != stores:
             self._run = Run(self, self.container or None, stores)
             if not self._joined:
                 self._joined = True
-                self.parts.broker.ingest.back_pressure.join(self.client)
+                self.client.reading.join()
         return self._run
 
     def end_read(self) -> None:
@@ -140,7 +142,7 @@ class Sending:
 
     def end(self) -> None:
         """Forget the routes: the connection has ended."""
-        ingest = self.parts.broker.ingest
+        ingest = self.parts.context.ingest
         ingest.leave(self._routes)
         for routes in self._streams.values():
             ingest.leave(routes)
@@ -161,7 +163,7 @@ class Sending:
             raise Refused("amqp:not-found", f"no stream {address.name[:80]!r} takes messages of clients")
         if len(self._streams) >= STREAMS_MAX:
             raise Refused("amqp:resource-limit-exceeded", f"a connection may send to {STREAMS_MAX} streams")
-        ingest = self.parts.broker.ingest
+        ingest = self.parts.context.ingest
         identity = None if self.identity.unrestricted else self.identity
         routes = self._streams[address.name] = RouteCache(StreamRouting(ingest, stream), identity)
         return routes
@@ -176,7 +178,7 @@ class Sending:
         route = routes.route(key)
         if route is not None:
             return route
-        counters = self.parts.broker.counters
+        counters = self.parts.context.counters
         counters.publishes_denied += 1
         if not routes.permits(key):
             raise Refused("amqp:unauthorized-access", f"the client may not publish to {topic[:200]!r}")
@@ -279,7 +281,7 @@ class IncomingLink:
             if is_partial:
                 return
             data = bytes(self._partial)
-            self._sending.parts.broker.ingest.turn.joined_bytes += len(data)
+            self._sending.parts.context.ingest.turn.joined_bytes += len(data)
             self._drop_partial()
         deliveries.advance(self._link)
         self._take(delivery, data)
@@ -310,7 +312,7 @@ class IncomingLink:
             else:
                 self.answer(delivery, deliveries.reject, condition, str(error))
             return
-        run, turn = sending.run(), sending.parts.broker.ingest.turn
+        run, turn = sending.run(), sending.parts.context.ingest.turn
         flags = int(Flag.PUBLISHED_QOS0) if is_settled else 0
         turn.add(route, topic, message.body.payload, run, flags, headers)
         if is_settled:
@@ -353,7 +355,7 @@ class IncomingLink:
         known = {self._text, address.name, f"queue/{address.name}", topic, f"topic/{topic}"}
         if self._address.kind is Kind.ANY and found.to is not None:
             known.add(found.to)  # there it is the address, however it is written
-        headers = to_headers(message, sending.parts.broker.wall_clock(), known)
+        headers = to_headers(message, sending.parts.context.wall_clock(), known)
         if address.kind is Kind.QUEUE:
             route, key, headers = route_to_queue(
                 sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)

@@ -13,7 +13,8 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.check.proton import MISSING, is_installed
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.amqp1.parts import Parts
-from weft.edge_node.servers.broker.place import FULL, Place
+from weft.edge_node.servers.clients.place import FULL, Place
+from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp1 import opening as frames
 from weft.protocols.amqp1.opening import AMQP, FRAME_BYTES_MAX, HEADER_BYTES, SASL, frame_size
@@ -30,12 +31,7 @@ class Client(Protocol):
 
     arrival: Arrival
     place: Place
-
-    def hold(self, reason: Pause) -> None:
-        """Stop reading, and handling what came."""
-
-    def go_on(self, waited_for: Pause) -> None:
-        """Handle what came meanwhile, and read on."""
+    reading: Reading
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
@@ -133,8 +129,8 @@ class Opening:
             self._begin(credentials)
 
     def _begin(self, credentials: Credentials) -> None:
-        self._client.hold(Pause.ASKING)
-        self._task = self._parts.broker.run(self._let_in(credentials))
+        self._client.reading.hold(Pause.ASKING)
+        self._task = self._parts.context.run(self._let_in(credentials))
 
     async def _let_in(self, credentials: Credentials) -> None:
         try:
@@ -151,7 +147,7 @@ class Opening:
             if self._has_sasl:
                 self._client.send(frames.outcome(OK))
             self._client.welcome(identity)
-            self._client.go_on(Pause.ASKING)
+            self._client.reading.go_on(Pause.ASKING)
 
     async def _identify(self, credentials: Credentials) -> Identity:
         """Return the client's identity once the engine is there.
@@ -177,7 +173,7 @@ class Opening:
         return identity
 
     def _deny(self, denied: Denied) -> None:
-        self._parts.broker.counters.protocol_errors += 1
+        self._parts.context.counters.protocol_errors += 1
         if self._has_sasl:
             self._client.send(frames.outcome(denied.outcome))
         if not self._has_sasl or denied.outcome == OK:

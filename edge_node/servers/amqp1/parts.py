@@ -8,15 +8,16 @@ from weft.bounds import Bound, Owner
 from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.servers.amqp1.kept_links import KeptLink, KeptLinks, LinkName
 from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
 from weft.edge_node.sessions.filters import cost
 from weft.edge_node.streams import RAW_PREFIX, STATE_STREAMS, raw_stream
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.storage.segment_log import SegmentLog
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they need the engine, which a node with AMQP 0-9-1 alone may lack
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.servers.amqp1.engine import EngineSettings
+    from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
 
 FRAME_BYTES_MAX = 64 << 10
 """Longest frame. A frame that has not come whole is held, and most clients take what they are offered."""
@@ -53,13 +54,6 @@ class _Nobody:
 NOBODY = _Nobody()
 
 
-class Holder(Protocol):
-    """An attached link (``OutgoingLink``)."""
-
-    def stolen(self) -> None:
-        """Close the link: another connection has attached it."""
-
-
 class Connection(Protocol):
     """One connection, as the whole node sees it."""
 
@@ -74,16 +68,16 @@ class Parts:
     """Made once for a node with a listener for AMQP. Belongs to the event loop's thread."""
 
     def __init__(
-        self, broker: Broker, segment_log: SegmentLog, container: str, software: str, queues: Queues | None = None
+        self, context: Context, segment_log: SegmentLog, container: str, software: str, queues: Queues | None = None
     ) -> None:
-        """Join broker and log.
+        """Join context and log.
 
         Args:
             container: the node's container identifier: its name.
             queues: None where there are none.
         """
-        limits = broker.settings
-        self.broker = broker
+        limits = context.settings
+        self.context = context
         self.log = segment_log
         self.queues = queues
         self.container = container
@@ -92,17 +86,17 @@ class Parts:
         self.message_bytes_max = limits.packet_bytes_max
         self.pages = segment_log.page_reader()
         self.connections: set[Connection] = set()
-        shares = broker.session_parts.shares
+        shares = context.delivery.shares
         self.links = Bound(
-            shares.filters.total, shares.filters.share, broker.refusals,
+            shares.filters.total, shares.filters.share, context.refusals,
             "limits.subscriptions_total", "limits.subscriptions_per_user", "links and sessions of AMQP 1.0",
         )  # fmt: skip
         """Links and sessions of all clients."""
         self.subscriptions: dict[LinkName, TopicSubscription] = {}
         """Subscriptions to topics that outlive their connections."""
-        self.holders: dict[LinkName, Holder] = {}
+        self.holders: dict[LinkName, OutgoingLink] = {}
         """Links that are attached now and outlive their connections."""
-        self.kept = KeptLinks(segment_log, shares.sessions, broker.wall_clock, limits.sessions.expiry_s_max)
+        self.kept = KeptLinks(segment_log, shares.sessions, context.wall_clock, limits.sessions.expiry_s_max)
 
     def start(self) -> None:
         """Take up the links of the last run."""
@@ -111,7 +105,7 @@ class Parts:
         for name, kept in self.kept.all():
             if kept.filter:
                 self._take_up(name, kept)
-        self.broker.call_later(self.broker.settings.positions_interval_s, self._look_after_links)
+        self.context.call_later(self.context.settings.positions_interval_s, self._look_after_links)
 
     def close(self) -> None:
         """Close every connection. What was not settled is sent again."""
@@ -134,7 +128,7 @@ class Parts:
 
     def stream_in(self, name: str) -> int | None:
         """Return the stream of the log that takes what is sent to a stream; None when clients cannot write it."""
-        known, taking = self.log.streams(), self.broker.ingest.router_streams
+        known, taking = self.log.streams(), self.context.ingest.router_streams
         return next((known[each] for each in (raw_stream(name), name) if known.get(each, -1) in taking), None)
 
     def stream_out(self, name: str) -> int | None:
@@ -145,11 +139,11 @@ class Parts:
 
     def unsubscribe(self, owner: Owner, subscription: TopicSubscription) -> None:
         """End a subscription."""
-        shares = self.broker.session_parts.shares
+        shares = self.context.delivery.shares
         subscription.finish()
         shares.filter_bytes.free(owner, cost(subscription.filter))
         shares.match_cost.free(owner, subscription.filter)
-        self.broker.counters.subscriptions -= 1
+        self.context.counters.subscriptions -= 1
 
     def restore(self, subscription: TopicSubscription, name: LinkName, kept: KeptLink) -> None:
         """Have a subscription go on where the last run of the node was."""
@@ -162,17 +156,17 @@ class Parts:
 
     def _take_up(self, name: LinkName, kept: KeptLink) -> None:
         """Subscribe for a client that is away: what no stream stores is stored for it meanwhile."""
-        broker, shares = self.broker, self.broker.session_parts.shares
-        windows = broker.session_parts.windows
+        context, shares = self.context, self.context.delivery.shares
+        delivery = context.delivery
         subscription = TopicSubscription(
-            f"{name.container[:80]}/{name.link[:80]}", kept.filter, NOBODY, broker.subscriptions,
-            broker.session_parts.readers, broker.outbox, broker.counters,
-            QueueAccount(windows.budget, windows.bytes_max, name.owner), persistent=True,
+            f"{name.container[:80]}/{name.link[:80]}", kept.filter, NOBODY, context.subscriptions,
+            context.delivery.readers, context.outbox, context.counters,
+            QueueAccount(delivery.budget, context.settings.sessions.queue_bytes_max, name.owner), persistent=True,
         )  # fmt: skip
         self.restore(subscription, name, kept)
         shares.filter_bytes.hold(name.owner, cost(kept.filter))
         shares.match_cost.hold(name.owner, kept.filter)
-        broker.counters.subscriptions += 1
+        context.counters.subscriptions += 1
         subscription.begin()
         self.subscriptions[name] = subscription
 
@@ -183,4 +177,4 @@ class Parts:
 
     def _look_after_links(self) -> None:
         self.kept.save()
-        self.broker.call_later(self.broker.settings.positions_interval_s, self._look_after_links)
+        self.context.call_later(self.context.settings.positions_interval_s, self._look_after_links)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.edge_node.queues import message as queues_message
-from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue import Consumption, QueueClient
+from weft.edge_node.queues.queue.credit import Credit
+from weft.edge_node.queues.queue.queue import Consumption, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.items import Item, Outcome, Outlet
 from weft.edge_node.subscriptions.message import Message

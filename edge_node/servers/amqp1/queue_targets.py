@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.addresses import Refused
 from weft.protocols.batch import HeaderPairs
@@ -30,7 +30,7 @@ def check_queue(queues: Queues | None, client: QueueClient, name: str) -> None:
     if queues is None:
         raise Refused("amqp:not-found", f"there is no queue {name[:80]!r}")
     try:
-        queues.find_queue(client, name)
+        queues.declarations.find_queue(client, name)
     except QueueError as error:
         raise refused_by_queue(error) from None
 
@@ -46,7 +46,7 @@ def route_to_queue(
     if queues is None:
         raise Refused("amqp:not-found", f"there is no queue {name[:80]!r}")
     try:
-        found = queues.route(client, "", name, headers, size)
+        found = queues.publishing.route(client, "", name, headers, size)
     except QueueError as error:
         raise refused_by_queue(error) from None
     if found.is_rejected:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 from weft.bounds import Owner
+from weft.config.units import parse_duration_ns
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp1 import endpoints
 from weft.edge_node.servers.amqp1.addresses import Address, Kind, Refused, parse
 from weft.edge_node.servers.amqp1.kept_links import OWED_MAX, VERSION, KeptLink, LinkName
@@ -17,7 +19,6 @@ from weft.edge_node.servers.amqp1.outgoing import Client, OutgoingLink
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.amqp1.queue_supply import QueueSupply
 from weft.edge_node.servers.amqp1.queue_targets import refused_by_queue
-from weft.edge_node.servers.amqp1.starts import BadFilter, From, Start, start_of
 from weft.edge_node.servers.amqp1.stream_supply import StreamSupply, first_since
 from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
 from weft.edge_node.sessions.filters import cost
@@ -67,10 +68,10 @@ class Receiving:
             self._parts.kept.end(kept.name)  # the client wants something else under the name
             self._parts.kept.save()
             kept = kept._replace(known=None)
-        broker = self._parts.broker
-        windows = broker.session_parts.windows
-        account = QueueAccount(windows.budget, windows.bytes_max, self._owner)
-        found = OutgoingLink(self._client, link, account, broker.wall_clock, broker.counters)
+        context = self._parts.context
+        delivery = context.delivery
+        account = QueueAccount(delivery.budget, context.settings.sessions.queue_bytes_max, self._owner)
+        found = OutgoingLink(self._client, link, account, context.wall_clock, context.counters)
         filters: str | None = None
         if address.kind is Kind.STREAM:
             filters = self._from_stream(found, link, address, text, kept)
@@ -117,7 +118,7 @@ class Receiving:
         if queues is None:
             raise Refused("amqp:not-found", f"there is no queue {address.name[:80]!r}")
         supply = QueueSupply(
-            found, queues, self.queue_client, address.name, found.lost, parts.broker.call_soon,
+            found, queues, self.queue_client, address.name, found.lost, parts.context.call_soon,
             settled=endpoints.wants_settled(link),
         )  # fmt: skip
         found.supply = supply
@@ -135,12 +136,14 @@ class Receiving:
         if stream is None:
             raise Refused("amqp:not-found", f"there is no stream {address.name[:80]!r}")
         try:
-            start, used = start_of(endpoints.values(link.remote_source.filter), parts.broker.wall_clock())
+            start, used = start_of(endpoints.values(link.remote_source.filter), parts.context.wall_clock())
         except BadFilter as error:
             raise Refused("amqp:invalid-field", str(error)) from None
-        readers = parts.broker.session_parts.readers
+        readers = parts.context.delivery.readers
         who = f"AMQP 1.0 client {self.container[:80]!r}"
-        supply = StreamSupply(found, address.name, stream, self._identity, parts.log, readers, parts.pages, who)
+        supply = StreamSupply(
+            found, address.name, stream, self._identity, self._owner, parts.log, readers, parts.pages, who
+        )
         found.supply = supply
         known = kept.known if kept is not None else None
         if known is not None and address.name in known.positions:
@@ -222,29 +225,29 @@ class Receiving:
             check_filter(topic_filter)
         except InvalidTopic as error:
             raise Refused("amqp:invalid-field", str(error)) from None
-        limits = self._parts.broker.settings.sessions
+        limits = self._parts.context.settings.sessions
         if topic_filter.count("/") >= limits.filter_levels_max:
             raise Refused("amqp:invalid-field", f"a filter of more than {limits.filter_levels_max} levels")
         if not self._identity.unrestricted and not self._identity.may_subscribe(topic_filter):
             raise Refused("amqp:unauthorized-access", f"the client may not subscribe to {topic_filter[:200]!r}")
 
     def _subscription(self, link: Any, address: Address, account: QueueAccount, *, persistent: bool) -> Any:
-        broker = self._parts.broker
+        context = self._parts.context
         return TopicSubscription(
-            f"{self.container[:80]}/{link.name[:80]}", address.name, self._identity, broker.subscriptions,
-            broker.session_parts.readers, broker.outbox, broker.counters, account, persistent=persistent,
+            f"{self.container[:80]}/{link.name[:80]}", address.name, self._identity, context.subscriptions,
+            context.delivery.readers, context.outbox, context.counters, account, persistent=persistent,
         )  # fmt: skip
 
     def _subscribe(self, subscription: TopicSubscription) -> None:
-        shares, text = self._parts.broker.session_parts.shares, subscription.filter
+        shares, text = self._parts.context.delivery.shares, subscription.filter
         if not shares.match_cost.fits(self._owner, text):
             raise Refused("amqp:resource-limit-exceeded", "no room for more filters as deep or with as many wildcards")
         if not shares.filter_bytes.take(self._owner, cost(text)):
             shares.filter_bytes.refuse(self._owner, cost(text))
             raise Refused("amqp:resource-limit-exceeded", "the filters of the user take too much memory")
         shares.match_cost.hold(self._owner, text)
-        self._parts.broker.counters.subscriptions += 1
-        self._parts.broker.ingest.turn.store()  # what came before is not for it
+        self._parts.context.counters.subscriptions += 1
+        self._parts.context.ingest.turn.store()  # what came before is not for it
         subscription.begin()
 
     def _unsubscribe(self, subscription: TopicSubscription) -> None:
@@ -267,3 +270,66 @@ class Receiving:
             self._parts.kept.end(kept.name)
         else:
             self._parts.kept.detach(kept.name, kept.keep_s)
+
+
+OFFSET_SPECS = ("weft:offset-spec", "rabbitmq:stream-offset-spec")
+"""Names of the filter that says where to begin; the second is the one that libraries for RabbitMQ's streams send."""
+_MS_NS = 1_000_000
+
+
+class From(enum.Enum):
+    """Place at which a receiver begins."""
+
+    NEXT = enum.auto()
+    FIRST = enum.auto()
+    LAST = enum.auto()
+    OFFSET = enum.auto()
+    TIME = enum.auto()
+
+
+class Start(NamedTuple):
+    """A place in a stream."""
+
+    place: From = From.NEXT
+    value: int = 0
+    """Offset, or nanoseconds since 1970."""
+
+
+class BadFilter(ValueError):
+    """A filter that means nothing; the sentence says why."""
+
+
+def start_of(filters: Any, now_ns: int) -> tuple[Start, str | None]:
+    """Return where to begin, and the name of the filter that said so.
+
+    Args:
+        filters: the filter set as the engine decoded it: a map of symbols to described values.
+
+    Raises:
+        BadFilter: its value means nothing.
+    """
+    if not isinstance(filters, dict):
+        return Start(), None
+    for name in OFFSET_SPECS:
+        if name in filters:
+            value = filters[name]
+            return _start(getattr(value, "value", value), now_ns), name
+    return Start(), None
+
+
+def _start(value: Any, now_ns: int) -> Start:
+    if isinstance(value, str):
+        words = {"next": From.NEXT, "first": From.FIRST, "last": From.LAST}
+        if value in words:
+            return Start(words[value])
+        try:
+            return Start(From.TIME, now_ns - parse_duration_ns(value))
+        except ValueError:
+            pass
+    elif type(value).__name__ == "timestamp":
+        return Start(From.TIME, int(value) * _MS_NS)
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return Start(From.OFFSET, int(value))
+    raise BadFilter(
+        f"a stream begins at first, last or next, an offset, a timestamp, or a duration ago such as 5m; got {value!r}"
+    )

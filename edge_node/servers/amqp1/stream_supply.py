@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
+from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.amqp1.items import Item, Outcome, Outlet
 from weft.edge_node.sessions.log_readers import LogReaders
@@ -34,6 +35,7 @@ class StreamSupply:
         name: str,
         stream: int,
         identity: Identity,
+        owner: Owner,
         segment_log: SegmentLog,
         readers: LogReaders,
         pages: PageReader,
@@ -44,6 +46,7 @@ class StreamSupply:
         Args:
             name: of the stream, as clients know it.
             stream: its number in the log.
+            owner: in whose turns it is read.
             client: for log lines.
         """
         self._link = link
@@ -51,7 +54,7 @@ class StreamSupply:
         self._stream = stream
         self._identity = identity
         self._log = segment_log
-        self._read_page, self._fetch = readers.read_page, readers.fetch
+        self._read_page, self._fetch, self._turn = readers.read_page, readers.fetch, readers.turn_of(owner)
         self._pages = pages
         self._client = client
         self._again: deque[Item] = deque()
@@ -138,7 +141,8 @@ class StreamSupply:
         while self._again:
             await self._room()
             self._send(self._again.popleft())
-        page = await self._read_page(self._stream, self.position, self._may_read)
+        await self._turn()
+        page = await self._read_page(self._stream, self.position, self._may_read, self._turn)
         if page.lost:
             self._lost(page.lost)
         if page.next_seq == self.position:

@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.servers.amqp1.items import Item, Outcome, Outlet
@@ -21,6 +22,7 @@ from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, Qu
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.mqtt.packets import Subscription
+from weft.protocols.topics import matches
 from weft.storage.segment_log import LogFailed
 
 log = logging.getLogger(__name__)
@@ -71,6 +73,7 @@ class TopicSubscription:
         self._link: Outlet | None = None
         self._again: deque[Item] = deque()
         self._queue: deque[Message] = deque()
+        self._queued_bytes = 0
         self._catch_up: CatchUp | None = None
         self._keeps_live = True
         """True if live messages wait in the queue, False while all are read from the log."""
@@ -153,6 +156,7 @@ class TopicSubscription:
             self._send(self._again.popleft())
         while self._catch_up is None and self._queue and not self._again and link.has_room:
             message = self._queue.popleft()
+            self._queued_bytes -= _size(message)
             self._account.free(_size(message))
             self._send(Item(message))
         if self._catch_up is not None and link.has_room:
@@ -177,7 +181,7 @@ class TopicSubscription:
         if self._catch_up is not None:
             self._catch_up.stop()
             self._catch_up = None
-        self._clear_queue()
+        self._set_aside()
         self._again.clear()
         self.resume(positions, owed)
         self.on_stop(for_good)
@@ -205,6 +209,7 @@ class TopicSubscription:
             self._send_live(Item(message))
         elif len(self._queue) < QUEUE_MAX and self._account.fits(_size(message)):
             self._queue.append(message)
+            self._queued_bytes += _size(message)
             self._account.take(_size(message))
         elif message.stream == NOWHERE:
             self._counters.deliveries_dropped += 1
@@ -227,13 +232,18 @@ class TopicSubscription:
         return f"AMQP 1.0 link {self.client_id!r}"
 
     @property
+    def owner(self) -> Owner | None:
+        """Return the owner whom waiting messages are charged to."""
+        return self._account.owner
+
+    @property
     def has_room(self) -> bool:
         """Return whether one more message can be sent at once."""
         return self._link is not None and not self._again and self._link.has_room
 
     def wants(self, topic: bytes) -> bool:
         """Return whether messages of a topic are to be read."""
-        return self._subscriptions.recipients(topic).options_of(self) is not None
+        return matches(self.filter, topic.decode()) and self.may_read(topic)
 
     def read(self, stream: int, record: LogRecord) -> None:
         """Send a message that was read; there is room."""
@@ -267,26 +277,32 @@ class TopicSubscription:
 
     def _fall_behind(self, first: Message) -> None:
         self._counters.sessions_behind += 1
-        missing = [(each.stream, each.seq) for each in _stored([*self._queue, first])]
+        waited = self._set_aside()
         if self._catch_up is not None:
-            self._catch_up.cover((*self._queue, first))
+            self._catch_up.cover((*waited, first))
             self._catch_up.fall_back()
-            self._clear_queue()
             self._keeps_live = False
             return
-        positions = lowered(self._readers.ends(), missing)
-        self._clear_queue()
-        self._read_from(positions)
+        ends = self._readers.ends()
 
-    def _read_from(self, positions: Positions) -> None:
+        def find() -> Positions:
+            stored = _stored([*waited, first])
+            self._counters.deliveries_dropped += len(waited) + 1 - len(stored)
+            return lowered(ends, ((each.stream, each.seq) for each in stored))
+
+        self._read_from(find)
+
+    def _read_from(self, find: Callable[[], Positions]) -> None:
         self._keeps_live = False
-        self._catch_up = self._readers.catch_up(self, positions)
+        self._catch_up = self._readers.catch_up(self, find)
         self._catch_up.start()
 
-    def _clear_queue(self) -> None:
-        for message in self._queue:
-            self._account.free(_size(message))
-        self._queue.clear()
+    def _set_aside(self) -> deque[Message]:
+        """Let nothing wait any more, without looking at it; return what did."""
+        waited, self._queue = self._queue, deque()
+        self._account.free(self._queued_bytes)
+        self._queued_bytes = 0
+        return waited
 
     async def _send_owed(self) -> None:
         """Send first what a former link was sent and did not settle, then read on from where it was."""
@@ -310,7 +326,7 @@ class TopicSubscription:
             self._outbox.flush()
         positions, self._positions = self._positions, {}
         self._owed_task = None
-        self._read_from(positions)
+        self._read_from(lambda: positions)
 
     async def _has_room_again(self) -> None:
         while self._link is not None and not self._link.has_room:

@@ -8,8 +8,9 @@ from functools import partial
 from typing import cast
 
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.broker.held import Held
-from weft.edge_node.servers.broker.output import LONG_BYTES, Output, WritingConnection
+from weft.edge_node.servers.clients.held import Held
+from weft.edge_node.servers.clients.output import Output, WritingConnection
+from weft.edge_node.servers.clients.reading import KEEPS, NEVER, Reading
 from weft.edge_node.servers.http.access import claim_of
 from weft.edge_node.servers.http.answers import CONTINUE
 from weft.edge_node.servers.http.browsers import Browsers
@@ -17,26 +18,27 @@ from weft.edge_node.servers.http.ending import Ending
 from weft.edge_node.servers.http.exchange import Exchange, Taker
 from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.replies import Replies
-from weft.edge_node.servers.http.request import PIECE_BYTES, Request, RequestParser
+from weft.edge_node.servers.http.request import PIECE_BYTES, LongestBody, Request, RequestParser, unquoted
 from weft.edge_node.servers.http.sender import Sender
 from weft.edge_node.servers.http.server import Server
-from weft.edge_node.servers.http.settings import BODY_BYTES_PER_S, CHECK_S, PENDING_MAX
+from weft.edge_node.servers.http.settings import BODY_BYTES_PER_S, CHECK_S, PENDING_MAX, HttpSettings
 from weft.edge_node.servers.http.steps import Steps
-from weft.edge_node.servers.http.writes.sizes import longest_body
+from weft.edge_node.servers.http.writes import bodies, cloud_events
+from weft.edge_node.servers.http.writes.fields import media_type_of
 from weft.edge_node.servers.listeners.door import Arrival, Door
 
 log = logging.getLogger(__name__)
 
-_WAITING = Pause.ASKING | Pause.TURN | Pause.ACKS
-"""Reasons for which what came is kept unparsed."""
+_KEEPS = KEEPS | Pause.ACKS
+"""Reasons for which what came is kept unparsed: a request begins only where its answer has room."""
 
 
 class HttpConnection(WritingConnection):
     """Server side of one connection. Every method runs on the event loop's thread."""
 
     __slots__ = (
-        "_ahead", "_broken", "_browsers", "_ending", "_heard", "_held", "_parser", "_pause", "_pending", "_replies",
-        "_sender", "_service", "_steps", "_taker", "_turn", "_write_deadline", "arrival", "wheel_slot",
+        "_broken", "_browsers", "_ending", "_held", "_parser", "_pending", "_replies", "_sender", "_service", "_steps",
+        "_taker", "_turn", "arrival", "reading", "wheel_slot",
     )  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
@@ -46,20 +48,17 @@ class HttpConnection(WritingConnection):
         self._service = service
         self._browsers = browsers
         self._sender = Sender(service, door, arrival)
-        self._held = Held(service.broker.unfinished, self._sender.owner)
-        self._turn = service.broker.ingest.turn
+        self._held = Held(service.context.unfinished, self._sender.owner)
+        self._turn = service.context.ingest.turn
         self._parser = RequestParser(partial(longest_body, service.settings), self._on_head)
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
-        self._ahead = b""
-        self._pause = 0
         self._broken: Problem | None = None
         """Refusal of what cannot be read; nothing after it is."""
         self._taker: Taker | None = None
-        self._heard = service.broker.clock()
-        self._steps = Steps(service, self._failed, partial(self._go_on, Pause.TURN))
+        self.reading = Reading(service.context, self._held, self._read_ahead, _KEEPS)
+        self._steps = Steps(service, self._failed, partial(self.reading.go_on, Pause.TURN))
         self._ending: Ending | None = None
-        self._write_deadline: float | None = None
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
@@ -67,9 +66,10 @@ class HttpConnection(WritingConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request; until its sender is let in, the listener minds how long as well."""
         self._transport = cast(asyncio.Transport, transport)
-        self._output = Output(self._transport, self._service.broker.writes, self, self._held.owner)
+        self.reading.begin(self._transport)
+        self._output = Output(self._transport, self._service.context.writes, self, self._held.owner)
         self._service.arrived(self)
-        self._service.broker.wheel.set(self, self._heard + CHECK_S)
+        self._service.context.wheel.set(self, self.reading.heard + CHECK_S)
 
     def data_received(self, data: bytes) -> None:
         """Handle one read."""
@@ -78,11 +78,13 @@ class HttpConnection(WritingConnection):
         elif self._ending is not None:
             self._ending.received(len(data))
         else:
-            now, turns = self._service.broker.clock(), self._service.broker.turns
-            if self._pause & _WAITING or (now >= turns.reads_until and not turns.admits(now)):
-                self._put_off(data)
-            else:
+            now = self._service.context.clock()
+            if self.reading.admits(now):
                 self._work(data, now)
+            elif self._transport is not None:
+                self._held.ahead += data
+                if self._settle():
+                    self.reading.put_off()
 
     def eof_received(self) -> bool:
         """Answer what was asked before the client closed its side."""
@@ -94,16 +96,14 @@ class HttpConnection(WritingConnection):
 
     def falls_behind(self) -> None:
         """Stop reading from a client that does not read."""
-        self.hold(Pause.WRITE)
+        self.reading.falls_behind()
         if self._taker is not None:
             self._taker.pause()
-        self._write_deadline = self._service.broker.clock() + self._service.settings.write_timeout_s
-        self._service.broker.wheel.set(self, self._write_deadline)
+        self._service.context.wheel.set(self, self.reading.write_until)
 
     def catches_up(self) -> None:
         """Read on from a client that has caught up."""
-        self._write_deadline = None
-        self._release(Pause.WRITE)
+        self.reading.catches_up()
         if self._taker is not None:
             self._taker.resume()
 
@@ -112,15 +112,16 @@ class HttpConnection(WritingConnection):
         transport, self._transport = self._transport, None
         if transport is None:
             return
+        self.reading.end()
         self._output.drop()
-        self._service.broker.wheel.cancel(self)
+        self._service.context.wheel.cancel(self)
         if self._ending is not None:
             self._ending.cancel()
         if self._taker is not None:
             self._taker.stop()
         self._parser.close()
         self._steps.end()
-        self._ahead = b""
+        self._held.ahead = b""
         self._settle()
         self._sender.forget()
         self._service.left(self)
@@ -128,53 +129,13 @@ class HttpConnection(WritingConnection):
 
     # --- reading
 
-    def hold(self, reason: Pause) -> None:
-        """Stop reading."""
-        if not self._pause and self._transport is not None:
-            self._transport.pause_reading()
-        self._pause |= reason
-
-    def _release(self, reason: Pause) -> None:
-        if self._pause & reason:
-            self._pause &= ~reason
-            if not self._pause and self._transport is not None:
-                self._heard = self._service.broker.clock()
-                self._transport.resume_reading()
-
-    def _put_off(self, data: bytes) -> None:
-        """Keep a read for the time when the client may go on."""
-        if self._transport is None:
-            return
-        self._ahead += data
-        if self._settle() and not self._pause & _WAITING:
-            self.hold(Pause.TURN)
-            self._service.broker.rounds.wait(self._held.owner, partial(self._go_on, Pause.TURN))
-
-    def _go_on(self, waited_for: Pause) -> None:
-        """Handle what came while the connection waited, and read on."""
-        self._pause &= ~waited_for
-        if self._transport is None:
-            return
-        if not self._pause & _WAITING:
-            data, self._ahead = self._ahead, b""
-            self._work(data, self._service.broker.clock())
-        if not self._pause and self._transport is not None:
-            self._heard = self._service.broker.clock()
-            self._transport.resume_reading()
-
-    def _go_on_in_turn(self, waited_for: Pause) -> None:
-        """Go on now, or where many do so at the same time when others have had their turn."""
-        broker = self._service.broker
-        now = broker.clock()
-        if now < broker.turns.reads_until or broker.turns.admits(now):
-            self._go_on(waited_for)
-        else:
-            self._pause = (self._pause & ~waited_for) | Pause.TURN
-            broker.rounds.wait(self._held.owner, partial(self._go_on, Pause.TURN))
+    def _read_ahead(self, now: float) -> None:
+        self._work(self._held.take(), now)
 
     def _work(self, data: bytes, now: float) -> None:
-        self._heard = now
-        budget, size, at = self._service.broker.turns.budget, len(data), 0
+        reading = self.reading
+        reading.heard = now
+        budget, size, at = self._service.context.turns.budget, len(data), 0
         budget.begin(now)
         self._turn.bytes += size
         try:
@@ -188,17 +149,16 @@ class HttpConnection(WritingConnection):
                     self._broken = problem
                 self._handle()
                 if at < size and self._reads and not budget.spend(0):
-                    self._wait_for_turn()
+                    reading.end_turn()
         finally:
             self._turn.gathered()
-        if size > LONG_BYTES and self._service.broker.writes.is_full and not self._pause & _WAITING:
-            self.hold(Pause.TURN)
-            self._service.broker.writes.when_short(self._held.owner, partial(self._go_on, Pause.TURN))
+        reading.handled(size)
         if self._taker is not None:
             if at < size:
                 self._taker.received(data[at:])
         elif self._ending is None:
-            self._ahead = data[at:] + self._ahead if at < size else self._ahead
+            if at < size:
+                self._held.ahead = data[at:] + self._held.ahead
             self._settle()
 
     @property
@@ -206,7 +166,7 @@ class HttpConnection(WritingConnection):
         """Return whether more may be parsed now."""
         return (
             self._transport is not None
-            and not self._pause & _WAITING
+            and not self.reading.pause & _KEEPS
             and self._broken is None
             and self._ending is None
             and self._taker is None
@@ -215,36 +175,29 @@ class HttpConnection(WritingConnection):
     def _handle(self) -> None:
         """Handle the requests that are whole."""
         complete = self._parser.complete
-        while complete and self._transport is not None and not self._pause & _WAITING and self._taker is None:
+        while complete and self._transport is not None and not self.reading.pause & _KEEPS and self._taker is None:
             if self._ending is not None:
                 complete.clear()
                 return
             if len(self._pending) >= PENDING_MAX:
-                self.hold(Pause.ACKS)
+                self.reading.hold(Pause.ACKS)
                 return
             if self._knows(complete[0]):
                 self._begin(complete.pop(0))
                 self._turn.relieve()
-                if not self._service.broker.turns.budget.spend() and complete and not self._pause & _WAITING:
-                    self._wait_for_turn()
-        if self._broken is not None and not complete and self._ending is None and not self._pause & _WAITING:
+                if not self._service.context.turns.budget.spend() and complete:
+                    self.reading.end_turn()
+        if self._broken is not None and not complete and self._ending is None and not self.reading.pause & _KEEPS:
             problem, self._broken = self._broken, None
             problem.closes = True
-            self._service.broker.counters.protocol_errors += problem.status == 400
+            self._service.context.counters.protocol_errors += problem.status == 400
             self._refuse(Request(), problem)
-
-    def _wait_for_turn(self) -> None:
-        """Go on when others had their turn and what came is durable: all wait for the commits of one client."""
-        self.hold(Pause.TURN)
-        self._turn.store()
-        broker, owner = self._service.broker, self._held.owner
-        broker.ingest.on_durable(lambda _: broker.rounds.wait(owner, partial(self._go_on, Pause.TURN)))
 
     def _settle(self) -> bool:
         """Charge the owner with what is held. Return whether it may have that much; else the connection is closed."""
         if self._transport is None:
             return self._held.charge(0)
-        if self._held.charge(self._parser.held + len(self._ahead) + self._steps.held):
+        if self._held.charge(self._parser.held + len(self._held.ahead) + self._steps.held):
             return True
         self._transport.abort()
         return False
@@ -265,8 +218,8 @@ class HttpConnection(WritingConnection):
         """Return whether it is known who sent a request, or that it does not matter; else ask."""
         if self._sender.is_known(request):
             return True
-        if not self._pause & Pause.ASKING:
-            self.hold(Pause.ASKING)
+        if not self.reading.pause & Pause.ASKING:
+            self.reading.hold(Pause.ASKING)
             self._sender.ask(request, self._transport, self._asked)
         return False
 
@@ -277,7 +230,7 @@ class HttpConnection(WritingConnection):
         denied = self._sender.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
             self._refuse(Request(), denied)  # before a long body comes
-        self._go_on_in_turn(Pause.ASKING)
+        self.reading.go_on_in_turn(Pause.ASKING)
 
     def _begin(self, request: Request) -> None:
         exchange = Exchange(self, request)
@@ -294,7 +247,7 @@ class HttpConnection(WritingConnection):
                 exchange.identity, exchange.routes = self._sender.known()
             steps = self._service.handle(exchange)
             if steps is not None and not self._steps.take(exchange, steps, exchange.owner):
-                self.hold(Pause.TURN)
+                self.reading.hold(Pause.TURN)
         except Exception as error:
             self._failed(exchange, error)
 
@@ -323,8 +276,8 @@ class HttpConnection(WritingConnection):
         self.send(data)
         if closes:
             self._end()
-        elif self._pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
-            self._go_on_in_turn(Pause.ACKS)
+        elif self.reading.pause & Pause.ACKS and len(self._pending) < PENDING_MAX // 2:
+            self.reading.go_on_in_turn(Pause.ACKS)
 
     def stream_to(self, taker: Taker) -> None:
         """Give the connection to something that goes on sending. Nothing else was asked before, or may be now."""
@@ -358,21 +311,21 @@ class HttpConnection(WritingConnection):
         if self._transport is None:
             return None
         settings = self._service.settings
-        if self._write_deadline is not None:
-            if now >= self._write_deadline:
-                self._service.broker.counters.write_timeouts += 1
+        reading = self.reading
+        if reading.write_until != NEVER:
+            if reading.is_stuck(now):
                 self._transport.abort()
                 return None
-            return self._write_deadline
-        if self._pause:
-            self._heard = self._parser.began = now  # a client that is not read cannot be blamed
+            return reading.write_until
+        if reading.pause:
+            reading.heard = self._parser.began = now  # a client that is not read cannot be blamed
         elif self._parser.is_within and self._ending is None:
             body_s = settings.body_s + self._parser.held / BODY_BYTES_PER_S
             limit = body_s if self._parser.is_in_body else settings.head_s
             if now - self._parser.began >= limit:
                 self._service.counters.http_timeouts += 1
                 self._refuse(Request(), Problem(408, f"no whole request after {limit:.0f} s; send it faster"))
-        elif not self._pending and self._taker is None and now - self._heard >= settings.idle_s:
+        elif not self._pending and self._taker is None and now - reading.heard >= settings.idle_s:
             self.close()
             return None
         return now + CHECK_S
@@ -388,12 +341,34 @@ class HttpConnection(WritingConnection):
             return
         self._ending = Ending(transport, self._service.settings.write_timeout_s)
         self._parser.complete.clear()
-        self._ahead = b""
-        self._pause &= Pause.WRITE
-        if not self._pause:
-            transport.resume_reading()
+        self._held.ahead = b""
+        self.reading.last_words()
 
     def close(self) -> None:
         """Close, with what waits if the client reads."""
         if self._transport is not None:
-            self.shut(self._transport, drains=not self._pause & Pause.WRITE)
+            self.shut(self._transport, drains=not self.reading.pause & Pause.WRITE)
+
+
+_POSTS = (b"/v1/streams/", b"/v1/topics/")
+
+
+def longest_body(settings: HttpSettings, request: Request) -> LongestBody:
+    """Return the bound on a request's body: the longest message where it is one message that is stored as it comes.
+
+    What has to be read, for its messages or for the fields that a key or a time is made of, has a bound of its own.
+    """
+    if request.target.startswith(_POSTS) and _is_one_message(request):
+        return LongestBody(settings.message_bytes_max, "limits.message")
+    return LongestBody(settings.body_bytes_max, "limits.request")
+
+
+def _is_one_message(request: Request) -> bool:
+    headers = request.headers
+    # The key is made of the unquoted path, and clients may write a brace as %7B.
+    if b"weft-time-field" in headers or b"{" in unquoted(request.path) + headers.get(b"weft-key", b""):
+        return False
+    kind = media_type_of(headers.get(b"content-type", b"").decode("latin-1"))
+    if kind == "application/json":
+        return headers.get(b"weft-batch") == b"no"
+    return not (bodies.is_lines(kind) or kind.startswith(cloud_events.OF_ANY_FORMAT))

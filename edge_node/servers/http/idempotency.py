@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from weft.bounds import Owner, Shares
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.batch import records
 from weft.protocols.errors import UnsupportedVersion

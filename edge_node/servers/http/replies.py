@@ -30,7 +30,7 @@ class Replies:
             self._flush()
         elif not self._is_flushing:
             self._is_flushing = True
-            self._server.broker.call_soon(self._flush)
+            self._server.context.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Send the answers that are not behind others."""

@@ -10,7 +10,7 @@ from weft.bounds import Owner, user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.routes import RouteCache
-from weft.edge_node.servers.broker.place import FULL, Place
+from weft.edge_node.servers.clients.place import FULL, Place
 from weft.edge_node.servers.http.access import CHALLENGE, claim_of, credentials_of
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request
@@ -37,7 +37,7 @@ class Sender:
         """Refusal of the claim."""
         self.routes: RouteCache | None = None
         self.owner: Owner = user_or_address(None, arrival.origin)
-        self._place = Place(service.broker.places, service.broker.counters)
+        self._place = Place(service.context.places, service.context.counters)
         self._task: asyncio.Task[None] | None = None
         self._said = 0
         """Level at which a refusal was logged."""
@@ -70,7 +70,7 @@ class Sender:
         """Return whether it was let in, and would not be any more: idle, it would keep a place of others."""
         if self.identity is None or self.identity.admitted:
             return False
-        self._service.broker.counters.clients_expelled += 1
+        self._service.context.counters.clients_expelled += 1
         log.warning("closing HTTP client at %s: its user was removed, or has another password", self._arrival.name)
         return True
 
@@ -78,7 +78,7 @@ class Sender:
         """Find out who sent a request, and call back."""
         self.forget()
         self._claim = claim_of(request)
-        self._task = self._service.broker.run(self._let_in(self._claim, transport, then))
+        self._task = self._service.context.run(self._let_in(self._claim, transport, then))
 
     def forget(self) -> None:
         """Forget who it is: another one asks, or the connection has ended."""
@@ -87,7 +87,7 @@ class Sender:
             task.cancel()
         self._place.free()
         if self.routes is not None:
-            self._service.broker.ingest.leave(self.routes)
+            self._service.context.ingest.leave(self.routes)
         self._claim = self.identity = self.denied = self.routes = None
 
     async def _let_in(self, claim: bytes, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class Sender:
                 raise Problem(401, "the user has changed; send its present password", fields=CHALLENGE)
             self._count(identity)
             self._arrival.opened()
-            self.identity, self.routes = identity, self._service.broker.ingest.routes_of(identity)
+            self.identity, self.routes = identity, self._service.context.ingest.routes_of(identity)
         except AccessDenied as error:
             self.denied = _denied(error)
             self._say(error)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from weft.edge_node.counters import HttpCounters
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
 from weft.edge_node.servers.http.answers import Answers
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.request import Request
@@ -27,7 +27,7 @@ class Connection(Protocol):
 class Server(Protocol):
     """All that connections share. Belongs to the event loop's thread."""
 
-    broker: Broker
+    context: Context
     settings: HttpSettings
     counters: HttpCounters
     answers: Answers

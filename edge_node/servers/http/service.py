@@ -11,11 +11,11 @@ from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.check import intake, streams_of
 from weft.edge_node.check.flow import Flow
-from weft.edge_node.counters import HttpCounters
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.browsers import Browsers
 from weft.edge_node.servers.http.connection import HttpConnection
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.out.readers import Readers
@@ -57,7 +57,7 @@ class HttpService:
         self,
         config: EdgeConfig,
         log: SegmentLog,
-        broker: Broker,
+        context: Context,
         settings: HttpSettings,
         counters: HttpCounters,
         refusals: Refusals,
@@ -69,7 +69,7 @@ class HttpService:
         Args:
             wall_clock: nanoseconds since 1970.
         """
-        self.broker = broker
+        self.context = context
         self.settings = settings
         self.counters = counters
         self.answers = Answers(wall_clock)
@@ -80,10 +80,10 @@ class HttpService:
         self._open: set[Connection] = set()
         self._misfits = Misfits(counters)
         self.streams = self._streams_of(config)
-        storing = Storing(log, broker.ingest, keys, self._misfits, wall_clock)
+        storing = Storing(log, context.ingest, keys, self._misfits, wall_clock)
         self._posts = Posts(storing, settings, counters, wall_clock)
         self._influx = Influx(storing, settings, counters)
-        self._readers = Readers(log, broker, settings, counters, refusals, self.answers)
+        self._readers = Readers(log, context, settings, counters, refusals, self.answers)
 
     # --- the node
 
@@ -131,7 +131,7 @@ class HttpService:
     @property
     def holds(self) -> bool:
         """Return whether too much waits for the disk to take more."""
-        return self.broker.ingest.back_pressure.holding
+        return self.context.ingest.back_pressure.holding
 
     def busy(self) -> Problem:
         """Return the refusal for that time."""

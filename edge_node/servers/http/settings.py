@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.bounds import one_share
+from weft.config.models import EdgeConfig
+
 PENDING_MAX = 64
 """Requests of one connection that may wait for their answers: further ones are not looked at."""
 CHECK_S = 5.0
@@ -38,6 +41,22 @@ class HttpSettings:
     """Most idempotency keys that are remembered."""
     keys_per_user_max: int = 25_000
     software: str = "weft"
+
+    @classmethod
+    def of(cls, config: EdgeConfig, software: str) -> HttpSettings:
+        """Return the settings that a configuration has."""
+        limits, state = config.limits, config.state
+        return cls(
+            body_bytes_max=limits.request_bytes,
+            message_bytes_max=limits.message_bytes,
+            readers_max=limits.http_readers,
+            readers_per_user_max=one_share(limits.http_readers_per_user, limits.http_readers),
+            write_timeout_s=limits.write_timeout_s,
+            window_s=state.idempotency_window_s,
+            keys_max=state.idempotency_keys,
+            keys_per_user_max=one_share(state.idempotency_keys_per_user, state.idempotency_keys),
+            software=software,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ class Steps:
         self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
         if self._go_on():
             return True
-        self._server.broker.rounds.wait(owner, self._in_turn)
+        self._server.context.rounds.wait(owner, self._in_turn)
         return False
 
     def end(self) -> None:
@@ -42,7 +42,7 @@ class Steps:
 
     def _go_on(self) -> bool:
         assert self._exchange is not None
-        budget = self._server.broker.turns.budget
+        budget = self._server.context.turns.budget
         try:
             for _ in self._steps:
                 if not budget.spend():
@@ -55,13 +55,13 @@ class Steps:
     def _in_turn(self) -> None:
         if self._exchange is None:
             return
-        broker, owner = self._server.broker, self._exchange.owner
-        broker.turns.budget.begin(broker.clock())
+        context, owner = self._server.context, self._exchange.owner
+        context.turns.budget.begin(context.clock())
         try:
             is_done = self._go_on()
         finally:
-            broker.ingest.turn.gathered()
+            context.ingest.turn.gathered()
         if is_done:
             self._done()
         else:
-            broker.rounds.wait(owner, self._in_turn)
+            context.rounds.wait(owner, self._in_turn)

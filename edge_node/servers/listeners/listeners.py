@@ -16,6 +16,7 @@ from weft.edge_node.access.authentication import Accounts
 from weft.edge_node.access.known_passwords import KnownPasswords
 from weft.edge_node.access.reload import Reloads, Watched
 from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.part import Part
 from weft.edge_node.servers.listeners.admission import Admission
 from weft.edge_node.servers.listeners.from_config import admission_limits, listener_settings
 from weft.edge_node.servers.listeners.listener import Listener, MakeConnection
@@ -155,3 +156,21 @@ def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> Admis
         "half open. Raise its limit (systemd: LimitNOFILE)", soft, connections, limits.connections_max, half_open,
     )  # fmt: skip
     return dataclasses.replace(limits, connections_max=connections, half_open_max=half_open)
+
+
+class Doors(Part):
+    """The listeners as a part of the node: the last to start, and the first to end, among all that clients reach."""
+
+    name = "listeners"
+
+    def __init__(self, listeners: Listeners, counters: ListenerCounters) -> None:
+        self._listeners = listeners
+        self.counters = counters
+
+    def start(self) -> None:
+        """Accept connections everywhere."""
+        self._listeners.accept()
+
+    async def close(self) -> None:
+        """Accept none any more."""
+        self._listeners.stop()

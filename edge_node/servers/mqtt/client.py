@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.routes import RouteCache
-from weft.edge_node.servers.broker.connected import Connected
+from weft.edge_node.servers.clients.connected import Connected
+from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.errors import MqttError
@@ -24,6 +24,8 @@ class Client(Connected, Protocol):
 
     arrival: Arrival
     """The connection as its listener counts it."""
+    reading: Reading
+    """Pauses and turns."""
 
     @property
     def is_open(self) -> bool:
@@ -40,13 +42,7 @@ class Client(Connected, Protocol):
         """Write one packet in the client's version."""
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
-        """Handle packets for this session from now on. CONNACK follows, and then ``go_on``."""
-
-    def go_on(self) -> None:
-        """Parse what came while the client waited for an answer from elsewhere, and read on."""
-
-    def await_turn(self, reason: Pause, go_on: Callable[[], None]) -> None:
-        """Stop reading, and call back when others have had their turn, even if it is closed by then."""
+        """Handle packets for this session from now on. CONNACK follows, and then ``reading.go_on``."""
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """Refuse CONNECT and close."""

@@ -12,9 +12,9 @@ import msgspec
 from weft.bounds import user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity, session_name
-from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.listeners.door import Door
 from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.protocols.mqtt.connection import Connection, State
@@ -37,10 +37,10 @@ _DENIALS = {
 class Handshake:
     """One CONNECT. The connection is not parsed meanwhile."""
 
-    __slots__ = ("_broker", "_client", "_door", "_machine", "_task", "client_id")
+    __slots__ = ("_client", "_context", "_door", "_machine", "_server", "_task", "client_id")
 
-    def __init__(self, broker: Broker, door: Door, client: Client, machine: Connection) -> None:
-        self._broker = broker
+    def __init__(self, server: MqttServer, door: Door, client: Client, machine: Connection) -> None:
+        self._server, self._context = server, server.context
         self._door = door
         self._client = client
         self._machine = machine
@@ -51,7 +51,7 @@ class Handshake:
     def begin(self, packet: Connect, transport: Any) -> None:
         """Ask the door, then welcome or refuse the client."""
         self.client_id = packet.client_id
-        self._task = self._broker.run(self._let_in(packet, transport))
+        self._task = self._context.run(self._let_in(packet, transport))
 
     def cancel(self) -> None:
         """Stop the handshake of a connection that is gone."""
@@ -95,9 +95,9 @@ class Handshake:
         if not lasts and packet.will is None:
             return
         owner = user_or_address(identity.username, self._client.arrival.origin)
-        while wait_s := self._broker.changes.wait_s(owner):
+        while wait_s := self._server.changes.wait_s(owner):
             if wait_s > CHANGES_WAIT_S_MAX:
-                self._broker.changes.refuse(owner)
+                self._server.changes.refuse(owner)
                 reason = f"the sessions of its user change too often; try again in {wait_s:.0f} s"
                 raise ConnectRefused(ReasonCode.CONNECTION_RATE_EXCEEDED, reason, version=packet.version)
             await asyncio.sleep(wait_s)
@@ -109,14 +109,14 @@ class Handshake:
         Raises:
             ConnectRefused: the client lost its permission meanwhile.
         """
-        takes_over = self._broker.sessions.is_connected(session_name(identity.username, packet.client_id))
+        takes_over = self._server.sessions.is_connected(session_name(identity.username, packet.client_id))
         has_room = takes_over or await self._client.arrival.room()
         if has_room and not identity.admitted:
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, "its user has changed", version=packet.version)
         return has_room
 
     def _welcome(self, packet: Connect, identity: Identity) -> None:
-        broker, client, machine = self._broker, self._client, self._machine
+        context, client, machine = self._context, self._client, self._machine
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
             # Bridges of Mosquitto would not connect at all otherwise; their publishes to $SYS are treated alike.
             packet = msgspec.structs.replace(packet, will=None)
@@ -124,16 +124,16 @@ class Handshake:
         self._check_will(packet, identity)
         try:
             name = session_name(identity.username, client_id)
-            session, present = broker.sessions.open(packet, name, identity, client, client.arrival.origin)
+            session, present = self._server.sessions.open(packet, name, identity, client, client.arrival.origin)
         except (LogFull, LogFailed) as error:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        client.welcome(session, broker.ingest.routes_of(identity))
+        client.welcome(session, context.ingest.routes_of(identity))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
-            broker.ingest.on_durable(lambda error: self._accept(session, answer, error))
+            context.ingest.on_durable(lambda error: self._accept(session, answer, error))
         else:
             self._accept(session, answer, None)
 
@@ -145,8 +145,8 @@ class Handshake:
             machine.state = State.OPEN
             client.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
-            self._broker.sessions.resume(session, wire, machine.client_receive_maximum)
-            client.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
+            self._server.sessions.resume(session, wire, machine.client_receive_maximum)
+            client.reading.go_on()  # CONNACK is the first packet that the client gets [MQTT-3.2.0-1]
 
     def _announcement(self, packet: Connect, client_id: str, session: Session) -> Any:
         asked = packet.properties.session_expiry_interval or 0
@@ -160,6 +160,6 @@ class Handshake:
         if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
-        if will is not None and self._broker.ingest.refuses(will.topic):
+        if will is not None and self._context.ingest.refuses(will.topic):
             reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
             raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.broker.broker import Broker
-from weft.edge_node.servers.broker.turns import TURN_COST_MAX
+from weft.edge_node.servers.clients.turns import TURN_COST_MAX
 from weft.edge_node.servers.mqtt.client import Client
 from weft.edge_node.servers.mqtt.publishes import Publishes
+from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.protocols.mqtt.connection import Connection
 from weft.protocols.mqtt.encoder import PINGRESP, PUBACK, PUBREL
@@ -41,12 +41,12 @@ _T = TypeVar("_T")
 class PacketHandlers:
     """One client that has its CONNACK. Errors are the connection's to handle."""
 
-    __slots__ = ("_broker", "_client", "_machine", "publishes", "session")
+    __slots__ = ("_client", "_context", "_machine", "_server", "publishes", "session")
 
     def __init__(
-        self, broker: Broker, client: Client, machine: Connection, session: Session, publishes: Publishes
+        self, server: MqttServer, client: Client, machine: Connection, session: Session, publishes: Publishes
     ) -> None:
-        self._broker = broker
+        self._server, self._context = server, server.context
         self._client = client
         self._machine = machine
         self.session = session
@@ -59,7 +59,7 @@ class PacketHandlers:
             window = self.session.window
             after = window.in_flight.take_pubacks(data, at)
             if after > at:
-                self._broker.counters.packets_received += (after - at) // 4
+                self._context.counters.packets_received += (after - at) // 4
                 window.pump()
             return after
         if first == PUBREL[0]:
@@ -77,7 +77,7 @@ class PacketHandlers:
             packet_ids[packet_id] = None
             at += 4
         if packet_ids:
-            self._broker.counters.packets_received += (at - first) // 4
+            self._context.counters.packets_received += (at - first) // 4
             self.publishes.complete(tuple(packet_ids))
         return at
 
@@ -109,14 +109,14 @@ class PacketHandlers:
     def _ask_whether_resent(self, session: Session, packet: Publish) -> None:
         publishes = self.publishes
         route = publishes.routes.route(packet.topic)
-        resent = self._broker.resent
+        resent = self._server.resent
         if route is None or (packet.qos == 1 and not resent.suppresses(route.streams)):
             publishes.publish(packet)  # the flag says DUP
             return
         # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
         if not self.store():
             return
-        self._client.hold(Pause.ASKING)
+        self._client.reading.hold(Pause.ASKING)
 
         async def ask() -> None:
             try:
@@ -135,9 +135,9 @@ class PacketHandlers:
             except (LogError, MqttError) as error:  # access rules may have changed meanwhile
                 self._client.refuse(error)
                 return
-            self._client.go_on()
+            self._client.reading.go_on()
 
-        self._broker.run(ask())
+        self._context.run(ask())
 
     def _on_pubrel(self, packet: PubRel) -> None:
         if packet.packet_id in self.session.received:
@@ -170,8 +170,8 @@ class PacketHandlers:
         feeds: list[tuple[Subscription, int]] = []
 
         def subscribe(filters: Sequence[Subscription]) -> None:
-            change = self._broker.retained.changes
-            answers = self._broker.sessions.filters.subscribe_all(session, filters, identifier)
+            change = self._server.retained.changes
+            answers = self._server.sessions.filters.subscribe_all(session, filters, identifier)
             for options, (code, new) in zip(filters, answers, strict=True):
                 codes.append(code)
                 wants_retained = (True, new, False)[options.retain_handling]
@@ -180,7 +180,7 @@ class PacketHandlers:
 
         def end() -> None:
             answer = self._machine.encode(SubAck(packet.packet_id, tuple(codes)))
-            self._answer_durably(session, answer, lambda: self._broker.sessions.send_retained(session, feeds))
+            self._answer_durably(session, answer, lambda: self._server.sessions.send_retained(session, feeds))
 
         self._in_turns(packet.filters, subscribe, end)
 
@@ -191,7 +191,7 @@ class PacketHandlers:
         codes: list[int] = []
 
         def unsubscribe(filters: Sequence[str]) -> None:
-            codes.extend(self._broker.sessions.filters.unsubscribe(session, text) for text in filters)
+            codes.extend(self._server.sessions.filters.unsubscribe(session, text) for text in filters)
 
         def end() -> None:
             self._answer_durably(session, self._machine.encode(UnsubAck(packet.packet_id, tuple(codes))))
@@ -227,18 +227,18 @@ class PacketHandlers:
             if rest:
                 self._do_later(rest, do, end)
             else:
-                self._client.go_on()
+                self._client.reading.go_on()
 
         wait_s = self._wait_s()
         if wait_s:
-            self._client.hold(Pause.ASKING)
-            self._broker.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
+            self._client.reading.hold(Pause.ASKING)
+            self._context.call_later(max(wait_s, CHANGE_WAIT_S_MIN), go_on)
         else:
-            self._client.await_turn(Pause.ASKING, go_on)
+            self._client.reading.await_turn(Pause.ASKING, go_on)
 
     def _wait_s(self) -> float:
         """Return the seconds until the session may change again; a session that is not kept may at once."""
-        return self._broker.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
+        return self._server.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
         """Answer what a persistent session must remember once the journal has it."""
@@ -252,7 +252,7 @@ class PacketHandlers:
                     then()
 
         if session.persistent:
-            self._broker.ingest.on_durable(durable)
+            self._context.ingest.on_durable(durable)
         else:
             durable(None)
 
@@ -265,7 +265,7 @@ class PacketHandlers:
         session = self.session
         expiry = packet.properties.session_expiry_interval
         if expiry is not None:
-            self._broker.sessions.change_expiry(session, expiry)
+            self._server.sessions.change_expiry(session, expiry)
         with_will = packet.code != ReasonCode.SUCCESS  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         self._client.said_goodbye(packet.code, with_will=with_will)
 

@@ -10,8 +10,8 @@ from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route, RouteCache
 from weft.edge_node.ingest.turn import COST_MAX
-from weft.edge_node.servers.broker.broker import Broker
 from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
 from weft.protocols.batch import Flag
@@ -43,8 +43,8 @@ class Publishes:
 
     __slots__ = (
         "_asked",
-        "_broker",
         "_client",
+        "_context",
         "_gathered",
         "_has_codes",
         "_holding",
@@ -52,6 +52,7 @@ class Publishes:
         "_late",
         "_opened",
         "_retains",
+        "_server",
         "_session",
         "due",
         "due_max",
@@ -63,7 +64,7 @@ class Publishes:
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, client: Client, session: Session, routes: RouteCache, answers_due_max: int
+        self, server: MqttServer, client: Client, session: Session, routes: RouteCache, answers_due_max: int
     ) -> None:
         """Take a client's publishes.
 
@@ -73,7 +74,7 @@ class Publishes:
                 What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
                 that are left unread could hold up the answers that they wait for.
         """
-        self._broker = broker
+        self._server, self._context = server, server.context
         self._client = client
         self._session = session
         self.publisher: str | None = session.client_id
@@ -81,7 +82,7 @@ class Publishes:
         self.in_5 = session.version == Version.V5
         self.known = routes.matched if self.in_5 else routes.plain
         """Topics whose plain publishes need nothing but storing."""
-        self._gathered: Gathering = Gathering() if session.persistent else broker.ingest.turn
+        self._gathered: Gathering = Gathering() if session.persistent else server.context.ingest.turn
         self._opened: list[int] = []
         """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
         self._retains = False
@@ -108,7 +109,7 @@ class Publishes:
     @property
     def waits_for_turn(self) -> bool:
         """Return whether what a read brings is stored at the end of the turn."""
-        return self._gathered is self._broker.ingest.turn
+        return self._gathered is self._context.ingest.turn
 
     # --- packets
 
@@ -119,7 +120,7 @@ class Publishes:
         until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
         after = scan(
             data, at, self.known, gathered, self, self._session.received, self._opened,
-            self._broker.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until, COST_MAX - gathered.cost,
+            self._context.settings.packet_bytes_max, self._session.version, _QOS_FLAGS, until, COST_MAX - gathered.cost,
         )  # fmt: skip
         if after > at and not self.joined:
             self._join()
@@ -138,7 +139,7 @@ class Publishes:
             self._join()
         session = self._session
         if packet.qos == 2 and packet.packet_id in session.received:
-            self._broker.counters.publishes_repeated += 1
+            self._context.counters.publishes_repeated += 1
             self._acknowledge(packet, ReasonCode.SUCCESS)
             return
         route = self.routes.route(packet.topic)
@@ -151,14 +152,14 @@ class Publishes:
             self._opened.append(packet.packet_id)
         if not route.taken:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
-        headers = to_headers(packet.properties, self._broker.wall_clock())
+        headers = to_headers(packet.properties, self._context.wall_clock())
         self._gathered.add(route, packet.topic, packet.payload, self, flags_of(packet), headers)
         self._acknowledge(packet, code)
         self._relieve()
 
     def suppress(self, packet: Publish) -> None:
         """Acknowledge a publish that is in the log already; at QoS 2 its identifier is open again until PUBREL."""
-        self._broker.counters.publishes_resent += 1
+        self._context.counters.publishes_resent += 1
         if packet.qos == 2:
             self._session.received.add(packet.packet_id)
             self._opened.append(packet.packet_id)
@@ -174,7 +175,7 @@ class Publishes:
         answers = b"".join([PUBCOMP + packet_id.to_bytes(2, "big") for packet_id in packet_ids])
         if session.persistent:
             self.store()  # the journal must have their PUBLISH first
-            self._broker.journal.released(session.client_id, packet_ids)
+            self._server.journal.released(session.client_id, packet_ids)
         session.forget(packet_ids)
         self._gathered.answer(self, answers)
         self._gathered.more_acks -= 1  # they acknowledge nothing that was not acknowledged by PUBREC
@@ -193,7 +194,7 @@ class Publishes:
             self._asked += 1
             if self._late is None:
                 self._late = deque()
-            self._broker.retained.on_durable(self._keep_retained)
+            self._server.retained.on_durable(self._keep_retained)
         if self.waits_for_turn:
             self._opened.clear()
         elif self._gathered:
@@ -207,7 +208,7 @@ class Publishes:
         """
         if self._gathered.cost > COST_MAX:
             self.store()
-            self._broker.ingest.turn.is_heavy = True
+            self._context.ingest.turn.is_heavy = True
 
     def store(self) -> None:
         """Append what was published so far; its acknowledgements follow once that is durable.
@@ -215,7 +216,7 @@ class Publishes:
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
         """
-        self._broker.ingest.turn.store()
+        self._context.ingest.turn.store()
         if self.waits_for_turn or not self._gathered:
             return
         gathered, opened, session = self._gathered.hand_over(), self._opened, self._session
@@ -224,12 +225,12 @@ class Publishes:
             if session.persistent and gathered.answers and (gathered.groups or opened):
                 self._store_with_journal(gathered, opened)
             else:
-                self._broker.ingest.store(gathered)
+                self._context.ingest.store(gathered)
         except LogError:  # whatever the reason: an identifier that stays open answers for a record
             session.forget(opened)
             raise
         if gathered.clients:
-            self._broker.ingest.on_durable(partial(self._durable, gathered, opened))
+            self._context.ingest.on_durable(partial(self._durable, gathered, opened))
 
     def is_due(self, count: int) -> None:
         """Count answers that were gathered, and read no more while there are too many."""
@@ -241,23 +242,23 @@ class Publishes:
         """Read no more from the client until answers are sent."""
         if not self._holding:
             self._holding = True
-            self._broker.counters.receive_maximum_pauses += 1
-            self._client.hold(Pause.ACKS)
+            self._context.counters.receive_maximum_pauses += 1
+            self._client.reading.hold(Pause.ACKS)
 
     # --- taking
 
     def _join(self) -> None:
         self.joined = True
-        self._broker.ingest.back_pressure.join(self._client)
+        self._client.reading.join()
 
     def _refusal(self, packet: Publish, route: Route | None) -> int:
-        counters = self._broker.counters
+        counters = self._context.counters
         if route is None and self._is_unrouted(packet.topic):
-            self._broker.ingest.unrouted.count([packet.topic])
+            self._context.ingest.unrouted.count([packet.topic])
             return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
         if route is None:
             counters.publishes_denied += 1
-            deep = packet.topic.count(b"/") >= self._broker.ingest.topic_levels_max
+            deep = packet.topic.count(b"/") >= self._context.ingest.topic_levels_max
             return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
@@ -273,7 +274,7 @@ class Publishes:
         [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and without one a
         client with a queue sends it at every connection. ``$SYS`` is in no stream, and bridges of Mosquitto publish
         their state there: they would never stay connected."""
-        closes = self._broker.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
+        closes = self._server.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
         if packet.qos and not self.in_5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
             if code == ReasonCode.TOPIC_NAME_INVALID and self._is_unrouted(packet.topic):
@@ -286,11 +287,11 @@ class Publishes:
 
     def _is_unrouted(self, topic: bytes) -> bool:
         """Return whether the client may publish to a topic that has no route: then no stream matches it."""
-        return self.routes.permits(topic) and self._broker.ingest.refuses(topic)
+        return self.routes.permits(topic) and self._context.ingest.refuses(topic)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True
-        return self._broker.retained.retain(packet, self._broker.wall_clock(), self._session.owner)
+        return self._server.retained.retain(packet, self._context.wall_clock(), self._session.owner)
 
     def _acknowledge(self, packet: Publish, code: int) -> None:
         if not packet.qos:
@@ -306,19 +307,19 @@ class Publishes:
     # --- storing at the end of a read
 
     def _store_with_journal(self, gathered: Gathering, opened: Sequence[int]) -> None:
-        broker, client_id = self._broker, self._session.client_id
-        with broker.journal.together():
-            stored = broker.ingest.store(gathered)
+        ingest, server, client_id = self._context.ingest, self._server, self._session.client_id
+        with server.journal.together():
+            stored = ingest.store(gathered)
             if opened:
-                broker.journal.received(client_id, opened)
+                server.journal.received(client_id, opened)
             pubacks = b"".join(each for each in gathered.answers if each.startswith(PUBACK))
             if stored and pubacks:
-                broker.journal.published(client_id, pubacks, stored)
+                server.journal.published(client_id, pubacks, stored)
 
     def _durable(self, gathered: Gathering, opened: Sequence[int], error: BaseException | None) -> None:
         if error is not None:
             self._session.forget(opened)
-        self._broker.ingest.turn.durable(gathered, error)
+        self._context.ingest.turn.durable(gathered, error)
 
     # --- answering
 
@@ -332,7 +333,7 @@ class Publishes:
         self._client.send(answers)
         if self._holding and self.due <= self.due_max:
             self._holding = False
-            self._client.release(Pause.ACKS)
+            self._client.reading.release(Pause.ACKS)
 
     def refuse(self, error: BaseException) -> None:
         """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""

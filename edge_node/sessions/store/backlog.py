@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
-from weft.edge_node.subscriptions.log_records import LogRecord, Page
+from weft.edge_node.subscriptions.log_records import LogRecord, Page, Turn
 from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 256 << 10
@@ -37,13 +37,14 @@ class Backlog:
         self._bases: dict[int, list[int]] = {}
         """Stream -> the base seqs of its batches in memory, ascending."""
 
-    async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
+    async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool], turn: Turn) -> Page:
         """Return a page of the wanted records from ``seq`` on. ``next_seq == seq`` only at the durable end.
 
         A page may be empty although more follows: nothing in a whole batch was wanted.
 
         Args:
-            wants: asked once per distinct topic of a batch, on the loop's thread.
+            wants: asked once for each distinct topic of the page, on the loop's thread.
+            turn: awaited after the page had to be loaded, which many may have waited for.
 
         Raises:
             OSError, LogFailed: the log cannot be read.
@@ -52,7 +53,10 @@ class Backlog:
         end = self._log.durable_end(stream)
         if seq >= end:
             return Page([], seq, 0)
-        found = self._cached(stream, seq) or await self._load(stream, seq)
+        found = self._cached(stream, seq)
+        if found is None:
+            found = await self._load(stream, seq)
+            await turn()
         if found is None:  # nothing is held from here to the end
             self._counters.backlog_lost += end - seq
             return Page([], end, end - seq)
@@ -60,8 +64,7 @@ class Backlog:
         self._counters.backlog_lost += lost
         settings = self._settings
         records, next_seq = found.pick(
-            max(seq, found.base_seq), found.end_seq, found.wanted(wants),
-            settings.backlog_page_records, settings.backlog_page_bytes,
+            max(seq, found.base_seq), wants, settings.backlog_page_records, settings.backlog_page_bytes
         )  # fmt: skip
         return Page(records, next_seq, lost)
 

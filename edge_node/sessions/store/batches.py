@@ -16,6 +16,8 @@ _RECORD_BYTES = 16
 _BATCH_BYTES = 1000
 LONG_BYTES = 32 << 10
 """Mean length of records that are cut out once for all who read them."""
+TOPICS_MAX = 128
+"""Distinct topics that a page is looked through for: to ask for one takes 3 to 10 µs (``SessionReader.wants``)."""
 _TIME = Struct("<q")
 
 
@@ -48,25 +50,27 @@ class DecodedBatch:
         self.bytes = header.raw_length * (1 + is_long) + _RECORD_BYTES * header.count + _BATCH_BYTES
         """Memory that it takes, roughly."""
 
-    def wanted(self, wants: Callable[[bytes], bool]) -> list[bool]:
-        """Return, for each distinct topic of the batch, whether it is wanted; for ``pick``."""
-        return [wants(topic) for topic in self._keys]
-
     def pick(
-        self, seq: int, end: int, wanted: list[bool], records_max: int, bytes_max: int
+        self, seq: int, wants: Callable[[bytes], bool], records_max: int, bytes_max: int
     ) -> tuple[list[LogRecord], int]:
-        """Return the wanted records in ``[seq, end)``. The batch has at least one record of that range.
+        """Return the wanted records from ``seq`` on, which is one of the batch.
+
+        Args:
+            wants: asked once for each distinct topic, of at most ``TOPICS_MAX``.
 
         Returns:
-            The records, at least one if any is wanted, and where to go on.
+            The records, and where to go on.
         """
-        last = min(end, self.end_seq)
-        if not any(wanted):
-            return [], last
         found: list[LogRecord] = []
-        base, index = self.base_seq, self._key_index
+        base, last, index, keys = self.base_seq, self.end_seq, self._key_index, self._keys
+        asked: dict[int, bool] = {}
         for at in range(seq - base, last - base):
-            if not wanted[index[at]]:
+            wanted = asked.get(key := index[at])
+            if wanted is None:
+                if len(asked) == TOPICS_MAX:
+                    return found, base + at
+                wanted = asked[key] = wants(keys[key])
+            if not wanted:
                 continue
             record = self.record(base + at)
             bytes_max -= len(record.payload)

@@ -6,7 +6,7 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import sqlite_utils
@@ -20,31 +20,12 @@ from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.sessions.store.session_store import Meta
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.protocols.ranges import RangeSet
-from weft.storage.segment_log import LogStats
+from weft.storage.segment_log import SegmentLog
 
 MARKS = 64
 """Marks of how the log grew that are kept per ``topics_log_bytes``."""
 
 logger = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    """Methods of the segment log that compaction uses."""
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return batches; may block. Any thread."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """Return the seq after the last durable record."""
-        ...
-
-    def release(self, stream: int, ranges: RangeSet) -> None:
-        """Let the log delete these records."""
-
-    def stats(self) -> LogStats:
-        """Return the log's figures."""
-        ...
 
 
 Reader = tuple[str, str]
@@ -69,7 +50,7 @@ class Compaction:
     def __init__(  # noqa: PLR0917
         self,
         database: Database,
-        log: Log,
+        log: SegmentLog,
         streams: tuple[int, int],
         journal: SessionJournal,
         folded: Folded,

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Protocol
 
 from weft.edge_node.sessions.records import Sent, SessionRecord, SharedRecord
 from weft.edge_node.sessions.store.entries import (
@@ -35,7 +34,7 @@ from weft.edge_node.sessions.store.resent import Resent
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.sessions.store.stored import pack_record
 from weft.protocols.mqtt.packets import Subscription
-from weft.storage.segment_log import LogFailed, LogFull, LogStats
+from weft.storage.segment_log import LogFailed, LogFull, SegmentLog
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +45,6 @@ RESERVE_SHARE = 64
 
 
 _NOTHING: Mapping[int, int] = MappingProxyType({})
-
-
-class Log(Protocol):
-    """Methods of the segment log that the journal uses. Owner's thread only."""
-
-    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
-        """Take a run of records."""
-        ...
-
-    def together(self, reserve_bytes: int) -> AbstractContextManager[None]:
-        """Return a context in which all appends go into one commit."""
-        ...
-
-    def appended_together(self) -> list[Run] | None:
-        """Return the context's appends so far; None outside of one."""
-        ...
-
-    def lead(self, stream: int) -> None:
-        """Have the stream's batches stand first in each commit."""
-
-    def stats(self) -> LogStats:
-        """Return the log's figures."""
-        ...
 
 
 class SessionJournal:
@@ -85,7 +61,7 @@ class SessionJournal:
 
     def __init__(  # noqa: PLR0917
         self,
-        log: Log,
+        log: SegmentLog,
         stream: int,
         sessions: Sequence[SessionRecord],
         shared: Sequence[SharedRecord],

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 
 from weft.edge_node.sessions.store.backlog import READ_BYTES
 from weft.edge_node.sessions.store.batches import DecodedBatch
 from weft.edge_node.sessions.store.entries import JournalRecord, decode_entry
+from weft.storage.segment_log import SegmentLog
 
 logger = logging.getLogger(__name__)
 
 
-class Log(Protocol):
-    """Method of the segment log that the reader uses. Any thread."""
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return batches from the first held record at or after ``seq`` on."""
-        ...
-
-
-def read_journal(log: Log, stream: int, seq: int, end: int) -> Iterator[JournalRecord]:
+def read_journal(log: SegmentLog, stream: int, seq: int, end: int) -> Iterator[JournalRecord]:
     """Yield the entries in ``[seq, end)``, which are durable, in order. Blocks.
 
     Entries that the log has lost, or that do not decode, are passed over with an error in the node's log.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import sqlite_utils
 
@@ -16,34 +16,9 @@ from weft.edge_node.sessions.store.folding import Folded, FoldedSession, FoldedS
 from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.sessions.store.recent_publishes import RecentPublishes
 from weft.edge_node.sessions.store.session_store import Meta
-from weft.storage.segment_log import LogError
+from weft.storage.segment_log import LogError, SegmentLog
 
 logger = logging.getLogger(__name__)
-
-
-class Log(Protocol):
-    """Methods of the segment log that recovery uses."""
-
-    @property
-    def log_id(self) -> int:
-        """Return the log's random number."""
-        ...
-
-    def streams(self) -> dict[str, int]:
-        """Stream name -> number."""
-        ...
-
-    def durable_end(self, stream: int) -> int:
-        """Return the seq after the last durable record."""
-        ...
-
-    def append(self, stream: int, time: int, keys: list[bytes], payloads: list[bytes]) -> int:
-        """Take a run of records."""
-        ...
-
-    def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Return batches; may block."""
-        ...
 
 
 class Recovered(NamedTuple):
@@ -56,7 +31,7 @@ class Recovered(NamedTuple):
 
 def recover(
     database: Database,
-    log: Log,
+    log: SegmentLog,
     journal: int,
     window: int,
     wall_clock: Callable[[], int],
@@ -154,7 +129,7 @@ def _save(database: Database, folded: Folded, meta: Meta) -> bool:
     return True
 
 
-def _tell_journal(log: Log, journal: int, ends: Mapping[int, int], now: int) -> None:
+def _tell_journal(log: SegmentLog, journal: int, ends: Mapping[int, int], now: int) -> None:
     try:
         log.append(journal, now, [b""], [encode_entry(Restarted(dict(ends)))])
     except LogError as error:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from weft.bounds import Shares
 from weft.edge_node.access.identity import user_of_session
@@ -31,21 +30,11 @@ from weft.edge_node.sessions.store.recent_publishes import Found, RecentPublishe
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.batch import Flag
+from weft.storage.segment_log import SegmentLog
 
 _QOS = Flag.PUBLISHED_QOS0 | Flag.PUBLISHED_QOS2
 _QOS_FLAGS = {1: 0, 2: int(Flag.PUBLISHED_QOS2)}
 _FETCH_RECORDS = 1_000
-
-
-class Log(Protocol):
-    """Methods of the segment log that ``Resent`` uses."""
-
-    def durable_end(self, stream: int) -> int:
-        """Return the seq after the last durable record."""
-        ...
-
-    async def durable(self) -> None:
-        """Return once everything appended so far is durable."""
 
 
 class Resent:
@@ -53,7 +42,7 @@ class Resent:
 
     def __init__(
         self,
-        log: Log,
+        log: SegmentLog,
         backlog: Backlog,
         known: Mapping[str, RecentPublishes],
         settings: StateSettings,

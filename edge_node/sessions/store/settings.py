@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from weft.bounds import one_share
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import topics_log_bytes
+from weft.edge_node.check.log_policies import read_reserve_bytes
+
 MiB = 1 << 20
 
 
@@ -41,9 +46,9 @@ class StateSettings:
     """The same of the sessions of one user; beyond it those of its own are forgotten. None: no share."""
     backlog_buffer_bytes: int = 16 * MiB
     """Decoded batches kept for sessions that are behind."""
-    backlog_page_records: int = 1_000
-    """Records in one page."""
-    backlog_page_bytes: int = 256 << 10
+    backlog_page_records: int = 250
+    """Records in one page: putting one together takes 1 µs each, and a slow client holds a page."""
+    backlog_page_bytes: int = 64 << 10
     """Bytes in one page; at least one record."""
     backlog_reads: int = 2
     """Reads of the disk at a time; each holds about 1 MiB, or one longer record."""
@@ -52,6 +57,35 @@ class StateSettings:
     although a session has not had them."""
     suppressed: frozenset[int] = field(default_factory=frozenset)
     """Streams that say ``resent: suppress``."""
+
+    @classmethod
+    def of(cls, config: EdgeConfig, suppressed: frozenset[int]) -> StateSettings:
+        """Return the bounds that a configuration sets.
+
+        Args:
+            suppressed: numbers of the streams that say ``resent: suppress``.
+        """
+        limits, state = config.limits, config.state
+        return cls(
+            retained_messages_max=limits.retained,
+            retained_messages_per_user_max=one_share(limits.retained_per_user, limits.retained),
+            retained_bytes_max=limits.retained_bytes,
+            retained_bytes_per_user_max=one_share(limits.retained_per_user_bytes, limits.retained_bytes),
+            save_interval_s=state.save_interval_s,
+            save_bytes=state.save_bytes,
+            journal_bytes_max=state.journal_bytes,
+            journal_bytes_per_user=state.journal_bytes_per_user,
+            reserve_bytes=read_reserve_bytes(config),
+            resent_window=state.resent_window,
+            resent_total_max=state.resent_total,
+            resent_per_user_max=one_share(state.resent_per_user, state.resent_total),
+            backlog_buffer_bytes=state.backlog_buffer_bytes,
+            backlog_page_records=state.backlog_page_records,
+            backlog_page_bytes=state.backlog_page_bytes,
+            backlog_reads=state.backlog_reads,
+            topics_log_bytes=topics_log_bytes(config),
+            suppressed=suppressed,
+        )
 
 
 @dataclass(slots=True)

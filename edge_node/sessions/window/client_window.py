@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.sessions.window.in_flight import InFlight
+from weft.edge_node.sessions.window.in_flight import Delivery, InFlight
 from weft.edge_node.sessions.window.packet_writer import ClientConnection, PacketWriter
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.edge_node.sessions.window.parts import WindowParts
@@ -15,6 +15,7 @@ from weft.edge_node.sessions.window.states import CONNECTED, QUEUEING, SENDING, 
 from weft.edge_node.sessions.window.waiting import Waiting
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.message import NOWHERE, Message
+from weft.edge_node.subscriptions.own_filters import SUBSCRIBED
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.edge_node.subscriptions.subscriber import DeliveryOptions
 from weft.protocols.mqtt.packet_ids import PACKET_IDS_MAX
@@ -32,7 +33,7 @@ class ClientWindow:
 
     __slots__ = (
         "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_live", "_parts", "_sending", "_state",
-        "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight", "owner",
+        "_told_of_drops", "_waiting", "_when_room", "_writer", "client_id", "in_flight", "owner", "subscribed",
     )  # fmt: skip
 
     def __init__(
@@ -41,6 +42,8 @@ class ClientWindow:
         self.client_id = client_id
         self.owner = owner
         """Owner whom what the window keeps is charged to; None for the node."""
+        self.subscribed: SUBSCRIBED = {}
+        """Subscriptions of the client, by filter."""
         self._fall_behind = fall_behind
         self._parts = parts
         self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
@@ -207,7 +210,7 @@ class ClientWindow:
         else:
             self._after(Event.FELL_BEHIND)
             self._catch_up.cover((*self._waiting.messages(), message))
-            self._waiting.drop_stored()
+            self._waiting.set_aside()
             self._catch_up.fall_back()
 
     def _drop(self) -> None:
@@ -261,7 +264,7 @@ class ClientWindow:
         self.in_flight.stop_resending()
         if self._catch_up is not None:
             self._catch_up.stop()
-            self._waiting.drop_stored()
+            self._waiting.set_aside()
 
     def end(self) -> None:
         """Forget everything: the session has ended."""
@@ -285,10 +288,13 @@ class ClientWindow:
 
     # --- the log instead of the queue
 
+    def set_aside(self) -> Collection[Delivery]:
+        """Keep in the queue only what cannot be read from the log; return what was in it."""
+        return self._waiting.set_aside()
+
     def read_from(self, catch_up: CatchUp) -> None:
-        """Read from the log what waits in the queue and what is published from now on."""
+        """Read what was set aside, and what is published from now on, from the log."""
         self._catch_up = catch_up
-        self._waiting.drop_stored()
         if can(self._state, Event.FELL_BEHIND):
             self._after(Event.FELL_BEHIND)
             catch_up.start()

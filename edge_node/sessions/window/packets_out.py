@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from weft.edge_node.sessions.window.topic_aliases import SentAliases
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.mqtt.connection import PACKET_BYTES_MAX
 from weft.protocols.mqtt.encoder import encode_length, publish_head, publish_parts
@@ -109,3 +108,29 @@ def shared_tail(message: Message) -> tuple[bytes, int]:
         body = b"" if message.properties is NO_PROPERTIES else property_body(message.properties)
         found = message.tail = (body + message.payload, len(body))
     return found
+
+
+class SentAliases:
+    """The numbers that the server has given to topics: the first topics that are sent get one, and keep it."""
+
+    __slots__ = ("_aliases", "_maximum")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._aliases: dict[bytes, int] = {}
+
+    def find(self, topic: bytes) -> tuple[bytes, int | None]:
+        """Return the topic to write (empty when the client knows its number) and the alias.
+
+        The alias is never over the client's maximum [MQTT-3.1.2-26].
+        """
+        known = self._aliases.get(topic)
+        if known is not None:
+            return b"", known
+        if len(self._aliases) >= self._maximum:
+            return topic, None
+        return topic, len(self._aliases) + 1
+
+    def sent(self, topic: bytes, alias: int) -> None:
+        """Note that a packet with topic and alias goes out: from now on the number is enough."""
+        self._aliases[topic] = alias

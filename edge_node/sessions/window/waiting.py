@@ -13,12 +13,14 @@ from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES, Qu
 class Waiting:
     """A queue whose bytes are counted in the client's account."""
 
-    __slots__ = ("_account", "deliveries")
+    __slots__ = ("_account", "_stored_bytes", "_unstored", "deliveries")
 
     def __init__(self, account: QueueAccount) -> None:
         self._account = account
         self.deliveries: deque[Delivery] | None = None
         """None while nothing waits: most clients never have anything here. To be read only."""
+        self._stored_bytes = self._unstored = 0
+        """Bytes counted for what can be read from the log, and number of the other deliveries."""
 
     def __bool__(self) -> bool:
         return self.deliveries is not None
@@ -33,6 +35,10 @@ class Waiting:
         if not self._account.fits(cost):
             return False
         self._account.take(cost)
+        if delivery[0].stream == NOWHERE:
+            self._unstored += 1
+        else:
+            self._stored_bytes += cost
         if self.deliveries is None:
             self.deliveries = deque()
         self.deliveries.append(delivery)
@@ -42,26 +48,35 @@ class Waiting:
         """Take out the first delivery; there must be one."""
         assert self.deliveries is not None
         delivery = self.deliveries.popleft()
-        self._account.free(_cost(delivery))
+        cost = _cost(delivery)
+        self._account.free(cost)
+        if delivery[0].stream == NOWHERE:
+            self._unstored -= 1
+        else:
+            self._stored_bytes -= cost
         if not self.deliveries:
             self.deliveries = None
         return delivery
 
-    def drop_stored(self) -> None:
-        """Forget what can be read from the log."""
-        self._keep([each for each in self.deliveries or () if each[0].stream == NOWHERE])
+    def set_aside(self) -> Collection[Delivery]:
+        """Keep only what cannot be read from the log.
+
+        Without such, nothing that waits is looked at: thousands of clients may do this in one step.
+
+        Returns:
+            What waited until now.
+        """
+        waited: Collection[Delivery] = self.deliveries or ()
+        self.deliveries = deque([each for each in waited if each[0].stream == NOWHERE]) if self._unstored else None
+        self._account.free(self._stored_bytes)
+        self._stored_bytes = 0
+        return waited
 
     def clear(self) -> None:
         """Forget everything."""
-        self._keep([])
-
-    def _keep(self, kept: list[Delivery]) -> None:
-        self._account.free(_costs(self.deliveries or ()) - _costs(kept))
-        self.deliveries = deque(kept) if kept else None
-
-
-def _costs(deliveries: Collection[Delivery]) -> int:
-    return sum([len(message.payload) for message, _, _ in deliveries]) + MESSAGE_OVERHEAD_BYTES * len(deliveries)
+        self._account.free(sum(map(_cost, self.deliveries or ())))
+        self.deliveries = None
+        self._stored_bytes = self._unstored = 0
 
 
 def _cost(delivery: Delivery) -> int:

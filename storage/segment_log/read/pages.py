@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weft.protocols.batch import decode_header
@@ -43,8 +43,8 @@ class PageReader:
         self._log = log
         self._listen = listen
         self._reads = asyncio.Semaphore(reads_max)
-        self._waiting: dict[asyncio.Future[None], tuple[int, int]] = {}
-        """Future of a waiting reader -> (stream, seq)."""
+        self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
+        """Stream -> future of a waiting reader -> the seq that it waits for."""
         self._unlisten: Callable[[], None] | None = None
 
     async def read(self, stream: int, seq: int, bytes_max: int, records_max: int | None = None) -> LogPage:
@@ -75,15 +75,18 @@ class PageReader:
             LogFailed: the log takes nothing more, so that it will not be.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = (stream, seq)
+        waiting = self._waiting.setdefault(stream, {})
+        waiting[waiter] = seq
         if self._unlisten is None:
             self._unlisten = self._listen(self._look)
         try:
             # After it listens: a commit that was made just before called no listener.
-            self._look()
+            self._wake({waiter: seq}, self._log.durable_end(stream))
             await waiter
         finally:
-            del self._waiting[waiter]
+            del waiting[waiter]
+            if not waiting:
+                del self._waiting[stream]
             if not self._waiting:
                 self._unlisten()
                 self._unlisten = None
@@ -126,10 +129,14 @@ class PageReader:
         return LogPage(kept, at, self._log.why_gone(stream, holes) if holes else [], from_disk)
 
     def _look(self) -> None:
-        for waiter, (stream, seq) in self._waiting.items():
+        for stream, waiting in self._waiting.items():
+            self._wake(waiting, self._log.durable_end(stream))
+
+    def _wake(self, waiting: Mapping[asyncio.Future[None], int], end: int) -> None:
+        for waiter, seq in waiting.items():
             if waiter.done():
                 continue
-            if self._log.durable_end(stream) > seq:
+            if end > seq:
                 waiter.set_result(None)
             elif self._log.failed is not None:
                 waiter.set_exception(LogFailed(str(self._log.failed)))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from weft.protocols.batch import ClockReading
 from weft.protocols.ranges import RangeSet
-from weft.protocols.segment import GapNotice, Owner, StreamEntry
+from weft.protocols.segment import BOOTS_MAX, ClockNotice, GapNotice, Owner, StreamEntry
 from weft.storage.filesystem import FileSystem
 from weft.storage.histogram import Histogram
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.settings import DEFAULT_POLICY, IDENTITY_BYTES, LogSettings, StreamPolicy
-from weft.storage.segment_log.state.clocks import Clocks
-from weft.storage.segment_log.state.expiry_log import ExpiryLog
 from weft.storage.segment_log.state.gaps import merged
 from weft.storage.segment_log.state.origins import Origins
 from weft.storage.segment_log.state.pending import PendingQueue
@@ -218,3 +217,66 @@ def next_held(ranges: RangeSet, seq: int) -> int | None:
     if seq >= ranges.end:
         return None
     return ranges.missing(seq, ranges.end)[0][1]
+
+
+class Clocks:
+    """The last notice of each of the last ``BOOTS_MAX`` boots that have one. Guarded by the log's lock.
+
+    Every segment begins with them: the records of a boot may outlive the segment in which its notice stood.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, ClockNotice] = {}
+        """Boot -> notice, the last heard of at the end."""
+
+    def learn(self, clocks: Iterable[ClockNotice]) -> None:
+        """Take over notices, in the order of the log."""
+        for clock in clocks:
+            self.known.pop(clock.boot_id, None)
+            self.known[clock.boot_id] = clock
+            if len(self.known) > BOOTS_MAX:
+                del self.known[next(iter(self.known))]
+
+
+logger = logging.getLogger(__name__)
+
+LINES_INTERVAL_S = 600.0
+"""Seconds between two lines about one stream. A stream that loses all the time says so now and then."""
+
+
+@dataclass
+class _Stream:
+    count: int = 0
+    first: int = 0
+    end: int = 0
+    silent_until: float = float("-inf")
+
+
+class ExpiryLog:
+    """Records of each stream that expired since its last line. For the writer thread."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, _Stream] = {}
+
+    def add(self, stream: str, first: int, end: int) -> None:
+        """Note that records ``[first, end)`` were dropped: no hub had them."""
+        entry = self._streams.setdefault(stream, _Stream())
+        entry.first = min(entry.first, first) if entry.count else first
+        entry.end = max(entry.end, end)
+        entry.count += end - first
+
+    def write(self, now: float) -> None:
+        """Write the lines that are due.
+
+        Args:
+            now: monotonic clock, in seconds.
+        """
+        for name, entry in self._streams.items():
+            if entry.count and now >= entry.silent_until:
+                logger.warning(
+                    "stream %s: %d records (seq %d to %d) were older than retain.time and are dropped; no hub had "
+                    "them. Restore the link to the hub, or raise the stream's retain.time",
+                    name, entry.count, entry.first, entry.end - 1,
+                )  # fmt: skip
+                entry.count = entry.end = 0
+                entry.silent_until = now + LINES_INTERVAL_S

@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.api.access import _is_loopback
 from weft.cloud_hub.api.tokens import Scope, create_token
@@ -165,7 +166,7 @@ async def test_a_stream_its_lanes_and_its_completeness(hub: Hub) -> None:
         lanes = (await get(hub, f"{STREAM}/completeness"))[1]["lanes"]
         return lanes[0]["complete_up_to"] is not None and lanes[0]["newest_mark"]["seq"] == 20
 
-    async with running_link(hub, log, EDGE, epochs=Epochs(7)):
+    async with running_link(hub, log, EDGE, epochs=MemoryEpochs(7)):
         await log.until_released(20)
         await until(told)
         _, complete = await get(hub, f"{STREAM}/completeness")
@@ -246,7 +247,7 @@ async def test_a_hub_that_starts_anew_goes_on_where_the_log_ends() -> None:
     log.append(*records(10, [b"b"] * 10))
     log.released_ranges.remove(0, 10)
     async with running_hub(store) as hub:
-        async with running_link(hub, log, EDGE, epochs=Epochs(5)):
+        async with running_link(hub, log, EDGE, epochs=MemoryEpochs(5)):
             await log.until_released(20)
         _, stream = await get(hub, STREAM)
         assert stream["records"] == 20
@@ -255,9 +256,9 @@ async def test_a_hub_that_starts_anew_goes_on_where_the_log_ends() -> None:
 async def test_a_second_node_with_the_same_log_is_told_about_the_conflict(hub: Hub) -> None:
     log = EdgeLog()
     log.append(*records(0, [b"a"] * 3))
-    async with running_link(hub, log, EDGE, epochs=Epochs(5)) as status:
+    async with running_link(hub, log, EDGE, epochs=MemoryEpochs(5)) as status:
         await log.until_released(3)
-        async with running_link(hub, EdgeLog(), EDGE, epochs=Epochs(2)) as clone:
+        async with running_link(hub, EdgeLog(), EDGE, epochs=MemoryEpochs(2)) as clone:
             await until(lambda: clone.state is LinkState.CONFLICT)
         assert "epoch 6" in clone.last_error
         assert status.state is LinkState.CONNECTED

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.cloud_hub.fabric import make_batch
-from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.shard.conflicts import conflicts, note_conflicts
@@ -57,12 +58,12 @@ async def decide(store: MemoryStore, hub: Hub) -> None:
 
 
 async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides() -> None:
-    store, log, epochs = MemoryStore(), log_of(3), Epochs()
+    store, log, epochs = MemoryStore(), log_of(3), MemoryEpochs()
     async with running_hub(store) as hub:
         async with running_link(hub, log, NODE, epochs=epochs) as taken:
             await log.until_released(3)
             await until(lambda: moment_is_known(hub))
-            async with running_link(hub, log_of(3), NODE, epochs=Epochs(epochs.epoch - 1)) as copy:
+            async with running_link(hub, log_of(3), NODE, epochs=MemoryEpochs(epochs.proposed[-1] - 1)) as copy:
                 await until(lambda: copy.state is LinkState.CONFLICT)
                 await until(lambda: is_held_back(hub, ["conflict"]))
             stands_at = await moment(hub)
@@ -71,7 +72,11 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
             assert await moment(hub) == stands_at
             status = (await get(hub, "/v1/status"))[1]
             [told] = status["conflicts"]
-            assert (told["edge"], told["stream"], told["refused_epoch"]) == ("press-1", "telemetry", epochs.epoch)
+            assert (told["edge"], told["stream"], told["refused_epoch"]) == (
+                "press-1",
+                "telemetry",
+                epochs.proposed[-1],
+            )
             assert "the hub has taken this log before with epoch 1, and it comes with 1 now" in told["why"]
             assert b"weft_hub_conflicts 1" in (await text(hub, "/metrics"))
 
@@ -86,15 +91,15 @@ async def test_a_refused_copy_holds_back_its_streams_until_an_operator_decides()
 async def test_after_the_decision_the_refused_node_may_be_the_one() -> None:
     store, log = MemoryStore(), log_of(3)
     async with running_hub(store) as hub:
-        async with running_link(hub, log, NODE, epochs=Epochs(4)):
+        async with running_link(hub, log, NODE, epochs=MemoryEpochs(4)):
             await log.until_released(3)
         right = log_of(3)
-        async with running_link(hub, right, NODE, epochs=Epochs(1)) as refused:
+        async with running_link(hub, right, NODE, epochs=MemoryEpochs(1)) as refused:
             await until(lambda: refused.state is LinkState.CONFLICT)
             await until(lambda: is_held_back(hub, ["conflict"]))
         await decide(store, hub)
         await until(lambda: is_held_back(hub, []))
-        async with running_link(hub, right, NODE, epochs=Epochs(1)) as now_taken:
+        async with running_link(hub, right, NODE, epochs=MemoryEpochs(1)) as now_taken:
             await right.until_released(3)
             assert now_taken.state is LinkState.CONNECTED
 
@@ -102,7 +107,7 @@ async def test_after_the_decision_the_refused_node_may_be_the_one() -> None:
 async def test_a_connection_that_its_edge_gave_up_is_no_second_node() -> None:
     store, log = MemoryStore(), log_of(3)
     async with running_hub(store) as hub:
-        async with running_link(hub, log, NODE, epochs=Epochs(4)):
+        async with running_link(hub, log, NODE, epochs=MemoryEpochs(4)):
             await log.until_released(3)
         hello = Hello(PROTOCOL_VERSION, LANE.tenant, LANE.edge, LANE.log_id, 1, 0, "weft")
         opening = LaneOpen(0, *LANE, 2, [])
@@ -120,7 +125,7 @@ async def test_a_connection_that_its_edge_gave_up_is_no_second_node() -> None:
 async def test_each_lane_is_noted_once_and_only_for_a_claim_that_is_not_higher() -> None:
     store, log = MemoryStore(), log_of(3)
     async with running_hub(store) as hub:
-        async with running_link(hub, log, NODE, epochs=Epochs(4)):
+        async with running_link(hub, log, NODE, epochs=MemoryEpochs(4)):
             await log.until_released(3)
         shard = ShardLog(store, hub.cluster, shard_of(LANE.tenant, LANE.edge, 2))
         state = await shard.load()

@@ -10,8 +10,9 @@ import tracemalloc
 import pytest
 
 from tests.cloud_hub.api.test_application import records
-from tests.cloud_hub.live import EdgeLog, Epochs, running_hub
+from tests.cloud_hub.live import EdgeLog, running_hub
 from tests.support.clocks import Clock
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
@@ -112,7 +113,7 @@ async def test_an_edge_whose_clock_is_off_by_years_is_told_so_by_its_log_and_its
         link = asyncio.create_task(
             run_link(
                 log, LinkIdentity("default", "press-1", 1, "test"), LinkSettings((hub.url,), token=lambda: None),
-                Epochs(), status, wall_clock=lambda: time.time_ns() - years,
+                MemoryEpochs(), status, wall_clock=lambda: time.time_ns() - years,
             )
         )  # fmt: skip
         await log.until_released(1)

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from tests.cloud_hub.links.test_conflicts import LANE, NODE, log_of
-from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
@@ -28,7 +29,7 @@ async def held_back(hub: Hub) -> list[dict[str, str]]:
 async def test_what_edges_say_was_acknowledged_is_named_until_it_is_there_again() -> None:
     store = MemoryStore()
     async with running_hub(store) as hub:
-        async with running_link(hub, log_of(3), NODE, epochs=Epochs(1)) as link:
+        async with running_link(hub, log_of(3), NODE, epochs=MemoryEpochs(1)) as link:
             await until(lambda: link.records_acked >= 3)
         assert (await get(hub, "/v1/status"))[1]["lost"] == []
         hello = Hello(PROTOCOL_VERSION, LANE.tenant, LANE.edge, LANE.log_id, 1, 0, "weft")
@@ -44,7 +45,7 @@ async def test_what_edges_say_was_acknowledged_is_named_until_it_is_there_again(
             assert reason["reason"] == "lost_records"
             assert "lacks 5 records, from seq 3 on, that it had acknowledged to the edge" in reason["why"]
         log: EdgeLog = log_of(8)  # the edge has them still
-        async with running_link(hub, log, NODE, epochs=Epochs(8)):
+        async with running_link(hub, log, NODE, epochs=MemoryEpochs(8)):
             await log.until_released(8)
             assert (await get(hub, "/v1/status"))[1]["lost"] == []
             assert await held_back(hub) == []
@@ -63,10 +64,10 @@ async def test_completeness_names_a_table_that_is_ahead_of_the_restored_log(tmp_
     place, copy = tmp_path / "store", tmp_path / "copy"
     store = DirectoryStore(str(place))
     async with running_hub(store, table_interval_s=0.05) as hub:
-        async with running_link(hub, log_of(3), NODE, epochs=Epochs(1)):
+        async with running_link(hub, log_of(3), NODE, epochs=MemoryEpochs(1)):
             await tabled(hub, 3)
         shutil.copytree(place, copy)
-        async with running_link(hub, log_of(8), NODE, epochs=Epochs(8)):
+        async with running_link(hub, log_of(8), NODE, epochs=MemoryEpochs(8)):
             await tabled(hub, 8)
             assert await held_back(hub) == []
     for shard in place.glob("shard-*"):

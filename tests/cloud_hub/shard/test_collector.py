@@ -11,8 +11,8 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, R
 from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, ShardCollector
 from weft.cloud_hub.tables.service import TableService
+from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
-from weft.storage.audit.audit import audit
 from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.object_store import ObjectStore, open_store

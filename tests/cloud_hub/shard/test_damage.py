@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.api.test_application import records
-from tests.cloud_hub.live import EdgeLog, Epochs, get, running_hub, running_link
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard.placement import shard_of
@@ -23,7 +24,7 @@ NAMES = {shard_of("default", edge, 2): LinkIdentity("default", edge, 1, "test") 
 async def deliver(hub: Hub, shard: int, first: int, end: int) -> None:
     log = EdgeLog()
     log.append(*records(0, [b"x"] * end))
-    async with running_link(hub, log, NAMES[shard], epochs=Epochs(first)):
+    async with running_link(hub, log, NAMES[shard], epochs=MemoryEpochs(first)):
         await log.until_released(end)
 
 
@@ -51,7 +52,7 @@ async def test_a_hub_starts_without_a_damaged_shard_and_takes_it_up_when_it_is_m
 
         log = EdgeLog()
         log.append(*records(0, [b"x"] * 6))
-        async with running_link(hub, log, NAMES[1], epochs=Epochs(1)) as status:
+        async with running_link(hub, log, NAMES[1], epochs=MemoryEpochs(1)) as status:
             await until(lambda: status.state is LinkState.WAITING)
             assert f"{key} is damaged" in status.last_error
             assert "nothing is lost" in status.last_error

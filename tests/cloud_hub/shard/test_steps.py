@@ -29,6 +29,8 @@ from weft.replication.settings import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
 
 STEP_S_MAX = 0.02
 """Processor time of one step on the machine of the budgets; the quickest of several tries counts."""
+TRIES = 8
+"""As many for a machine whose memory others use as well: the first is enough where it is quiet."""
 BOUNDS = SequencerSettings()
 GAPS, LANES = BOUNDS.gaps_per_lane_max, BOUNDS.lanes_per_edge_max
 T = TypeVar("T")
@@ -219,7 +221,7 @@ def the_smallest_origins(hub: Hub) -> None:
 async def test_no_step_is_long(brings: Callable[[Hub], None]) -> None:
     await asyncio.sleep(0)  # sessions belong to a loop
     quickest: dict[str, float] = {}
-    for _ in range(3):
+    for _ in range(TRIES):
         hub = Hub()
         with uncollected():
             brings(hub)

@@ -24,8 +24,8 @@ from weft.config.streams import Link as LinkConfig
 from weft.config.streams import Stream
 from weft.edge_node.links.links import Links
 from weft.edge_node.timing.clock import clock_reader, wall_clock
+from weft.proofs.audit.audit import audit
 from weft.protocols.origin import Origin, OriginKind
-from weft.storage.audit.audit import audit
 from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.segment_log import LogSettings, SegmentLog
 from weft.storage.table.rows import row_schema

@@ -14,10 +14,10 @@ from tests.support.processes import weft
 from weft.cloud_hub.shard import lane_ends, skips
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.cloud_hub.tables.service import TableService
+from weft.proofs.audit.audit import audit
+from weft.proofs.audit.report import AuditReport
 from weft.protocols import batch
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.audit.audit import audit
-from weft.storage.audit.report import AuditReport
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
 

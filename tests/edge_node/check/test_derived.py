@@ -17,7 +17,7 @@ from weft.config.models import EdgeConfig
 from weft.config.streams import Stream
 from weft.edge_node.check import Flow, carried_streams, check, inputs, intake_patterns, streams_of
 from weft.edge_node.check.flow import as_filter, overlap, published
-from weft.edge_node.from_config import stream_policies
+from weft.edge_node.check.log_policies import stream_policies
 from weft.protocols.topics import compile_pattern, matches
 from weft.storage.segment_log import StreamPolicy
 

@@ -8,7 +8,8 @@ from weft.config.errors import ConfigError
 from weft.config.load import parse
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import carried_streams, check, notes, proton
-from weft.edge_node.from_config import log_settings, state_settings, stream_policies, unrouted_policy
+from weft.edge_node.check.log_policies import log_settings, stream_policies, unrouted_policy
+from weft.edge_node.sessions.store.settings import StateSettings
 from weft.storage.segment_log import StreamPolicy
 
 GOOD = "node: a\ndata_dir: /data\nstreams:\n  telemetry: {from: 'plant/{line}/#'}\n"
@@ -174,10 +175,10 @@ def test_what_is_kept_for_absent_sessions_takes_a_quarter_of_the_disk_at_most() 
     small = edge("node: a\ndata_dir: /data\ndisk: {budget: 1GiB}\nstate: {topics_log: 300MiB}\n")
     (note,) = notes(small)
     assert note.startswith("state.topics_log (300MiB) is more than a quarter of disk.budget (1GiB): 256MiB is used")
-    assert state_settings(small, frozenset()).topics_log_bytes == 256 << 20
+    assert StateSettings.of(small, frozenset()).topics_log_bytes == 256 << 20
     fits = edge("node: a\ndata_dir: /data\ndisk: {budget: 1GiB}\nstate: {topics_log: 256MiB}\n")
     assert notes(fits) == []
-    assert state_settings(fits, frozenset()).topics_log_bytes == 256 << 20
+    assert StateSettings.of(fits, frozenset()).topics_log_bytes == 256 << 20
 
 
 def test_links_may_share_a_hub_when_each_has_streams_of_its_own() -> None:

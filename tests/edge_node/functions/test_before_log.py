@@ -20,9 +20,10 @@ from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support import live_node
 from tests.support.live_node import LiveNode
 from tests.support.waiting import PATIENCE_S, until
+from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Gathering, Origin
-from weft.edge_node.reconfigure import ConfigUnusable, FunctionsPart
+from weft.edge_node.reconfigure import ConfigUnusable
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
 from weft.protocols.mqtt.packets import Will
 from weft.storage.segment_log import LogFull, StreamPolicy
@@ -91,7 +92,7 @@ async def test_only_what_the_functions_make_is_written(tmp_path: Path) -> None:
         assert dict(errors[0].headers)["weft.reason"] == "cannot compare text with a number: rms is 'n/a'"
         assert await node.stored(raw_stream("shaking")) == []
         assert await node.stored("unrouted") == []
-        figures = node.node._function_figures()["shaking"]
+        figures = node.node.part(FunctionsPart).figures()["shaking"]
         assert (figures.rows_in, figures.rows_out, figures.rows_rejected, figures.rows_routed) == (10, 4, 2, 1)
 
 
@@ -249,9 +250,9 @@ async def test_changed_functions_are_taken_over(tmp_path: Path) -> None:
         node.apply(stored)
         await device.publish("plant/a/vibration", json(rms=6), 1)
         await device.publish("plant/a/vibration", json(rms=8), 1)
-        await until(lambda: node.node._function_figures()["shaking"].rows_out == 1)
+        await until(lambda: node.node.part(FunctionsPart).figures()["shaking"].rows_out == 1)
         assert (await node.payloads("shaking"))[-1] == {"rms": 8, "mm": 80}
-        assert node.node._function_figures()["shaking"].rows_in == 2
+        assert node.node.part(FunctionsPart).figures()["shaking"].rows_in == 2
 
 
 async def test_what_earlier_settings_stored_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

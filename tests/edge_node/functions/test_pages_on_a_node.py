@@ -19,6 +19,7 @@ from tests.support import live_node
 from tests.support.waiting import until
 from weft.config.units import Address, parse_duration
 from weft.edge_node import node as node_module
+from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record, records
 
@@ -88,7 +89,7 @@ def values(found: list[Record]) -> list[Any]:
 
 
 def caught_up(node: EdgeNode, rows: int) -> bool:
-    figures = node._function_figures().values()
+    figures = node.part(FunctionsPart).figures().values()
     assert not any(each.failures or each.trouble for each in figures)
     return all(each.lag == 0 for each in figures) and any(each.rows_in >= rows for each in figures)
 

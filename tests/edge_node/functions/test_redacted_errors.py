@@ -17,6 +17,7 @@ from weft.edge_node.check import check
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.definitions import definitions
+from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.functions.runtime.step import runs_of
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record
@@ -71,7 +72,7 @@ async def test_errors_have_nothing_that_is_redacted(raw: str, tmp_path: Path) ->
 
 
 def figures(node: EdgeNode) -> tuple[int, int, int]:
-    found = node._function_figures()["shifts"]
+    found = node.part(FunctionsPart).figures()["shifts"]
     return found.rows_in, found.rows_out, found.rows_rejected
 
 

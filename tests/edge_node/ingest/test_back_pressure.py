@@ -35,7 +35,7 @@ class Device:
 
 def test_everybody_is_held_until_half_of_the_bound_is_free() -> None:
     disk, first, second = Disk(), Device(), Device()
-    pressure = BackPressure(disk, 100)
+    pressure = BackPressure(disk, 100)  # type: ignore[arg-type]
     pressure.join(first)
     disk.pending_bytes = 100
     pressure.appended()
@@ -58,7 +58,7 @@ def test_everybody_is_held_until_half_of_the_bound_is_free() -> None:
 @pytest.mark.parametrize("error", [OSError("disk")])
 def test_a_failed_log_holds_nobody(error: OSError) -> None:
     disk, device = Disk(), Device()
-    pressure = BackPressure(disk, 100)
+    pressure = BackPressure(disk, 100)  # type: ignore[arg-type]
     pressure.join(device)
     disk.pending_bytes = 1000
     pressure.appended()
@@ -69,7 +69,7 @@ def test_a_failed_log_holds_nobody(error: OSError) -> None:
 
 def test_who_has_left_is_not_called() -> None:
     disk, device = Disk(), Device()
-    pressure = BackPressure(disk, 100)
+    pressure = BackPressure(disk, 100)  # type: ignore[arg-type]
     pressure.join(device)
     pressure.leave(device)
     pressure.leave(device)

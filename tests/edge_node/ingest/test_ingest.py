@@ -19,8 +19,8 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
     async with running(tmp_path, patterns={"one": ["a/+"], "both": ["a/+", "b"]}) as node:
         for topic, payload in ((b"a/1", b"1"), (b"b", b"2"), (b"a/2", b"3")):
             gathered, flags = Gathering(), Flag.RETAINED if payload == b"3" else 0
-            gathered.add(node.broker.ingest.route(topic), topic, payload, Origin(None), flags)
-            node.broker.ingest.store(gathered)
+            gathered.add(node.context.ingest.route(topic), topic, payload, Origin(None), flags)
+            node.context.ingest.store(gathered)
         assert [(record.payload, record.flags) for record in await node.stored("one")] == [
             (b"1", 0), (b"3", Flag.RETAINED),
         ]  # fmt: skip
@@ -33,7 +33,7 @@ async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypat
     monkeypatch.setattr(routes, "TOPICS_MAX", 10)
     monkeypatch.setattr(subscriptions, "TOPICS_MAX", 10)
     async with running(tmp_path) as node:
-        topics = node.broker.ingest.everybody
+        topics = node.context.ingest.everybody
         stream = (node.log.stream("telemetry"),)
         for number in range(100):
             kept, unrouted = topics.route(b"plant/a/%d" % number), topics.route(b"none/%d" % number)
@@ -41,7 +41,7 @@ async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypat
             assert unrouted is not None
             assert (kept.streams, unrouted.streams) == (stream, (node.log.stream("unrouted"),))
             assert len(topics.plain) <= 10
-            assert len(node.broker.subscriptions.known) <= 10
+            assert len(node.context.subscriptions.known) <= 10
         long = b"plant/a/" + b"x" * 600
         assert topics.route(long) is not None
         assert long not in topics.plain
@@ -49,7 +49,7 @@ async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypat
 
 async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        topics = node.broker.ingest.everybody
+        topics = node.context.ingest.everybody
         client = await RawClient.connect(node.port, "c", clean_start=False)
 
         def look(topic: bytes) -> tuple[bool, bool]:
@@ -81,12 +81,12 @@ async def test_a_known_topic_finds_new_subscribers_after_a_client_has_gone(tmp_p
 async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.door.may = lambda _what, _topic: True
-        owner = node.broker.ingest
+        owner = node.context.ingest
         one, two = (owner.routes_of(Somebody(node.door, name)) for name in ("one", "two"))
         assert one.route(b"plant/a") is not None
         assert owner.remembering == {one}
         node.door.may = lambda _what, _topic: False
-        node.broker.permissions_changed()
+        node.mqtt.permissions_changed()
         assert owner.remembering == set()
         assert one.route(b"plant/a") is None
         assert two.route(b"plant/a") is None
@@ -140,14 +140,14 @@ async def test_a_full_stream_refuses_whoever_publishes_to_it(tmp_path: Path, cle
 
 async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_full(tmp_path: Path) -> None:
     async with running(tmp_path, patterns={"drops": ["a"], "small": ["b"], "both": ["a", "b"]}) as node:
-        log, store = node.log, node.broker.ingest.store
+        log, store = node.log, node.context.ingest.store
         log.set_policy(log.stream("drops"), StreamPolicy("drop_oldest", retain_bytes=5000))
         log.set_policy(log.stream("small"), StreamPolicy(retain_bytes=5000))
 
         def read_of(size: int) -> Gathering:
             gathered = Gathering()
             for topic in (b"a", b"b"):
-                gathered.add(node.broker.ingest.route(topic), topic, random.Random(size).randbytes(size), Origin(None))
+                gathered.add(node.context.ingest.route(topic), topic, random.Random(size).randbytes(size), Origin(None))
             return gathered
 
         with log.together(20_000):
@@ -161,4 +161,4 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
         assert after == before == [(1, 1), (2, 2)]
         # No client would send a will again: it is taken.
         with log.together(20_000):
-            node.broker.ingest.publish(Record(b"b", bytes(2000)))
+            node.context.ingest.publish(Record(b"b", bytes(2000)))

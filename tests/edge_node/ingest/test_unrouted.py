@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.edge_node.servers.mqtt.harness import RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import unrouted
-from weft.edge_node.ingest.busiest_topics import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics
-from weft.edge_node.ingest.unrouted import Policy
+from weft.edge_node.ingest.unrouted import TOPIC_BYTES_MAX, TOPICS_KEPT, BusiestTopics, Policy
 from weft.edge_node.streams import SESSION_TOPICS_STREAM
 from weft.protocols.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
 from weft.protocols.mqtt.reason_codes import ReasonCode
@@ -281,11 +280,11 @@ async def test_the_topics_named_in_the_log_are_bounded(
 ) -> None:
     monkeypatch.setattr(unrouted, "TOPICS_NAMED_MAX", 5)
     async with running(tmp_path, unrouted=policy) as node:
-        topics = node.broker.ingest.everybody
+        topics = node.context.ingest.everybody
         for _ in range(2):
             for number in range(20):
                 assert (topics.route(b"none/%d" % number) is None) is (policy == "refuse")
-            node.broker.ingest.forget()
+            node.context.ingest.forget()
     lines = [record.getMessage() for record in caplog.records if record.name == unrouted.__name__]
     assert len(lines) == 6
     assert "further ones are not named" in lines[-1]
@@ -298,7 +297,7 @@ async def test_the_facts_name_the_busiest_topics(tmp_path: Path) -> None:
             device.send(Publish(b"none/%d" % (number % 20), b"", 1, number))
         device.send(*(Publish(b"none/busy", b"", 1, number) for number in range(100, 150)))
         assert [await device.receive() for _ in range(80)]
-        facts = node.broker.ingest.unrouted.facts()
+        facts = node.context.ingest.unrouted.facts()
     assert (facts["policy"], facts["messages"]) == ("keep", 80)
     assert facts["busiest"][0] == {"topic": "none/busy", "messages": 50}
     assert [each["messages"] for each in facts["busiest"][1:]] == [2] * 9

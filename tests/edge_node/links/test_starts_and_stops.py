@@ -9,6 +9,7 @@ from tests.cloud_hub.live import running_hub
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support.live_node import configuration
 from tests.support.waiting import until
+from weft.edge_node.links.part import LinksPart
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.timing.timer_wheel import TICK_S
 from weft.protocols.mqtt.encoder import encode
@@ -85,8 +86,9 @@ async def test_wills_wait_for_the_hubs_as_clients_do(tmp_path: Path) -> None:
     """A copy that was put back gives numbers out again: nothing may have one before the hubs were asked."""
     node = node_in(tmp_path, "http://127.0.0.1:9", "0s")
     await node.start()
-    await RawClient.connect(port_of(node), will=Will(b"plant/a", b"gone", qos=1))
+    client = await RawClient.connect(port_of(node), will=Will(b"plant/a", b"gone", qos=1))
     await node.close()
+    await client.close()
 
     node, stopping = node_in(tmp_path, "http://127.0.0.1:9", "1h"), asyncio.Event()
     starting = asyncio.create_task(node.start(stopping))
@@ -113,7 +115,7 @@ async def test_a_hub_node_that_does_not_answer_does_not_use_up_the_wait(tmp_path
             url = f"http://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
             node = node_in(tmp_path, f"{url}, {hub.url}", "6s")  # 2 s for each URL, and 1 s between them
             await node.start()
-            assert node.status.links[0].is_compared
+            assert node.part(LinksPart).statuses[0].is_compared
             await node.close()
 
 

@@ -12,12 +12,11 @@ from functools import partial
 from weft.bounds import Owner, OwnerKind
 from weft.config.load import load
 from weft.config.models import EdgeConfig
-from weft.edge_node import node as node_module
 from weft.edge_node.node import EdgeNode
-from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.credit import Credit
+from weft.edge_node.queues.queue.queue import QueueClient
 
 QUEUE = "jobs"
 PREFETCH = 16
@@ -74,18 +73,17 @@ def done(name: str, error: BaseException | None) -> None:
 
 
 async def run(file: str, life: int, drain: bool) -> None:
-    vars(node_module)["has_amqp"] = lambda config: True  # as if a listener spoke AMQP
     node = EdgeNode(load(file, EdgeConfig).config)
     await node.start()
     queues, client, publisher = node.queues, QueueClient(Owner(OwnerKind.USER, "ann")), Publisher()
     assert queues is not None
-    queues.declare_queue(client, QUEUE, durable=True)
-    queues.bind(client, QUEUE, "amq.topic", "jobs.#")
+    queues.declarations.declare_queue(client, QUEUE, durable=True)
+    queues.declarations.bind(client, QUEUE, "amq.topic", "jobs.#")
     queues.consume(client, QUEUE, Worker(node, slow=not drain), [Credit(PREFETCH, comes_back=True)])
     await node.log.durable()
     say("started")
     if drain:
-        while queues.find_queue(client, QUEUE).messages or queues.bounds.unacknowledged.used:  # noqa: ASYNC110
+        while queues.declarations.find_queue(client, QUEUE).messages or queues.bounds.unacknowledged.used:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         await node.close()
@@ -93,7 +91,7 @@ async def run(file: str, life: int, drain: bool) -> None:
     for number in itertools.count(1):
         payload = b"%d/%d" % (life, number)
         if number % 2:
-            found = queues.route(client, "amq.topic", "jobs.new")
+            found = queues.publishing.route(client, "amq.topic", "jobs.new")
             assert found.route is not None
             route, headers = found.route, found.headers
         else:  # as MQTT does it

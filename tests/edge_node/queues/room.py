@@ -17,11 +17,11 @@ from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
-from weft.edge_node.queues.credit import Credit
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
-from weft.edge_node.queues.queue import Consumption, Queue, QueueClient
+from weft.edge_node.queues.queue.credit import Credit
+from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -179,7 +179,7 @@ class Room:
         """Publish with confirms. Returns of each message whether it was rejected."""
         rejected = []
         for payload in payloads:
-            found = self.queues.route(client or self.client, exchange, key, headers, len(payload))
+            found = self.queues.publishing.route(client or self.client, exchange, key, headers, len(payload))
             for route, topic, own in self.queues.dead_letters_of(found, (*headers, *found.headers)):
                 self.turn.add(route, topic, payload, self.publisher, 0, own)
             if found.route is not None:
@@ -223,7 +223,7 @@ class Room:
         """Take all messages of a queue, in order."""
         taker = self.consume(queue, needs_acks=False)
         await self.settle_down()
-        while self.queues.find_queue(self.client, queue).messages:
+        while self.queues.declarations.find_queue(self.client, queue).messages:
             await self.settle_down()
         self.queues.cancel(taker.consumption)
         return taker.payloads

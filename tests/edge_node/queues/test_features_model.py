@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.edge_node.queues.room import Room, Taker
 from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Outcome
-from weft.edge_node.queues.routing.publishing import Published
+from weft.edge_node.queues.publishing import Published
 from weft.edge_node.queues.routing.targets import numbers_in
 from weft.edge_node.servers.amqp.transaction import Transaction
 from weft.protocols.batch import HeaderPairs, records
@@ -126,10 +126,10 @@ class FeaturesMachine(RuleBasedStateMachine):
 
     async def make(self, declared: list[str]) -> None:
         self.room = Room(settings=LOG)
-        self.room.queues.declare_exchange(self.room.client, "dlx", durable=True)
+        self.room.queues.declarations.declare_exchange(self.room.client, "dlx", durable=True)
         for name in declared:
             self.declare_now(name)
-        self.room.queues.bind(self.room.client, "dead", "dlx", "dead")
+        self.room.queues.declarations.bind(self.room.client, "dead", "dlx", "dead")
         self.models["dead"].bound = True
         self.declare_exchange_now()
         await self.quiet()
@@ -242,7 +242,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     # --- declarations
 
     def declare_now(self, name: str) -> None:
-        self.room.queues.declare_queue(
+        self.room.queues.declarations.declare_queue(
             self.room.client, name, durable=name != "exclusive", exclusive=name == "exclusive",
             auto_delete=name == "auto", arguments=KINDS[name],
         )  # fmt: skip
@@ -252,7 +252,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         self.models[name].used_s = self.now_s
 
     def declare_exchange_now(self) -> None:
-        self.room.queues.declare_exchange(self.room.client, "all", "fanout", durable=True)
+        self.room.queues.declarations.declare_exchange(self.room.client, "all", "fanout", durable=True)
         self.exchange = True
 
     def gone(self, name: str) -> None:
@@ -270,7 +270,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), again=st.booleans())
     def delete(self, name: str, again: bool) -> None:
         def delete() -> None:
-            self.room.queues.delete_queue(self.room.client, name)
+            self.room.queues.declarations.delete_queue(self.room.client, name)
             if name in self.models:
                 self.gone(name)
             if again:
@@ -281,7 +281,7 @@ class FeaturesMachine(RuleBasedStateMachine):
     @rule()
     def delete_exchange(self) -> None:
         def delete() -> None:
-            self.room.queues.delete_exchange(self.room.client, "all")
+            self.room.queues.declarations.delete_exchange(self.room.client, "all")
             self.exchange = False
             for name, model in self.models.items():
                 model.bound = model.bound and name == "dead"
@@ -295,7 +295,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
         def bind() -> None:
             self.declare_exchange_now()
-            does = self.room.queues.bind if on else self.room.queues.unbind
+            does = self.room.queues.declarations.bind if on else self.room.queues.declarations.unbind
             if name == "dead":
                 does(self.room.client, name, "dlx", "dead")
             else:
@@ -464,7 +464,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         if name in self.models:
 
             def purge() -> None:
-                assert self.room.queues.purge(self.room.client, name) == len(self.models[name].ready)
+                assert self.room.queues.declarations.purge(self.room.client, name) == len(self.models[name].ready)
                 self.models[name].ready.clear()
 
             self.act(purge)
@@ -475,7 +475,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         """Settle and publish to two queues in one transaction, whose commit is written and not durable."""
         room, method = self.room, cast(Any, None)
         shared: Any = SimpleNamespace(
-            broker=SimpleNamespace(ingest=room.ingest),
+            context=SimpleNamespace(ingest=room.ingest),
             queues=room.queues,
             counters=SimpleNamespace(amqp_transactions=0),
         )
@@ -486,7 +486,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         self.settled(name, found, outcome)
         for each in [each for each in ("plain", "single") if each in self.models]:
             payload, headers = self.publish_now([each], 0, None)
-            published = room.queues.route(room.client, "", each, headers, len(payload))
+            published = room.queues.publishing.route(room.client, "", each, headers, len(payload))
             assert published.route is not None
 
             work.publish(Gatherer(room, payload, published, headers), method, b"", payload)
@@ -622,7 +622,7 @@ class FeaturesMachine(RuleBasedStateMachine):
 
         async def cut() -> None:
             self.room.publish(b"%0*d" % (PAYLOAD_BYTES, first), key=name)
-            self.room.queues.delete_queue(self.room.client, name)
+            self.room.queues.declarations.delete_queue(self.room.client, name)
             if again:
                 self.declare_now(name)
                 for _ in range(publishes):
@@ -727,7 +727,7 @@ class FeaturesMachine(RuleBasedStateMachine):
         async def drain() -> None:
             self.room.queues.gone(self.room.client)
             for name in list(self.room.queues._registry.queues):
-                self.room.queues.delete_queue(self.room.client, name)
+                self.room.queues.declarations.delete_queue(self.room.client, name)
             await self.quiet()
             assert not self.room.queues._holders._blocks, "the log may have the room of all messages"
             assert not self.room.queues.bounds.waiting.used

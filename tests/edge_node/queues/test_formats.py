@@ -17,7 +17,7 @@ def write(room: Room, elements: list[object]) -> None:
 
 async def room_with_a_message() -> Room:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1")
     await room.settle_down()
     return room

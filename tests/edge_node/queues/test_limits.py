@@ -19,14 +19,14 @@ MS = 1_000_000
 
 
 def declare(room: Room, name: str = "q", **arguments: Any) -> None:
-    room.queues.declare_queue(
+    room.queues.declarations.declare_queue(
         room.client, name, durable=True, arguments={name.replace("_", "-"): value for name, value in arguments.items()}
     )
 
 
 def dead_letters(room: Room, **arguments: Any) -> None:
-    room.queues.declare_queue(room.client, "dead", durable=True)
-    room.queues.bind(room.client, "dead", "amq.direct", "gone")
+    room.queues.declarations.declare_queue(room.client, "dead", durable=True)
+    room.queues.declarations.bind(room.client, "dead", "amq.direct", "gone")
     declare(room, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone", **arguments)
 
 
@@ -197,10 +197,10 @@ async def test_a_queue_that_nobody_uses_is_deleted() -> None:
     taker = room.consume()
     await asyncio.sleep(0.06)
     room.queues.cancel(taker.consumption)
-    room.queues.find_queue(room.client, "q")
+    room.queues.declarations.find_queue(room.client, "q")
     await asyncio.sleep(0.06)
     with pytest.raises(QueueError) as missing:
-        room.queues.find_queue(room.client, "q")
+        room.queues.declarations.find_queue(room.client, "q")
     assert missing.value.reason is Reason.NOT_FOUND
 
 
@@ -209,7 +209,7 @@ async def test_an_owner_whose_queues_are_full_is_rejected_and_others_are_not() -
     room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
     declare(room)
     other = room.new_client("bob")
-    room.queues.declare_queue(other, "bobs", durable=True)
+    room.queues.declarations.declare_queue(other, "bobs", durable=True)
     rejected = []
     for number in range(5):
         rejected += room.publish(b"%d" % number)
@@ -232,14 +232,14 @@ async def test_numbers_of_things_have_shares() -> None:
     with pytest.raises(QueueError) as refused:
         declare(room, "c")
     assert refused.value.reason is Reason.TOO_MANY
-    room.queues.bind(room.client, "a", "amq.direct", "1")
-    room.queues.bind(room.client, "a", "amq.direct", "1")
+    room.queues.declarations.bind(room.client, "a", "amq.direct", "1")
+    room.queues.declarations.bind(room.client, "a", "amq.direct", "1")
     with pytest.raises(QueueError) as refused:
-        room.queues.bind(room.client, "a", "amq.direct", "2")
+        room.queues.declarations.bind(room.client, "a", "amq.direct", "2")
     assert refused.value.reason is Reason.TOO_MANY
-    room.queues.delete_queue(room.client, "a")
+    room.queues.declarations.delete_queue(room.client, "a")
     declare(room, "c")
-    room.queues.bind(room.client, "c", "amq.direct", "2")
+    room.queues.declarations.bind(room.client, "c", "amq.direct", "2")
     assert room.queues.bounds.queues.taken(OWNER) == 2
 
 
@@ -261,9 +261,9 @@ async def test_numbers_of_things_have_shares() -> None:
 async def test_a_binding_counts_with_what_it_takes(key: str, arguments: dict[str, Any], units: int) -> None:
     room = Room()
     declare(room)
-    room.queues.bind(room.client, "q", "amq.headers", key, arguments)
+    room.queues.declarations.bind(room.client, "q", "amq.headers", key, arguments)
     assert room.queues.bounds.bindings.used == units
-    room.queues.unbind(room.client, "q", "amq.headers", key, arguments)
+    room.queues.declarations.unbind(room.client, "q", "amq.headers", key, arguments)
     assert room.queues.bounds.bindings.used == 0
 
 
@@ -272,20 +272,20 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
     declare(room)
     count = 512 * 256 // 4096
     for number in range(count):
-        room.queues.bind(room.client, "q", "amq.headers", "", {"k": f"{number:06}{'v' * 3900}"})
+        room.queues.declarations.bind(room.client, "q", "amq.headers", "", {"k": f"{number:06}{'v' * 3900}"})
     with pytest.raises(QueueError) as refused:
-        room.queues.bind(room.client, "q", "amq.headers", "", {"k": "v" * 3900})
+        room.queues.declarations.bind(room.client, "q", "amq.headers", "", {"k": "v" * 3900})
     assert refused.value.reason is Reason.TOO_MANY
     await room.settle_down()
     room.limits = QueueLimits(bindings_max=1024, bindings_per_user_max=64)
     await room.restart()
     assert len(list(room.queues._registry.topology.bindings())) == count
     with pytest.raises(QueueError):
-        room.queues.bind(room.client, "q", "amq.direct")
-    room.queues.delete_queue(room.client, "q")
+        room.queues.declarations.bind(room.client, "q", "amq.direct")
+    room.queues.declarations.delete_queue(room.client, "q")
     declare(room)
     await room.settle_down()
-    room.queues.bind(room.client, "q", "amq.direct")
+    room.queues.declarations.bind(room.client, "q", "amq.direct")
 
 
 async def test_names_in_arguments_are_not_long() -> None:
@@ -299,7 +299,7 @@ async def test_names_in_arguments_are_not_long() -> None:
             declare(room, **arguments)
         assert refused.value.reason is Reason.PRECONDITION_FAILED
     with pytest.raises(QueueError) as refused:
-        room.queues.declare_exchange(room.client, "e", arguments={"alternate-exchange": long})
+        room.queues.declarations.declare_exchange(room.client, "e", arguments={"alternate-exchange": long})
     assert refused.value.reason is Reason.PRECONDITION_FAILED
 
 
@@ -350,11 +350,11 @@ async def test_clients_that_wait_for_one_message_have_a_share_until_they_have_it
     await room.settle_down()
     assert len(found) == 2
     assert room.queues.bounds.unacknowledged.used == 0
-    room.queues.purge(room.client, "q")
+    room.queues.declarations.purge(room.client, "q")
     room.publish(b"more")
     await room.settle_down()
     room.queues.get(room.client, "q", found.append)
-    room.queues.delete_queue(room.client, "q")
+    room.queues.declarations.delete_queue(room.client, "q")
     assert found[-1] is None
     assert room.queues.bounds.unacknowledged.used == 0
 
@@ -363,8 +363,8 @@ async def test_dead_letters_do_not_go_beyond_the_share_of_those_who_get_them() -
     entry = ENTRY_BYTES + 1
     room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
     bob = room.new_client("bob")
-    room.queues.declare_queue(bob, "bobs", durable=True)
-    room.queues.bind(bob, "bobs", "amq.direct", "gone")
+    room.queues.declarations.declare_queue(bob, "bobs", durable=True)
+    room.queues.declarations.bind(bob, "bobs", "amq.direct", "gone")
     declare(room, x_message_ttl=0, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone")
     for number in range(5):
         assert room.publish(b"%d" % number) == [False]
@@ -380,8 +380,8 @@ async def test_a_full_share_does_not_keep_dead_letters_from_the_same_owners_queu
     entry = ENTRY_BYTES + 1
     room = Room(limits=QueueLimits(waiting_bytes_max=100 * entry, waiting_bytes_per_user_max=3 * entry))
     dead_letters(room)
-    room.queues.declare_queue(room.client, "more", durable=True)
-    room.queues.bind(room.client, "more", "amq.direct", "gone")
+    room.queues.declarations.declare_queue(room.client, "more", durable=True)
+    room.queues.declarations.bind(room.client, "more", "amq.direct", "gone")
     assert room.publish(b"1", b"2", b"3") == [False] * 3
     taker = room.consume()
     await room.settle_down()

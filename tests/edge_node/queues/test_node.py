@@ -12,10 +12,10 @@ from weft.config.load import load
 from weft.config.metrics.exposition import Sample
 from weft.config.metrics.queues import QUEUE_METRICS
 from weft.config.models import EdgeConfig
-from weft.edge_node.from_config import queue_limits
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.message import Outcome
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.status.metrics import samples
 from weft.text.status import show_queues
 
@@ -40,7 +40,7 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = node(tmp_path)
-    limits = queue_limits(first.config)
+    limits = QueueLimits.of(first.config)
     assert limits.unacknowledged_per_user_max == 2
     assert (limits.waiting_bytes_max, limits.waiting_bytes_per_user_max) == (16 << 20, 1 << 20)
     await first.start()
@@ -48,12 +48,12 @@ async def test_a_node_that_has_no_queues_pays_nothing_and_one_that_had_some_keep
     assert "weft-queues" not in first.log.streams()
     await first.close()
     with monkeypatch.context() as patch:
-        patch.setattr("weft.edge_node.node.has_amqp", lambda config: True)
+        patch.setattr("weft.edge_node.node.has_listener", lambda *_: True)
         second = node(tmp_path)
         await second.start()
     assert second.queues is not None
-    second.queues.declare_queue(QueueClient(ANN), "jobs", durable=True)
-    second.queues.bind(QueueClient(ANN), "jobs", "amq.topic", "plant.#")
+    second.queues.declarations.declare_queue(QueueClient(ANN), "jobs", durable=True)
+    second.queues.declarations.bind(QueueClient(ANN), "jobs", "amq.topic", "plant.#")
     await second.log.durable()
     await second.close()
     third = node(tmp_path)
@@ -78,9 +78,9 @@ async def test_what_became_of_messages_is_counted_and_told(capsys: pytest.Captur
     room = Room()
     show_queues(room.queues.facts())
     assert capsys.readouterr().out == "", "a node without queues says nothing of them"
-    room.queues.declare_queue(room.client, "dead", durable=True)
+    room.queues.declarations.declare_queue(room.client, "dead", durable=True)
     gone = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
-    room.queues.declare_queue(room.client, "q", durable=True, arguments={**gone, "x-max-length": 3})
+    room.queues.declarations.declare_queue(room.client, "q", durable=True, arguments={**gone, "x-max-length": 3})
     taker = room.consume(prefetch=2)
     room.publish(b"1", b"2", b"3", b"4", b"5", b"6")
     await room.settle_down()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.edge_node.queues.contents.holders import Holders
-from weft.edge_node.queues.contents.ready import Ready
-from weft.edge_node.queues.contents.runs import SeqRuns
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
+from weft.edge_node.queues.queue.ready import Ready
+from weft.edge_node.queues.queue.runs import SeqRuns
 from weft.edge_node.queues.routing import look_up_cost
 from weft.edge_node.queues.routing.exchange import Destination, Exchange
 from weft.edge_node.queues.routing.headers import HeadersBindings

@@ -15,7 +15,7 @@ from weft.edge_node.queues.message import Outcome
 
 async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     taker = room.consume()
     room.publish(b"a", b"b")
     room.turn.store()
@@ -25,12 +25,12 @@ async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable()
     assert room.confirmed() == [b"a", b"b"]
     taker.settle()
     await room.settle_down()
-    assert room.queues.find_queue(room.client, "q").messages == 0
+    assert room.queues.declarations.find_queue(room.client, "q").messages == 0
 
 
 async def test_what_was_confirmed_is_there_after_a_power_cut_and_what_was_settled_is_not() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2", b"3", b"4")
     await room.settle_down()
     taker = room.consume(prefetch=2)
@@ -52,7 +52,7 @@ async def test_what_was_confirmed_is_there_after_a_power_cut_and_what_was_settle
 
 async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(*(b"%d" % number for number in range(20)))
     taker = room.consume(prefetch=5)
     await room.settle_down()
@@ -69,7 +69,7 @@ async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
 
 async def test_messages_come_in_order_from_memory_and_from_the_log() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     numbers = [b"%d" % number for number in range(1000)]
     room.publish(*numbers[:500])
     await room.settle_down()
@@ -83,7 +83,7 @@ async def test_messages_come_in_order_from_memory_and_from_the_log() -> None:
 
 async def test_what_goes_back_comes_again_at_its_place_and_flagged() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2", b"3", b"4", b"5")
     taker = room.consume(prefetch=3)
     await room.settle_down()
@@ -102,15 +102,15 @@ async def test_exchanges_route_by_their_types() -> None:
     room = Room()
     queues, client = room.queues, room.client
     for name in ("direct", "topic", "fanout", "headers", "all"):
-        queues.declare_queue(client, name, durable=True)
-    queues.bind(client, "direct", "amq.direct", "red")
-    queues.bind(client, "topic", "amq.topic", "plant.*.#.end")
-    queues.bind(client, "fanout", "amq.fanout")
-    queues.bind(client, "headers", "amq.headers", "", {"x-match": "any", "a": 1, "b": "two"})
+        queues.declarations.declare_queue(client, name, durable=True)
+    queues.declarations.bind(client, "direct", "amq.direct", "red")
+    queues.declarations.bind(client, "topic", "amq.topic", "plant.*.#.end")
+    queues.declarations.bind(client, "fanout", "amq.fanout")
+    queues.declarations.bind(client, "headers", "amq.headers", "", {"x-match": "any", "a": 1, "b": "two"})
     for exchange in ("amq.direct", "amq.topic", "amq.fanout", "amq.headers"):
-        queues.bind_exchange(client, "amq.fanout", exchange, "#")
+        queues.declarations.bind_exchange(client, "amq.fanout", exchange, "#")
         with pytest.raises(QueueError) as refused:
-            queues.bind(client, "all", "", "all")
+            queues.declarations.bind(client, "all", "", "all")
         assert refused.value.reason is Reason.ACCESS_REFUSED
     room.publish(b"1", exchange="amq.direct", key="red")
     room.publish(b"2", exchange="amq.direct", key="blue")
@@ -128,10 +128,10 @@ async def test_exchanges_route_by_their_types() -> None:
 
 async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> None:
     room = Room(patterns={"plant": ["plant/#"]})
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     assert room.ingest.route(b"plant/a/t").queues is None, "nothing is bound: publishes cost what they did"
     room.publish_mqtt(b"plant/a/t", b"before")
-    room.queues.bind(room.client, "q", "amq.topic", "plant.*.t")
+    room.queues.declarations.bind(room.client, "q", "amq.topic", "plant.*.t")
     room.publish_mqtt(b"plant/a/t", b"1")
     room.publish_mqtt(b"plant/a/u", b"2")
     await room.settle_down()
@@ -144,7 +144,7 @@ async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> N
 async def test_a_page_that_cannot_be_read_is_read_again(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.edge_node.queues.contents.delivering.RETRY_S", 0.01)
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     room.publish(b"1", b"2")
     await room.settle_down()
     room.power_cut()

@@ -55,10 +55,10 @@ class QueuesMachine(RuleBasedStateMachine):
     async def make(self) -> None:
         self.room = Room(settings=LOG)
         for name in QUEUES:
-            self.room.queues.declare_queue(self.room.client, name, durable=True)
+            self.room.queues.declarations.declare_queue(self.room.client, name, durable=True)
             for key, names in KEYS.items():
                 if name in names:
-                    self.room.queues.bind(self.room.client, name, "amq.topic", key)
+                    self.room.queues.declarations.bind(self.room.client, name, "amq.topic", key)
         await self.room.settle_down()
         self.takers: dict[str, list[Taker]] = {name: [] for name in QUEUES}
 
@@ -163,7 +163,8 @@ class QueuesMachine(RuleBasedStateMachine):
         self.run(copy())
 
     def cut(self) -> None:
-        """Note what a power cut means."""
+        """Note what a power cut means, to be called right before it: the loop may have delivered something."""
+        self.look()
         self.started()
         for model in self.models.values():
             model.unsure |= model.acknowledged - model.settled
@@ -178,9 +179,9 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 32))
     def power_cut(self, seed: int) -> None:
         async def cut() -> None:
+            self.cut()
             self.room.power_cut(seed)
 
-        self.cut()
         self.run(cut())
 
     @rule(call=st.sampled_from(["write_at", "sync"]), seed=st.integers(0, 1 << 32))
@@ -200,12 +201,11 @@ class QueuesMachine(RuleBasedStateMachine):
                 self.room.log.committer.run_once()
             except (OSError, LogFailed):
                 pass
+            self.cut()
             self.room.disk = left[0] if left else disk.power_cut(random.Random(seed))
             self.room.wheel.close()
             self.room.start()
 
-        self.look()
-        self.cut()
         self.run(cut())
 
     @rule()

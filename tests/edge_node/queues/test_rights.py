@@ -16,7 +16,7 @@ from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import AccountIdentity, Accounts
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Declared
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 
 RULES = """\
 user alice
@@ -46,10 +46,10 @@ class Users:
         self.room.publish(*payloads, exchange=exchange, key=key, client=self.alice)
 
     def declare(self, name: str = "secret.jobs", **options: Any) -> None:
-        self.room.queues.declare_queue(self.alice, name, durable=True, **options)
+        self.room.queues.declarations.declare_queue(self.alice, name, durable=True, **options)
 
     def look(self, name: str = "secret.jobs", client: QueueClient | None = None) -> Declared:
-        return self.room.queues.find_queue(client or self.alice, name)
+        return self.room.queues.declarations.find_queue(client or self.alice, name)
 
 
 def forbidden(call: Callable[..., Any], *args: Any, **options: Any) -> str:
@@ -79,13 +79,13 @@ async def test_a_queue_of_another_user_is_not_for_one_without_a_right() -> None:
         ("read", lambda name: room.consume(name, client=mallory)),
         ("read", lambda name: room.consume(name, client=mallory, exclusive=True)),
         ("read", lambda name: queues.get(mallory, name, lambda _: None)),
-        ("read", lambda name: queues.find_queue(mallory, name)),
-        ("declare", lambda name: queues.declare_queue(mallory, name, durable=True)),
-        ("declare", lambda name: queues.declare_queue(mallory, name)),
-        ("read", lambda name: queues.bind(mallory, name, "amq.topic", "public.#")),
-        ("read", lambda name: queues.unbind(mallory, name, "amq.topic", "public.#")),
-        ("write", lambda name: queues.purge(mallory, name)),
-        ("write", lambda name: queues.delete_queue(mallory, name)),
+        ("read", lambda name: queues.declarations.find_queue(mallory, name)),
+        ("declare", lambda name: queues.declarations.declare_queue(mallory, name, durable=True)),
+        ("declare", lambda name: queues.declarations.declare_queue(mallory, name)),
+        ("read", lambda name: queues.declarations.bind(mallory, name, "amq.topic", "public.#")),
+        ("read", lambda name: queues.declarations.unbind(mallory, name, "amq.topic", "public.#")),
+        ("write", lambda name: queues.declarations.purge(mallory, name)),
+        ("write", lambda name: queues.declarations.delete_queue(mallory, name)),
     ]
     for word, call in calls:
         sentence = forbidden(call, "secret.jobs")
@@ -93,25 +93,25 @@ async def test_a_queue_of_another_user_is_not_for_one_without_a_right() -> None:
         assert forbidden(call, "secret.none") == sentence.replace("jobs", "none"), "it learns that there is none"
     await room.settle_down()
     assert users.look() == ("secret.jobs", 2, 0)
-    for look in (queues.find_queue, queues.purge):
+    for look in (queues.declarations.find_queue, queues.declarations.purge):
         assert refusal(look, users.alice, "secret.none") is Reason.NOT_FOUND
         assert refusal(look, mallory, "amq.gen-none") is Reason.NOT_FOUND
-    assert queues.delete_queue(users.alice, "secret.none") == 0
+    assert queues.declarations.delete_queue(users.alice, "secret.none") == 0
 
 
 async def test_a_name_is_not_taken_from_those_who_have_a_right_to_it() -> None:
     users = Users()
     queues = users.room.queues
-    sentence = forbidden(queues.declare_queue, users.mallory, "secret.next", durable=True)
+    sentence = forbidden(queues.declarations.declare_queue, users.mallory, "secret.next", durable=True)
     assert "`queue declare secret.next`" in sentence
-    assert "`queue declare secret.x`" in forbidden(queues.declare_exchange, users.mallory, "secret.x")
+    assert "`queue declare secret.x`" in forbidden(queues.declarations.declare_exchange, users.mallory, "secret.x")
     users.declare("secret.next")
-    queues.declare_queue(users.mallory, "public.next")
-    queues.declare_exchange(users.mallory, "public", "fanout")
+    queues.declarations.declare_queue(users.mallory, "public.next")
+    queues.declarations.declare_exchange(users.mallory, "public", "fanout")
     # Names of the node need no right.
-    own = queues.declare_queue(users.mallory, exclusive=True).name
+    own = queues.declarations.declare_queue(users.mallory, exclusive=True).name
     users.room.consume(own, client=users.mallory)
-    forbidden(queues.find_queue, users.alice, own)
+    forbidden(queues.declarations.find_queue, users.alice, own)
 
 
 @pytest.mark.parametrize(
@@ -130,21 +130,21 @@ async def test_what_each_rule_permits(rules: str, permitted: set[str]) -> None:
     users = Users(f"{RULES}user bob\n{rules}\ntopic readwrite bobs/#\n")
     queues, bob = users.room.queues, users.client("bob")
     users.declare()
-    queues.declare_exchange(users.alice, "secret.all", "fanout")
-    queues.bind(users.alice, "secret.jobs", "amq.topic", "secret.a")
-    queues.declare_queue(bob, "bobs.q")
+    queues.declarations.declare_exchange(users.alice, "secret.all", "fanout")
+    queues.declarations.bind(users.alice, "secret.jobs", "amq.topic", "secret.a")
+    queues.declarations.declare_queue(bob, "bobs.q")
     calls: dict[str, Callable[[], object]] = {
         "consume": lambda: queues.cancel(users.room.consume("secret.jobs", client=bob).consumption),
         "get": partial(queues.get, bob, "secret.jobs", lambda _: None),
-        "look": partial(queues.find_queue, bob, "secret.jobs"),
-        "declare again": partial(queues.declare_queue, bob, "secret.jobs", durable=True),
-        "declare": partial(queues.declare_queue, bob, "secret.new"),
-        "bind to": partial(queues.bind, bob, "bobs.q", "secret.all"),
-        "purge": partial(queues.purge, bob, "secret.jobs"),
-        "bind": partial(queues.bind, bob, "secret.jobs", "amq.topic", "bobs.#"),
-        "unbind": partial(queues.unbind, bob, "secret.jobs", "amq.topic", "secret.a"),
-        "delete": partial(queues.delete_queue, bob, "secret.jobs"),
-        "delete exchange": partial(queues.delete_exchange, bob, "secret.all"),
+        "look": partial(queues.declarations.find_queue, bob, "secret.jobs"),
+        "declare again": partial(queues.declarations.declare_queue, bob, "secret.jobs", durable=True),
+        "declare": partial(queues.declarations.declare_queue, bob, "secret.new"),
+        "bind to": partial(queues.declarations.bind, bob, "bobs.q", "secret.all"),
+        "purge": partial(queues.declarations.purge, bob, "secret.jobs"),
+        "bind": partial(queues.declarations.bind, bob, "secret.jobs", "amq.topic", "bobs.#"),
+        "unbind": partial(queues.declarations.unbind, bob, "secret.jobs", "amq.topic", "secret.a"),
+        "delete": partial(queues.declarations.delete_queue, bob, "secret.jobs"),
+        "delete exchange": partial(queues.declarations.delete_exchange, bob, "secret.all"),
     }
     outcomes = {name: outcome(call) for name, call in calls.items()}
     assert {name for name, reason in outcomes.items() if reason is None} == permitted
@@ -165,17 +165,17 @@ async def test_an_owner_keeps_its_queue_without_a_right_to_the_name() -> None:
     users.rules("user alice\ntopic readwrite other/#\n")
     users.declare()
     users.room.consume("secret.jobs", client=users.client("alice"))
-    assert users.room.queues.delete_queue(users.alice, "secret.jobs") == 0
+    assert users.room.queues.declarations.delete_queue(users.alice, "secret.jobs") == 0
     assert "`queue declare secret.jobs`" in forbidden(users.declare)
 
 
 async def test_without_rules_everybody_may_do_all() -> None:
     room = Room()
     other = room.new_client("mallory")
-    room.queues.declare_queue(room.client, "q", auto_delete=True)
-    room.queues.declare_queue(other, "q", auto_delete=True)
+    room.queues.declarations.declare_queue(room.client, "q", auto_delete=True)
+    room.queues.declarations.declare_queue(other, "q", auto_delete=True)
     room.queues.cancel(room.consume(client=other).consumption)
-    assert refusal(room.queues.find_queue, room.client, "q") is Reason.NOT_FOUND
+    assert refusal(room.queues.declarations.find_queue, room.client, "q") is Reason.NOT_FOUND
 
 
 # --- exchanges
@@ -185,13 +185,13 @@ async def test_without_rules_everybody_may_do_all() -> None:
 async def test_messages_of_another_s_exchange_are_not_counted(kind: str) -> None:
     users = Users()
     queues, mallory = users.room.queues, users.mallory
-    queues.declare_exchange(users.alice, "secret.all", kind)
-    queues.declare_queue(mallory, "public.q")
-    queues.declare_exchange(mallory, "public.x", "fanout")
-    assert "`queue read secret.all`" in forbidden(queues.bind, mallory, "public.q", "secret.all")
-    assert "`queue read secret.all`" in forbidden(queues.bind_exchange, mallory, "public.x", "secret.all")
-    assert "`queue write secret.all`" in forbidden(queues.bind_exchange, mallory, "secret.all", "public.x")
-    assert "`queue write secret.all`" in forbidden(queues.delete_exchange, mallory, "secret.all")
+    queues.declarations.declare_exchange(users.alice, "secret.all", kind)
+    queues.declarations.declare_queue(mallory, "public.q")
+    queues.declarations.declare_exchange(mallory, "public.x", "fanout")
+    assert "`queue read secret.all`" in forbidden(queues.declarations.bind, mallory, "public.q", "secret.all")
+    assert "`queue read secret.all`" in forbidden(queues.declarations.bind_exchange, mallory, "public.x", "secret.all")
+    assert "`queue write secret.all`" in forbidden(queues.declarations.bind_exchange, mallory, "secret.all", "public.x")
+    assert "`queue write secret.all`" in forbidden(queues.declarations.delete_exchange, mallory, "secret.all")
     users.publish(b"x", exchange="secret.all", key="secret.x")
     assert users.look("public.q", mallory).messages == 0
 
@@ -202,42 +202,48 @@ async def test_an_exchange_without_topics_takes_a_right_to_publish_to_it(kind: s
         f"{RULES}user bob\ntopic readwrite bobs/#\nqueue write secret.all\nuser carol\ntopic write secret/all\n"
     )
     queues, mallory = users.room.queues, users.mallory
-    queues.declare_exchange(users.alice, "secret.all", kind)
+    queues.declarations.declare_exchange(users.alice, "secret.all", kind)
     users.declare()
-    queues.bind(users.alice, "secret.jobs", "secret.all")
-    assert "`queue write secret.all`" in forbidden(queues.route, mallory, "secret.all", "public.x")
+    queues.declarations.bind(users.alice, "secret.jobs", "secret.all")
+    assert "`queue write secret.all`" in forbidden(queues.publishing.route, mallory, "secret.all", "public.x")
     away = {"alternate-exchange": "secret.all"}
-    assert "`queue write secret.all`" in forbidden(queues.declare_exchange, mallory, "public.x", arguments=away)
+    assert "`queue write secret.all`" in forbidden(
+        queues.declarations.declare_exchange, mallory, "public.x", arguments=away
+    )
     away = {"x-dead-letter-exchange": "secret.all", "x-dead-letter-routing-key": "public.x"}
-    assert "`queue write secret.all`" in forbidden(queues.declare_queue, mallory, "public.q", arguments=away)
+    assert "`queue write secret.all`" in forbidden(
+        queues.declarations.declare_queue, mallory, "public.q", arguments=away
+    )
     assert users.look().messages == 0
     for user, key in (("alice", "secret.x"), ("bob", "bobs.x"), ("carol", "secret.all")):
-        assert queues.route(users.client(user), "secret.all", key).is_routed
+        assert queues.publishing.route(users.client(user), "secret.all", key).is_routed
     users.rules(RULES + "queue deny secret.all\n")
-    assert "deny" in forbidden(queues.route, mallory, "secret.all", "public.x")
-    queues.route(mallory, f"amq.{kind}", "public.x")
+    assert "deny" in forbidden(queues.publishing.route, mallory, "secret.all", "public.x")
+    queues.publishing.route(mallory, f"amq.{kind}", "public.x")
 
 
 async def test_bindings_that_name_topics_ask_for_these() -> None:
     """So a reader of some topics gets them of whatever exchange they are published to."""
     users = Users(f"{RULES}user bob\ntopic read secret/b\ntopic readwrite bobs/#\n")
     queues, bob = users.room.queues, users.client("bob")
-    queues.declare_queue(bob, "bobs.q")
+    queues.declarations.declare_queue(bob, "bobs.q")
     for name, kind in (("secret.topic", "topic"), ("secret.direct", "direct")):
-        queues.declare_exchange(users.alice, name, kind)
-        queues.declare_exchange(bob, name, kind)  # as programs do before they bind
-        queues.bind(bob, "bobs.q", name, "secret.b")
-        assert forbidden(queues.bind, bob, "bobs.q", name, "secret.c")
-    queues.bind(bob, "bobs.q", "amq.fanout")
+        queues.declarations.declare_exchange(users.alice, name, kind)
+        queues.declarations.declare_exchange(bob, name, kind)  # as programs do before they bind
+        queues.declarations.bind(bob, "bobs.q", name, "secret.b")
+        assert forbidden(queues.declarations.bind, bob, "bobs.q", name, "secret.c")
+    queues.declarations.bind(bob, "bobs.q", "amq.fanout")
 
 
 async def test_an_exchange_that_ends_with_its_last_binding_is_not_ended_by_others() -> None:
     users = Users()
     queues, mallory = users.room.queues, users.mallory
-    queues.declare_exchange(users.alice, "secret.topic", "topic", auto_delete=True)
-    queues.declare_queue(mallory, "public.q")
-    assert "`queue read secret.topic`" in forbidden(queues.bind, mallory, "public.q", "secret.topic", "public.#")
-    queues.find_exchange("secret.topic")
+    queues.declarations.declare_exchange(users.alice, "secret.topic", "topic", auto_delete=True)
+    queues.declarations.declare_queue(mallory, "public.q")
+    assert "`queue read secret.topic`" in forbidden(
+        queues.declarations.bind, mallory, "public.q", "secret.topic", "public.#"
+    )
+    queues.declarations.find_exchange("secret.topic")
 
 
 # --- rules that change

@@ -17,14 +17,14 @@ IDLE_BYTES_MAX = 4_000
 async def test_idle_queues_are_small() -> None:
     room = Room(settings=LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20))
     count = 500
-    room.queues.declare_queue(room.client, "warm", durable=True)
+    room.queues.declarations.declare_queue(room.client, "warm", durable=True)
     await room.settle_down()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(count):
-            room.queues.declare_queue(room.client, f"queue-{number}", durable=True)
-            room.queues.bind(room.client, f"queue-{number}", "amq.topic", f"plant.{number}.#")
+            room.queues.declarations.declare_queue(room.client, f"queue-{number}", durable=True)
+            room.queues.declarations.bind(room.client, f"queue-{number}", "amq.topic", f"plant.{number}.#")
         await room.settle_down()
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -36,7 +36,7 @@ async def test_a_long_queue_is_in_the_log_and_not_in_memory(monkeypatch: pytest.
     monkeypatch.setattr(contents, "LOADED_BYTES_MAX", 10_000)
     room = Room(settings=LogSettings(segment_bytes=1 << 20, budget_bytes=64 << 20, tail_bytes=50_000))
     for name in ("a", "b"):
-        room.queues.declare_queue(room.client, name, durable=True)
+        room.queues.declarations.declare_queue(room.client, name, durable=True)
     payloads = [b"%06d" % number + b"x" * 500 for number in range(3_000)]
     for at in range(0, 3_000, 500):
         for payload in payloads[at : at + 500]:
@@ -55,7 +55,7 @@ async def test_a_long_queue_is_in_the_log_and_not_in_memory(monkeypatch: pytest.
 
 async def test_a_full_log_gets_empty_by_acknowledgements() -> None:
     room = Room(settings=LogSettings(segment_bytes=16_384, budget_bytes=8 * 16_384, pending_bytes_max=1 << 20))
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     sent = 0
     while not room.publisher.refused:
         room.publish(b"%06d" % sent + b"x" * 1000)

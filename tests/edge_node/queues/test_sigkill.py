@@ -21,7 +21,7 @@ CONFIG = """
 node: n
 data_dir: {folder}/data
 http: null
-listeners: {{mqtt: {{bind: "127.0.0.1:0"}}}}
+listeners: {{mqtt: {{bind: "127.0.0.1:0"}}, amqp: {{bind: "127.0.0.1:0"}}}}
 disk: {{budget: 64MiB}}
 """
 

@@ -158,9 +158,9 @@ async def quick(story: Callable[[Room, Steps], Any]) -> None:
 async def test_a_queue_is_deleted_in_short_steps(shape: Callable[[], Iterator[BindingDefinition]]) -> None:
     async def story(room: Room, steps: Steps) -> None:
         fill(room, shape())
-        steps.timed("delete", lambda: room.queues.delete_queue(room.client, "q"))
-        steps.timed("declare", lambda: room.queues.declare_queue(room.client, "q"))
-        room.queues.bind(room.client, "q", "amq.fanout")
+        steps.timed("delete", lambda: room.queues.declarations.delete_queue(room.client, "q"))
+        steps.timed("declare", lambda: room.queues.declarations.declare_queue(room.client, "q"))
+        room.queues.declarations.bind(room.client, "q", "amq.fanout")
         assert room.publish(b"x", exchange="amq.fanout") == [False]
         await steps.until(lambda: room.queues.bounds.bindings.used == 1)
         topology = room.queues._registry.topology
@@ -177,7 +177,7 @@ async def test_the_queues_of_a_connection_go_in_short_steps() -> None:
     async def story(room: Room, steps: Steps) -> None:
         client = room.new_client()
         for queue in range(1000):
-            room.queues.declare_queue(client, f"q{queue}", exclusive=True)
+            room.queues.declarations.declare_queue(client, f"q{queue}", exclusive=True)
         bindings = [binding("amq.direct", f"{number}", to=f"q{number % 1000}") for number in range(SHARE)]
         room.queues._registry.restore([], [], bindings)
         steps.timed("gone", lambda: room.queues.gone(client))
@@ -194,11 +194,11 @@ async def test_exchanges_that_are_all_bound_to_one_another_cost_short_steps() ->
         bindings = [BindingDefinition(one, other, True, "", b"") for one, other in itertools.permutations(names, 2)]
         queue = QueueDefinition(1, "q", False, False, False, QueueArguments(), *OWNER, since=0)
         room.queues._registry.restore(exchanges, [queue], bindings)
-        steps.timed("bind", lambda: room.queues.bind(room.client, "q", "e1"))
-        assert steps.timed("route", lambda: room.queues.route(room.client, "e0", "a")).is_routed
-        steps.timed("unbind", lambda: room.queues.unbind(room.client, "q", "e1"))
-        steps.timed("delete", lambda: room.queues.delete_exchange(room.client, "e0"))
-        assert not room.queues.route(room.client, "e1", "a").is_routed
+        steps.timed("bind", lambda: room.queues.declarations.bind(room.client, "q", "e1"))
+        assert steps.timed("route", lambda: room.queues.publishing.route(room.client, "e0", "a")).is_routed
+        steps.timed("unbind", lambda: room.queues.declarations.unbind(room.client, "q", "e1"))
+        steps.timed("delete", lambda: room.queues.declarations.delete_exchange(room.client, "e0"))
+        assert not room.queues.publishing.route(room.client, "e1", "a").is_routed
         await steps.until(lambda: room.queues.bounds.bindings.used == 255 * 254)
 
     await quick(story)
@@ -207,11 +207,11 @@ async def test_exchanges_that_are_all_bound_to_one_another_cost_short_steps() ->
 async def test_many_keys_are_forgotten_in_short_steps() -> None:
     async def story(room: Room, steps: Steps) -> None:
         topology = room.queues._registry.topology
-        room.queues.declare_queue(room.client, "q")
+        room.queues.declarations.declare_queue(room.client, "q")
         exchange = topology.exchange("amq.direct")
         for number in range(KNOWN_MAX):
             topology.known(exchange, f"key {number}")
-        steps.timed("bind", lambda: room.queues.bind(room.client, "q", "amq.direct", "key 1"))
+        steps.timed("bind", lambda: room.queues.declarations.bind(room.client, "q", "amq.direct", "key 1"))
         assert topology.known(exchange, "key 1").targets is not None
         for number in range(KNOWN_MAX + 1):
             steps.timed("known", partial(topology.known, exchange, f"key {number}"))
@@ -236,7 +236,7 @@ def exchanges_in_a_row(room: Room) -> Iterator[BindingDefinition]:
     """Topic exchanges to which one exchange leads, each with all patterns that cost nothing."""
     names = [f"t{number}" for number in range(1000)]
     for name in names:
-        room.queues.declare_exchange(room.client, name, "topic")
+        room.queues.declarations.declare_exchange(room.client, name, "topic")
     for name in names:
         yield BindingDefinition("amq.topic", name, True, "a.#", b"")
     patterns = [
@@ -302,15 +302,18 @@ async def test_a_look_up_is_short(case: str) -> None:
     shape, exchange, key, headers = LOOK_UPS[case]
 
     async def story(room: Room, steps: Steps) -> None:
-        room.queues.declare_queue(room.client, "q")
+        room.queues.declarations.declare_queue(room.client, "q")
         bound = bind_all(room, shape(room), steps)
         assert len(bound) > 100
         for number in range(3):
             room.queues._registry.topology.forget()
-            steps.timed("route", partial(room.queues.route, room.client, exchange, key, headers))
+            steps.timed("route", partial(room.queues.publishing.route, room.client, exchange, key, headers))
             further = tuple(f"{key}.{number}.{at}" for at in range(255))
             with suppress(QueueError):
-                steps.timed("further keys", partial(room.queues.route, room.client, exchange, key, headers, 0, further))
+                steps.timed(
+                    "further keys",
+                    partial(room.queues.publishing.route, room.client, exchange, key, headers, 0, further),
+                )
         last = bound[-1]
         steps.timed("unbind", partial(room.queues._registry.unbind, room.client, last))
         steps.timed("bind again", partial(room.queues._registry.bind, room.client, last))
@@ -320,16 +323,16 @@ async def test_a_look_up_is_short(case: str) -> None:
 
 async def test_others_may_bind_where_one_has_used_up_the_share() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q")
+    room.queues.declarations.declare_queue(room.client, "q")
     assert len(bind_all(room, by_words(), Steps())) < 16_384
     assert [each.bound for each in room.refusals] == ["queues.match_cost_per_user"]
-    room.queues.bind(room.client, "q", "amq.topic", "common.*.key")
+    room.queues.declarations.bind(room.client, "q", "amq.topic", "common.*.key")
     bob = room.new_client("bob")
-    room.queues.declare_queue(bob, "bobs")
-    room.queues.bind(bob, "bobs", "amq.topic", "a.*.*.#.b")
-    assert room.queues.route(bob, "amq.topic", "a.x.y.b").is_routed
-    room.queues.delete_queue(room.client, "q")
-    room.queues.delete_queue(bob, "bobs")
+    room.queues.declarations.declare_queue(bob, "bobs")
+    room.queues.declarations.bind(bob, "bobs", "amq.topic", "a.*.*.#.b")
+    assert room.queues.publishing.route(bob, "amq.topic", "a.x.y.b").is_routed
+    room.queues.declarations.delete_queue(room.client, "q")
+    room.queues.declarations.delete_queue(bob, "bobs")
     while room.queues.bounds.bindings.used:
         await room.settle_down()
     cost = room.queues.bounds.match_cost
@@ -338,17 +341,17 @@ async def test_others_may_bind_where_one_has_used_up_the_share() -> None:
 
 async def test_bindings_beyond_the_share_that_a_start_finds_stay() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q", durable=True)
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
     for words in itertools.product("a*", repeat=6):
-        room.queues.bind(room.client, "q", "amq.topic", ".".join(words))
+        room.queues.declarations.bind(room.client, "q", "amq.topic", ".".join(words))
     used = room.queues.bounds.match_cost.used
     room.limits = QueueLimits(match_cost_max=10, match_cost_per_user_max=10)
     await room.restart()
     assert room.queues.bounds.match_cost.used == used
-    assert room.queues.route(room.client, "amq.topic", "a.b.c.a.b.c").is_routed
-    room.queues.bind(room.client, "q", "amq.topic", "*.*.a", {"another": "one"})
+    assert room.queues.publishing.route(room.client, "amq.topic", "a.b.c.a.b.c").is_routed
+    room.queues.declarations.bind(room.client, "q", "amq.topic", "*.*.a", {"another": "one"})
     with pytest.raises(QueueError):
-        room.queues.bind(room.client, "q", "amq.topic", "#.a")
+        room.queues.declarations.bind(room.client, "q", "amq.topic", "#.a")
 
 
 # --- dead letters
@@ -362,9 +365,9 @@ async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
     headers = (*((name, 1) for name in (*HEADERS, "zz")), ("n", 0)) if exchange == "amq.headers" else ()
 
     async def story(room: Room, steps: Steps) -> None:
-        room.queues.declare_queue(room.client, "q")
+        room.queues.declarations.declare_queue(room.client, "q")
         assert len(bind_all(room, shape(), Steps())) > 100
-        room.queues.declare_queue(
+        room.queues.declarations.declare_queue(
             room.client, "dying",
             arguments={"x-dead-letter-exchange": exchange, "x-dead-letter-routing-key": ".".join("a" * 17)},
         )  # fmt: skip
@@ -388,11 +391,11 @@ async def test_dead_letters_go_on_in_short_steps(exchange: str) -> None:
 
 async def test_dead_letters_of_others_wait_for_one_step_and_not_for_all() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "q")
+    room.queues.declarations.declare_queue(room.client, "q")
     mallory = room.new_client("mallory")
     for client, name in ((mallory, "many"), (room.client, "one")):
         arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
-        room.queues.declare_queue(client, name, arguments=arguments)
+        room.queues.declarations.declare_queue(client, name, arguments=arguments)
     room.publish(*(b"mallory's" for _ in range(8 * STEP_RECORDS)), key="many")
     room.publish(b"ann's", key="one")
     takers = [room.consume("many", client=mallory), room.consume("one")]

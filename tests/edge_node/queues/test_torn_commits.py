@@ -12,7 +12,7 @@ from weft.edge_node.queues.state.changes import Changes
 
 async def test_a_queue_whose_declaration_outlived_messages_before_it_keeps_what_comes_later() -> None:
     room = Room()
-    room.queues.declare_queue(room.client, "first", durable=True)
+    room.queues.declarations.declare_queue(room.client, "first", durable=True)
     room.publish(b"a", key="first")
     await room.settle_down()
     # What a torn commit leaves: it was declared behind 40 messages of the same commit, of which the log has none.

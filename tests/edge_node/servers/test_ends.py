@@ -17,8 +17,8 @@ from tests.edge_node.servers.amqp1 import harness as amqp1
 from tests.edge_node.servers.http import harness as http
 from tests.support.waiting import until
 from weft.bounds import Owner, OwnerKind
-from weft.edge_node.queues.queue import QueueClient
-from weft.edge_node.servers.http.node_part import Http
+from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.servers.http.part import Http
 from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN, PROTOCOL_HEADER
 from weft.protocols.amqp.methods import Method, commands, write_method
@@ -94,14 +94,14 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
         assert node.counters_of_node.publishes_received
         bounds = node.queues.bounds
         held: dict[str, Any] = {
-            "unfinished": node.broker.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
+            "unfinished": node.context.unfinished, "channels": node.amqp._shared.channels, "queues": bounds.queues,
             "bindings": bounds.bindings, "unacknowledged": bounds.unacknowledged, "waiting": bounds.waiting,
-            "places": node.broker.places,
+            "places": node.context.places,
         }  # fmt: skip
         await until(lambda: not node.amqp._shared.clients and not node.amqp._shared.lingering)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert node.counters.amqp_channels == 0
-        assert not node.broker.ingest.remembering
+        assert not node.context.ingest.remembering
 
 
 HTTP = [
@@ -115,14 +115,14 @@ HTTP = [
 
 async def test_an_http_connection_leaves_nothing_behind(tmp_path: Path) -> None:
     async with http.running(tmp_path) as node:
-        (service,) = [part.service for part in node.node._more_parts if isinstance(part, Http)]
+        service = node.node.part(Http).service
         for data in cuts(HTTP, 3000):
             await cut(node.port, data, resets=True)
         assert node.stored()
         await until(lambda: not service._open)
-        broker = service.broker
+        context = service.context
         held: dict[str, Any] = {
-            "unfinished": broker.unfinished, "places": broker.places, "readers": service._readers._bound,
+            "unfinished": context.unfinished, "places": context.places, "readers": service._readers._bound,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
 
@@ -148,17 +148,17 @@ async def test_an_amqp1_connection_leaves_nothing_behind(tmp_path: Path, work: C
     async with amqp1.amqp(tmp_path) as node:
         queues = node.parts.queues
         assert queues is not None
-        queues.declare_queue(QueueClient(Owner(OwnerKind.USER, "ann")), "jobs", durable=True)
+        queues.declarations.declare_queue(QueueClient(Owner(OwnerKind.USER, "ann")), "jobs", durable=True)
         client = await node.client()
         await amqp1.in_thread(work, client)
         client.drop()
         await until(lambda: not node.parts.connections)
-        broker = node.node.broker
-        shares = broker.session_parts.shares
+        context = node.node.context
+        shares = context.delivery.shares
         held: dict[str, Any] = {
-            "unfinished": broker.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
-            "unacknowledged": queues.bounds.unacknowledged, "windows": broker.session_parts.windows.budget,
-            "places": broker.places,
+            "unfinished": context.unfinished, "filters": shares.filter_bytes, "match cost": shares.match_cost,
+            "unacknowledged": queues.bounds.unacknowledged, "windows": context.delivery.budget,
+            "places": context.places,
         }  # fmt: skip
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
-        assert broker.counters.subscriptions == 0
+        assert context.counters.subscriptions == 0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.bounds import CROWD, Crowd, user_or_address
 from weft.edge_node.counters import Counters
-from weft.edge_node.servers.broker.output import (
+from weft.edge_node.servers.clients.output import (
     BACKLOG_BYTES_MAX,
     LONG_BYTES,
     PIECE_BYTES,

@@ -17,7 +17,7 @@ from weft.edge_node.ingest.router import Router
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.parts import Kept, make_parts
+from weft.edge_node.sessions.parts import Kept, make_delivery, make_parts
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.sessions import Sessions
 from weft.edge_node.sessions.window.packets_out import Wire
@@ -112,10 +112,13 @@ class Room:
         )  # fmt: skip
         self.retained: list[Message] = []
         state = node.state
-        self.parts = make_parts(
-            Kept(node.log, state.journal, state.changes, state.backlog, state.retained), self.ingest,
-            self.subscriptions, self.outbox, Rounds(self.outbox.flush), self._match, limits, state.refusals,
+        delivery = make_delivery(
+            node.log, self.ingest, self.subscriptions, state.backlog, self.outbox, limits, state.refusals,
             self.counters, node.clock.wall,
+        )  # fmt: skip
+        self.parts = make_parts(
+            Kept(node.log, state.journal, state.changes, state.retained), delivery, self.ingest, self.subscriptions,
+            self.outbox, Rounds(self.outbox.flush), self._match, limits, self.counters, node.clock.wall,
         )  # fmt: skip
         self.sessions = Sessions(self.parts, limits, self.counters, self.wheel, lambda: self.now)  # type: ignore[arg-type]
         self.sessions.restore()

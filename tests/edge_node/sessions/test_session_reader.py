@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -35,10 +34,13 @@ def messages_of(room: Room) -> StoredMessages:
     return StoredMessages(room.node.log, room.ingest, lambda: 1000, room.counters)
 
 
-def reader_of(room: Room, client: RoomClient, **known: Any) -> tuple[SessionReader, int]:
+def reader_of(
+    room: Room, client: RoomClient, done: Collection[tuple[int, int]] = (), doubtful: Mapping[int, int] | None = None
+) -> tuple[SessionReader, int]:
     assert client.session is not None
     found = SessionReader(
-        client.session.window, room.subscriptions, messages_of(room), room.outbox, room.counters, **known
+        client.session.window, room.subscriptions, messages_of(room), room.outbox, room.counters, set(done),
+        doubtful or {},
     )  # fmt: skip
     return found, room.node.log.stream("telemetry")
 

@@ -75,8 +75,8 @@ async def test_a_clean_session_leaves_nothing_behind(tmp_path: Path) -> None:
         client = await RawClient.connect(node.port)
         await client.subscribe(("t/#", 1), ("$share/g/t", 1))
         await leave(node, client)
-        assert not node.broker.subscriptions.recipients(b"t").live
-        assert (node.counters.sessions, node.counters.subscriptions, node.broker.session_parts.shared.all()) == (
+        assert not node.context.subscriptions.recipients(b"t").live
+        assert (node.counters.sessions, node.counters.subscriptions, node.mqtt.parts.shared.all()) == (
             0,
             0,
             [],
@@ -146,9 +146,9 @@ async def test_deliveries_that_a_restart_left_in_flight_count_in_the_shared_budg
         for number in range(1, 101):
             device.send(Publish(b"plant/a", b"x", 2, number), PubRel(number))
         got = [await client.receive() for _ in range(100)]
-        assert node.broker.session_parts.windows.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
+        assert node.mqtt.parts.windows.budget.used == 100 * (MESSAGE_OVERHEAD_BYTES + 1)
     async with running(tmp_path) as node:
-        budget = node.broker.session_parts.windows.budget
+        budget = node.mqtt.parts.windows.budget
         assert budget.used == 100 * MESSAGE_OVERHEAD_BYTES, "payloads count once they are read from the log"
         client = await stay(node, "c")
         assert [(await client.receive()).packet_id for _ in got] == [packet.packet_id for packet in got]
@@ -183,10 +183,10 @@ async def test_what_was_published_before_a_subscription_is_not_for_it_after_the_
             got.append(await client.receive())
             client.send(PubAck(got[-1].packet_id))
         assert [packet.payload for packet in got] == [b"1", b"2", b"3", b"4", b"5", b"late"]
-        window = node.broker.sessions.all()[0].window
+        window = node.mqtt.sessions.all()[0].window
         await until(lambda: window.catch_up is None and not window.in_flight.deliveries)
-        node.broker.sessions.note_positions()
-        assert list(node.broker.session_parts.persistence._starts.all_of("c")) == [], "it no longer matters"
+        node.mqtt.sessions.note_positions()
+        assert list(node.mqtt.parts.persistence._starts.all_of("c")) == [], "it no longer matters"
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stop", "kill"])
@@ -303,7 +303,7 @@ async def test_a_session_belongs_to_whom_the_door_let_in(tmp_path: Path) -> None
         client = await RawClient.connect(node.port, "c", clean_start=False, username="said", password=b"x")
         await leave(node, client)
     async with running(tmp_path) as node:
-        (session,) = node.broker.sessions.all()
+        (session,) = node.mqtt.sessions.all()
         assert session.username == "by-certificate"
 
 
@@ -315,7 +315,7 @@ async def test_users_that_would_not_be_let_in_any_more_are_closed(tmp_path: Path
         new = await RawClient.connect5(node.port, "new", username="bob", password=b"x")
         stays = await RawClient.connect5(node.port, "stays", username="ann", password=b"x")
         node.door.removed.add("bob")
-        node.broker.permissions_changed()
+        node.mqtt.permissions_changed()
         assert await old.receive() is None
         assert (await new.receive()).code == ReasonCode.NOT_AUTHORIZED
         assert await new.receive() is None
@@ -342,7 +342,7 @@ async def test_changed_rules_hold_for_subscriptions_that_are_open(tmp_path: Path
         for client in (plain, shared):
             assert (await client.receive()).payload == b"2"
         forbidden.add("plant/a")
-        node.broker.permissions_changed()
+        node.mqtt.permissions_changed()
         device.send(Publish(b"plant/a", b"3", 1, 3), Publish(b"plant/b", b"4", 1, 4), Publish(b"plant/a", b"5", 0))
         for client in (plain, shared, await stay(node, "away")):
             assert (await client.receive()).payload == b"4"
@@ -364,7 +364,7 @@ async def test_a_slow_session_reads_the_log_and_then_goes_on_live(tmp_path: Path
             got[packet.topic].append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
         assert got == {topics[0]: list(range(2, 301, 2)), topics[1]: list(range(1, 301, 2))}
-        window = node.broker.sessions.all()[0].window
+        window = node.mqtt.sessions.all()[0].window
         await until(lambda: window.catch_up is None)
         assert node.counters.deliveries_dropped == 0
 
@@ -387,7 +387,7 @@ async def test_a_slow_clean_session_loses_nothing_that_the_log_keeps(tmp_path: P
         stays = await stay(node, "stays", (topic.decode(), 1))
         await publish(201, 401)
         assert node.counters.deliveries_dropped == 0
-        (window,) = (each.window for each in node.broker.sessions.all() if each.client_id == "c")
+        (window,) = (each.window for each in node.mqtt.sessions.all() if each.client_id == "c")
         got: list[int] = []
         while len(got) < 400:
             packet = await client.receive()
@@ -450,8 +450,8 @@ async def test_a_new_filter_of_a_slow_clean_session_gets_nothing_older(tmp_path:
             got.append(int(packet.payload))
             client.send(PubAck(packet.packet_id))
         assert got == [2, 4, *range(5, 60)]
-        node.broker.sessions.note_positions()
-        assert not node.broker.session_parts.persistence._starts.knows("c")
+        node.mqtt.sessions.note_positions()
+        assert not node.mqtt.parts.persistence._starts.knows("c")
 
 
 async def test_a_slow_clean_session_does_not_read_its_own_messages_from_the_log(tmp_path: Path) -> None:
@@ -490,12 +490,11 @@ async def test_members_of_a_shared_subscription_that_are_slow_lose_nothing_of_a_
         assert node.counters.deliveries_dropped == 0
         got: list[int] = []
         while len(got) < 200:
-            for member in members:
-                if member.has_data or not any(each.has_data for each in members):
-                    packet = await member.receive()
-                    got.append(int(packet.payload))
-                    member.send(PubAck(packet.packet_id))
-                    break
+            await until(lambda: any(member.has_data for member in members))
+            member = next(each for each in members if each.has_data)
+            packet = await member.receive()
+            got.append(int(packet.payload))
+            member.send(PubAck(packet.packet_id))
         assert sorted(got) == list(range(1, 201))
 
 
@@ -508,7 +507,7 @@ async def test_a_session_is_noted_at_the_cost_of_what_is_open(tmp_path: Path) ->
 
     async with running(tmp_path) as node:
         await RawClient.connect(node.port, "c", clean_start=False)
-        (session,) = node.broker.sessions.all()
+        (session,) = node.mqtt.sessions.all()
         session.received = Asked()
         for packet_id in (1, 10, 65_535):
             session.received.add(packet_id)
@@ -524,26 +523,26 @@ async def test_a_packet_changes_who_gets_what_once(tmp_path: Path) -> None:
         changes += 1
 
     async with running(tmp_path) as node:
-        node.broker.subscriptions.watch(changed)
+        node.context.subscriptions.watch(changed)
         client = await RawClient.connect(node.port, "c", clean_start=False)
         for taken in (range(10), range(5, 500)):
-            node.broker.subscriptions.recipients(b"t/1")
+            node.context.subscriptions.recipients(b"t/1")
             before = changes
             await client.subscribe(*((f"t/{number}", 1) for number in taken))
             assert changes == before + 1
-        assert node.broker.subscriptions.recipients(b"t/1").live
+        assert node.context.subscriptions.recipients(b"t/1").live
         client.send(Unsubscribe(1, tuple(f"t/{number}" for number in range(500))))
         assert isinstance(await client.receive(), UnsubAck)
         assert changes == before + 2
-        assert not node.broker.subscriptions.recipients(b"t/1").live
+        assert not node.context.subscriptions.recipients(b"t/1").live
 
 
 async def test_more_filters_in_one_packet_than_a_session_may_have_are_refused_unseen(tmp_path: Path) -> None:
     async with running(tmp_path, limits=SessionLimits(filters_max=3)) as node:
         await RawClient.connect(node.port, "c", clean_start=False)
-        (session,) = node.broker.sessions.all()
+        (session,) = node.mqtt.sessions.all()
         wanted = [Subscription(text, 1) for text in ("a", "a", "b", "a", "c", "#/not/valid")]
-        answers = node.broker.sessions.filters.subscribe_all(session, wanted, None)
+        answers = node.mqtt.sessions.filters.subscribe_all(session, wanted, None)
         assert answers == [(1, True), (1, False), (1, True)] + [(ReasonCode.QUOTA_EXCEEDED, False)] * 3
         assert set(session.subscriptions) == {"a", "b"}
         assert node.counters.subscriptions_refused == 3

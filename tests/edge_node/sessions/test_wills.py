@@ -94,7 +94,7 @@ async def test_a_node_that_starts_again_and_again_does_not_put_a_will_off(tmp_pa
             assert await alarms(node) == ([b"late"] if start == 2 else [])
         now += 60_000_000_000 if start else 0
     async with running(tmp_path, wall_clock=lambda: now + 40_000_000_000) as node:
-        assert len(node.broker.sessions) == 0, "and so does the expiry of the session"
+        assert len(node.mqtt.sessions) == 0, "and so does the expiry of the session"
 
 
 async def test_a_delay_that_began_before_the_node_ended_goes_on(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_a_session_that_cannot_be_kept_now_is_as_it_was(tmp_path: Path, mo
         again.send(Connect("c", version=5, clean_start=False, properties=Properties(session_expiry_interval=100)))
         assert (await again.receive()).code == ReasonCode.SERVER_BUSY
         node.state.counters.journal_bytes -= settings.journal_bytes_max
-        (session,) = node.broker.sessions.all()
+        (session,) = node.mqtt.sessions.all()
         assert session.will == delayed(60)
         assert session.will_at is not None
         device = await RawClient.connect(node.port, "device")
@@ -265,9 +265,9 @@ async def test_a_will_to_the_servers_own_topics_is_dropped(tmp_path: Path, versi
         watcher = await RawClient.connect(node.port, "watcher")
         await watcher.subscribe(("$SYS/broker/connection/#", 1))
         bridge = await RawClient.connect(node.port, "bridge", version=version, will=will, clean_start=False)
-        assert all(session.will is None for session in node.broker.sessions.all())
+        assert all(session.will is None for session in node.mqtt.sessions.all())
         bridge.writer.transport.abort()
         await until(lambda: node.counters.connections == 1)
         assert await watcher.silent()
-        assert not node.broker.retained.match("$SYS/#")
+        assert not node.mqtt.retained.match("$SYS/#")
         assert (node.counters.wills_published, node.counters.wills_refused) == (0, 0)

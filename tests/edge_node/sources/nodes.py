@@ -13,6 +13,7 @@ import aiomqtt
 from tests.support import live_node
 from tests.support.live_node import LiveNode
 from tests.support.waiting import PATIENCE_S, until
+from weft.edge_node.sources.part import SourcesPart
 from weft.edge_node.sources.status import SourceStatus
 from weft.protocols.batch import Flag, Record
 
@@ -37,7 +38,7 @@ class SourceNode(LiveNode):
     """A node with sources."""
 
     def source(self, name: str = "plant") -> SourceStatus:
-        return next(each for each in self.node.status.sources() if each.name == name)
+        return next(each for each in self.node.part(SourcesPart).statuses() if each.name == name)
 
     def durable(self, stream: str = "telemetry") -> int:
         return self.node.log.durable_end(self.node.log.stream(stream))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from weft.edge_node.sources.recent import NEW_MAX, RECENT_MAX, Recent
+from weft.edge_node.sources.connection import NEW_MAX, RECENT_MAX, Recent
 
 
 def taken(recent: Recent, *numbers: int) -> list[bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,13 +16,16 @@ from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.subscriptions import catch_up
 from weft.edge_node.subscriptions.catch_up import CatchUp
-from weft.edge_node.subscriptions.log_records import LogRecord, Page
+from weft.edge_node.subscriptions.log_records import LogRecord, Page, ReadPage, Turn
+from weft.edge_node.subscriptions.message import Message
+from weft.edge_node.subscriptions.read_turns import READERS_MAX, ReadTurns
 
 
 class ListReader:
     """Takes so many messages, from the log and live."""
 
     name = "a test"
+    owner = None
 
     def __init__(self) -> None:
         self.room = 1 << 20
@@ -71,9 +75,11 @@ class Catching:
         elif self.reader.queue is not None:
             self.reader.queue += payloads
 
-    def begin(self, read_page: Callable[..., object] | None = None) -> CatchUp:
-        positions = dict.fromkeys(self.streams, 0)
-        found = CatchUp(self.reader, positions, read_page or self.backlog.read, self.log)  # type: ignore[arg-type]
+    def begin(self, read_page: ReadPage | None = None) -> CatchUp:
+        found = CatchUp(
+            None, lambda: (self.reader, dict.fromkeys(self.streams, 0)), read_page or self.backlog.read, self.log,
+            ReadTurns(self.log),
+        )  # fmt: skip
         found.start()
         return found
 
@@ -155,10 +161,10 @@ async def test_a_disk_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatc
     catching.publish(b"0", b"1")
     commit_all(catching.log)
 
-    async def read(stream: int, seq: int, wants: Callable[[bytes], bool]) -> Page:
+    async def read(stream: int, seq: int, wants: Callable[[bytes], bool], turn: Turn) -> Page:
         if refusals:
             raise refusals.pop()
-        return await catching.backlog.read(stream, seq, wants)
+        return await catching.backlog.read(stream, seq, wants, turn)
 
     catching.begin(read)
     await until(lambda: catching.reader.is_live)
@@ -170,7 +176,7 @@ async def test_records_that_are_gone_are_told_of() -> None:
     catching.publish(b"8")
     commit_all(catching.log)
 
-    async def read(stream: int, seq: int, _wants: Callable[[bytes], bool]) -> Page:
+    async def read(_stream: int, _seq: int, _wants: Callable[[bytes], bool], _turn: Turn) -> Page:
         return Page([LogRecord(0, b"t", b"8", 0, ())], 1, 7)
 
     catching.begin(read)
@@ -212,3 +218,54 @@ async def test_whatever_is_published_meanwhile_comes_once_and_in_order(seed: int
         assert [each for each in catching.reader.got if each.startswith(stream)] == [
             each for each in catching.published if each.startswith(stream)
         ]
+
+
+async def test_of_many_that_fall_behind_at_one_message_a_few_read_at_a_time() -> None:
+    """Thousands of clients were one iteration of the event loop: 5 s for 4,000 of them."""
+    catching = Catching()
+    catching.publish(b"0", b"1")
+    commit_all(catching.log)
+    catching.publish(b"2")
+    turns, readers, steps = ReadTurns(catching.log), [ListReader() for _ in range(100)], 0
+
+    def counted() -> None:
+        nonlocal steps
+        steps += 1
+
+    async def read(stream: int, seq: int, wants: Callable[[bytes], bool], turn: Turn) -> Page:
+        counted()
+        page = await catching.backlog.read(stream, seq, wants, turn)
+        counted()
+        return page
+
+    def begin(reader: ListReader) -> tuple[ListReader, dict[int, int]]:
+        counted()
+        return reader, dict.fromkeys(catching.streams, 0)
+
+    for reader in readers:
+        CatchUp(None, partial(begin, reader), read, catching.log, turns).start()
+    assert steps == 0, "nothing where they fall behind"
+    for durable in (False, True):
+        if durable:
+            commit_all(catching.log)
+        while not all(reader.is_live if durable else reader.queue is not None for reader in readers):
+            steps = 0
+            await asyncio.sleep(0)
+            assert steps <= 4 * READERS_MAX
+    assert all(reader.got == [b"0", b"1", b"2"] for reader in readers)
+
+
+async def test_where_a_reader_begins_is_known_before_its_turn() -> None:
+    catching = Catching()
+    catching.publish(b"0", b"1")
+    commit_all(catching.log)
+    one, two = catching.streams
+    found = CatchUp(
+        None, lambda: (catching.reader, {one: 1}), catching.backlog.read, catching.log, ReadTurns(catching.log)
+    )
+    found.start()
+    found.cover(Message(b"t", b"", 1, stream=two, seq=seq) for seq in (7, 9))
+    assert found.positions == {one: 1, two: 7}
+    found.stop()
+    found.start()
+    await until(lambda: catching.reader.got == [b"1"])

@@ -52,6 +52,7 @@ class Shared:
         seqs = [message.seq for message in messages if message.stream == 1]
         self.readings.append(Reading({1: min(seqs, default=self.ends[1])}))
         shared.read_from(self.readings[-1])  # type: ignore[arg-type]
+        shared.leave_to_log(self.readings[-1].positions)
 
     def publish(self, *payloads: bytes, qos: int = 1, stream: int = 1) -> None:
         for payload in payloads:

@@ -19,10 +19,7 @@ def test_matching_subscriptions_of_one_client_are_one_delivery() -> None:
     (options,) = subscriptions.recipients(b"a/b").clients
     assert (options.subscriber, options.qos, sorted(options.identifiers)) == (client, 2, [7, 8])
     assert (options.no_local, options.retain_as_published) == (False, True)
-    assert subscriptions.recipients(b"a/b").options_of(client) is options
-    assert subscriptions.recipients(b"a/b").options_of(FakeMember("other")) is None
     assert not subscriptions.recipients(b"b").live
-    assert [each.filter for each in subscriptions.of(client, b"a/b/c")] == ["a/#"]
 
 
 def test_only_sessions_that_stay_want_what_no_stream_keeps() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pika
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.protocols.amqp.test_field_table import TABLES
@@ -70,6 +70,7 @@ def test_a_message_of_another_protocol_expires_in_what_is_left() -> None:
 
 
 @given(TABLES)
+@example({"": Timestamp(240_779_520_000)})  # the year 9600
 def test_headers_of_every_type_come_back_as_they_were_sent(table: dict[str, Any]) -> None:
     content = read_properties(with_headers(table))
     assert read_properties(write_properties(content.headers)) == content

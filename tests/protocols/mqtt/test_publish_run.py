@@ -184,6 +184,13 @@ def test_a_row_that_costs_more_is_taken_in_parts(version: int, qos: int, data: s
     assert b"".join(parts.answers) == b"".join(whole.answers)
 
 
+def test_a_run_that_is_worth_the_whole_cost_is_the_last_one() -> None:
+    row = b"".join(encode_publish(b"c", payload, 0, 0, version=4) for payload in (b"p", b"p", b"", b"", b""))
+    parts = Taken()
+    at = scan(row, 0, TARGETS, parts, CLIENT, PacketIds(), parts.opened, LIMIT, 4, QOS_FLAGS, len(row), 6)
+    assert (len(parts.noted), len(row) - at) == (2, 15)
+
+
 @given(VERSIONS, st.data())
 @settings(deadline=None)
 def test_damaged_bytes_are_left_to_the_decoder(version: int, data: st.DataObject) -> None:

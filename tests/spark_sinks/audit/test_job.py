@@ -10,13 +10,13 @@ from pyspark.sql import SparkSession
 
 from spark_sinks import ReadError
 from spark_sinks.audit import audit, job
+from tests.proofs.audit.stores import DAMAGE, HARMLESS, Planting, written
 from tests.spark_sinks.conftest import Hub
-from tests.storage.audit.stores import DAMAGE, HARMLESS, Planting, written
 from tests.storage.object_store.buckets import s3_endpoint
-from weft.storage.audit import log_plan, table_task
-from weft.storage.audit.audit import audit as local_audit
-from weft.storage.audit.log_task import LogTask
-from weft.storage.audit.report import AuditReport
+from weft.proofs.audit import log_plan, table_task
+from weft.proofs.audit.audit import audit as local_audit
+from weft.proofs.audit.log_task import LogTask
+from weft.proofs.audit.report import AuditReport
 from weft.storage.object_store import open_store
 
 pytestmark = pytest.mark.spark

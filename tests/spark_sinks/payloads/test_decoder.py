@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from spark_sinks.payloads.decoder import MISFIT_COLUMN, SLICE_ROWS, PayloadDecoder, decoder_of
 from spark_sinks.payloads.formats import PAYLOAD_BYTES_MAX
-from weft.config.payload_schema.text import parse_schema
+from weft.config.pipelines.schema_text import parse_schema
 from weft.protocols.payloads import NESTING_MAX
 
 Row = dict[str, Any]

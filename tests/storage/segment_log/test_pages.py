@@ -211,6 +211,27 @@ async def test_a_commit_between_the_look_and_the_wait_is_not_missed(disk: FakeFi
     await asyncio.wait_for(reader.more(stream, 0), PATIENCE_S)
 
 
+async def test_those_who_wait_do_not_look_at_the_log_for_each_other(disk: FakeFileSystem) -> None:
+    log, looks = open_log(disk), 0
+    stream = log.stream("s")
+
+    class Counting:
+        failed = None
+
+        def durable_end(self, stream: int) -> int:
+            nonlocal looks
+            looks += 1
+            return log.durable_end(stream)
+
+    reader = PageReader(Counting(), log.listen, 1)  # type: ignore[arg-type]
+    waiting = [asyncio.ensure_future(reader.more(stream, 0)) for _ in range(200)]
+    await asyncio.sleep(0)
+    put(log, stream, b"x")
+    commit_all(log)
+    await asyncio.gather(*waiting)
+    assert looks <= 2 * len(waiting)
+
+
 def test_reading_goes_on_beside_a_writer_thread(disk: FakeFileSystem) -> None:
     async def follow(log: SegmentLog) -> list[LogPage]:
         stream, reader, found, seq = log.stream("s"), log.page_reader(), [], 0

@@ -14,7 +14,7 @@ from weft.output import FAILURE_EXIT_CODE, Failed, counted, harmless, print_json
 from weft.text.lanes import Counted, print_counted, print_wrapped
 
 if TYPE_CHECKING:
-    from weft.storage.audit.report import AuditReport, LaneAudit
+    from weft.proofs.audit.report import AuditReport, LaneAudit
 
 
 @click.command("audit")
@@ -52,7 +52,7 @@ def command(  # noqa: PLR0917
 
 
 def _in_this_process(uri: str, tenant: str, stream: str, payloads: bool) -> AuditReport:
-    from weft.storage.audit.audit import audit
+    from weft.proofs.audit.audit import audit
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
     from weft.storage.table.errors import TableError

@@ -15,9 +15,9 @@ from weft.output import FAILURE_EXIT_CODE, Failed, Refused, print_json
 from weft.text.traces import print_forward, print_traces
 
 if TYPE_CHECKING:
-    from weft.storage.trace.finding import Looked
-    from weft.storage.trace.forward import Forward
-    from weft.storage.trace.steps import Trace
+    from weft.proofs.trace.finding import Looked
+    from weft.proofs.trace.forward import Forward
+    from weft.proofs.trace.steps import Trace
 
 T = TypeVar("T")
 ROWS_MAX = 1000
@@ -97,10 +97,10 @@ def _forward(uri: str, tenant: str, options: dict[str, Any], *, as_json: bool) -
 
 
 async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedelta) -> Forward:
+    from weft.proofs.trace.forward import forward
+    from weft.proofs.trace.steps import Tracer
+    from weft.proofs.trace.used import parse_record
     from weft.storage.cluster import open_cluster
-    from weft.storage.trace.forward import forward
-    from weft.storage.trace.steps import Tracer
-    from weft.storage.trace.used import parse_record
 
     store = open_hub_store(uri)
     tracer = Tracer(store, await open_cluster(store, None), tenant, options["streams"], options["records"])
@@ -109,11 +109,11 @@ async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedel
 
 def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
     """Return what was read of a store; say what is wrong with it where it cannot be read."""
+    from weft.proofs.trace.errors import TraceError
     from weft.protocols.errors import CodecError
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
     from weft.storage.table.errors import TableError
-    from weft.storage.trace.errors import TraceError
 
     try:
         return asyncio.run(reading)
@@ -126,10 +126,10 @@ def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
 
 
 async def _trace(uri: str, tenant: str, options: dict[str, Any]) -> tuple[list[Trace], Looked, bool]:
+    from weft.proofs.trace.silver import rows_where
+    from weft.proofs.trace.steps import Tracer
+    from weft.proofs.trace.used import parse_record, parse_used, used_by
     from weft.storage.cluster import open_cluster
-    from weft.storage.trace.silver import rows_where
-    from weft.storage.trace.steps import Tracer
-    from weft.storage.trace.used import parse_record, parse_used, used_by
 
     store = open_hub_store(uri)
     cluster = await open_cluster(store, None)

@@ -10,30 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
-from weft.edge_node.functions.chain import Alert
+from weft.edge_node.functions.chain import Alert, Alerts
+from weft.edge_node.part import Part
 from weft.storage.segment_log import LogError
 
 logger = logging.getLogger(__name__)
 
 
-class Publisher(Protocol):
-    """Publisher of messages of the node's own."""
-
-    def ready(self) -> None:
-        """Store what clients have published before."""
-
-    def __call__(self, alert: Alert) -> None:
-        """Store and deliver a message."""
-
-
-class HostState:
+class HostState(Part):
     """The retained message ``spBv1.0/STATE/HOST_ID``. Event loop's thread only."""
 
-    def __init__(self, host_id: str, publish: Publisher, wall_clock: Callable[[], int]) -> None:
+    name = "Sparkplug host"
+
+    def __init__(self, host_id: str, publish: Alerts, wall_clock: Callable[[], int]) -> None:
         """Say nothing yet.
 
         Args:
@@ -43,11 +35,11 @@ class HostState:
         self._publish = publish
         self._wall_clock = wall_clock
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Say that the host is online."""
         self._say(online=True)
 
-    def end(self) -> None:
+    async def close(self) -> None:
         """Say that it goes offline."""
         self._say(online=False)
 

@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weft.bounds import Bound, Refusals
-from weft.edge_node.counters import HttpCounters
-from weft.edge_node.servers.broker.broker import Broker
+from weft.edge_node.servers.clients.context import Context
 from weft.edge_node.servers.http.answers import Answers
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.out.events import EventObjects, ServerSent, Wrapping
 from weft.edge_node.servers.http.out.feed import Feed
@@ -39,14 +39,14 @@ class Readers:
     def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
-        broker: Broker,
+        context: Context,
         settings: HttpSettings,
         counters: HttpCounters,
         refusals: Refusals,
         answers: Answers,
     ) -> None:
         self._log = log
-        self._broker = broker
+        self._context = context
         self._counters = counters
         self._answers = answers
         self._pages = log.page_reader(READS)
@@ -70,8 +70,8 @@ class Readers:
         base = self._open(exchange)
         if base is not None:
             feed = StreamFeed(
-                base, self._pages, self._broker.rounds, stream, lane, start, topic_filter, self._objects,
-                self._counters, self._broker.wall_clock,
+                base, self._pages, self._context.rounds, stream, lane, start, topic_filter, self._objects,
+                self._counters, self._context.wall_clock,
             )  # fmt: skip
             exchange.stream_to(feed)
 
@@ -89,7 +89,9 @@ class Readers:
             raise Problem(400, f"a filter may have {LEVELS_MAX} levels and {PLUSES_MAX} `+` here; send a simpler one")
         base = self._open(exchange)
         if base is not None:
-            exchange.stream_to(TopicFeed(base, self._broker.subscriptions, topic_filter, self._objects, self._counters))
+            exchange.stream_to(
+                TopicFeed(base, self._context.subscriptions, topic_filter, self._objects, self._counters)
+            )
 
     # --- inside
 

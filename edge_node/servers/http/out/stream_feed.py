@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from weft.bounds import Rounds
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Way
 from weft.edge_node.servers.http.out.events import EventObjects
 from weft.edge_node.servers.http.out.feed import Feed

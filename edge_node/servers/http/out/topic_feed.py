@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Way
 from weft.edge_node.servers.http.out.events import EventObjects
 from weft.edge_node.servers.http.out.feed import Feed

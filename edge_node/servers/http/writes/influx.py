@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.request import Request

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.problem import Problem, quoted
 from weft.edge_node.servers.http.writes.fields import NO_JSON
 

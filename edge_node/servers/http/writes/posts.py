@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
 from weft.edge_node.servers.http.idempotency import KEY_CHARACTERS_MAX
 from weft.edge_node.servers.http.problem import Problem, quoted

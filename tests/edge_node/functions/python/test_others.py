@@ -9,6 +9,7 @@ import pytest
 from tests.edge_node.functions.test_before_log import connect, json, running
 from tests.support.live_node import LiveNode
 from tests.support.waiting import until
+from weft.edge_node.functions.part import FunctionsPart
 
 CONFIG = """
 node: press-hall
@@ -29,7 +30,7 @@ COUNT = 50
 
 
 def rows(node: LiveNode, stream: str) -> tuple[int, int]:
-    found = node.node._function_figures()[stream]
+    found = node.node.part(FunctionsPart).figures()[stream]
     return found.rows_out, found.rows_rejected
 
 
@@ -51,6 +52,6 @@ async def test_others_go_on_and_nothing_is_lost(tmp_path: Path) -> None:
     # With a limit, the record that loops goes to the errors, and all others come out.
     async with running(tmp_path, CONFIG.replace("TIMEOUT", "100ms")) as node:
         await until(lambda: rows(node, "loops")[1] == 1)
-        await until(lambda: node.node._function_figures()["loops"].lag == 0)
+        await until(lambda: node.node.part(FunctionsPart).figures()["loops"].lag == 0)
         assert [each["n"] for each in await node.payloads("loops")] == [n for n in range(COUNT) if n != 3]
         assert await node.payloads("loops-errors") == [{"n": 3}]

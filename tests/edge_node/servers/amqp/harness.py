@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from tests.edge_node.servers.mqtt.harness import BrokerNode, Guest, running
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import Refusals
-from weft.edge_node.counters import AmqpCounters
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.queues import Queues
-from weft.edge_node.servers.amqp.node_part import Amqp
+from weft.edge_node.servers.amqp.counters import AmqpCounters
+from weft.edge_node.servers.amqp.part import Amqp
 from weft.edge_node.servers.amqp.settings import AmqpSettings
 from weft.edge_node.servers.listeners.by_prefix import ByPrefix
 from weft.protocols.amqp.content import write_content
@@ -64,12 +64,12 @@ async def serving(
     **options: Any,
 ) -> AsyncIterator[AmqpNode]:
     async with running(directory, patterns=patterns, **options) as node:
-        counters, refusals = AmqpCounters(), Refusals(time.monotonic)
+        refusals = node.context.refusals
         queues = Queues(
-            node.log, node.broker.ingest, node.state.backlog, queue_limits, refusals, node.broker.rounds,
-            node.broker.wheel, time.time_ns,
+            node.log, node.context.ingest, node.state.backlog, queue_limits, refusals, node.context.rounds,
+            node.context.wheel, time.time_ns,
         )  # fmt: skip
-        amqp = Amqp(node.broker, queues, settings, counters, refusals)
+        amqp = Amqp(node.context, queues, settings)
         server = await asyncio.get_running_loop().create_server(
             lambda: ByPrefix(
                 node.door,
@@ -77,16 +77,16 @@ async def serving(
                 {PROTOCOL_HEADER: amqp.connect},
                 PROTOCOL_HEADER,
                 "AMQP",
-                node.broker.partings,
+                node.context.partings,
             ),
             "127.0.0.1",
             0,
         )
         try:
-            yield AmqpNode(node, amqp, queues, counters, refusals, server.sockets[0].getsockname()[1])
+            yield AmqpNode(node, amqp, queues, amqp.counters, refusals, server.sockets[0].getsockname()[1])
         finally:
             server.close()
-            amqp.close()
+            await amqp.close()
             queues.close()
 
 

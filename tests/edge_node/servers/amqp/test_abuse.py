@@ -33,14 +33,14 @@ async def test_messages_that_never_come_whole_take_a_share_of_the_memory(tmp_pat
         for channel in range(1, 11):
             client.send(begun(channel, 50_000))
         assert (await client.connection_error()).reply_code == ReplyCode.RESOURCE_ERROR
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
         other = await RawClient.connect(node.port, user=b"ann", channels=2)
         other.send(begun(1, 50_000))
         await other.ask(Confirm.Select(), Confirm.SelectOk, 2)
-        assert node.broker.unfinished.used >= 49_999
+        assert node.context.unfinished.used >= 49_999
         await other.close()
         async with asyncio.timeout(PATIENCE_S):
-            while node.broker.unfinished.used:  # noqa: ASYNC110
+            while node.context.unfinished.used:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
 
@@ -95,7 +95,7 @@ async def test_a_body_that_cannot_be_taken_is_refused_when_it_is_announced(tmp_p
         client.send(write_method(Basic.Publish(0, "amq.topic", "plant.1.a"), 1))
         client.send(frame(HEADER, 1, b"\0\x3c\0\0" + size.to_bytes(8, "big") + b"\0\0"))
         assert (await client.channel_error()).reply_code == ReplyCode.CONTENT_TOO_LARGE
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
 
 
 async def test_a_frame_longer_than_was_agreed_is_refused_by_its_length(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_frame_longer_than_was_agreed_is_refused_by_its_length(tmp_path:
         client = await RawClient.connect(node.port)
         client.send(b"\x03\0\1\xff\xff\xff\xff")
         assert (await client.connection_error()).reply_code == ReplyCode.FRAME_ERROR
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
 
 
 FLOODS = {

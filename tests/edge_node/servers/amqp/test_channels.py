@@ -79,7 +79,7 @@ async def test_a_transaction_is_stored_as_a_whole_when_it_is_committed(tmp_path:
         await client.expect(Tx.CommitOk)
         assert [record.payload for record in await node.stored()] == [b"0", b"1", b"2"]
         assert [record.payload for record in await node.stored("alarms")] == [b"3"]
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
 
 
 async def test_what_is_rolled_back_is_forgotten(tmp_path: Path) -> None:

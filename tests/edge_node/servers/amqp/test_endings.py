@@ -150,5 +150,5 @@ async def test_a_client_that_never_closes_is_closed_in_a_while(tmp_path: Path, m
         assert await floods.closed()
         monkeypatch.setattr(f"{module}.LINGER_S_MAX", 0.1)
         assert await (await closing()).closed()
-        node.amqp.close()
+        await node.amqp.close()
         assert await stays.closed()

@@ -306,7 +306,7 @@ async def test_the_node_says_so_when_it_stops(tmp_path: Path) -> None:
     """320 connection-forced."""
     async with serving(tmp_path) as node:
         client = await RawClient.connect(node.port)
-        node.broker.close()
+        node.close()
         assert (await client.expect(Connection.Close)).reply_code == ReplyCode.CONNECTION_FORCED
 
 

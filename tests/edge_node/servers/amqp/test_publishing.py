@@ -139,7 +139,7 @@ async def test_a_body_may_come_in_many_frames_and_reads(tmp_path: Path) -> None:
         client.send(head.replace(len(body).to_bytes(8, "big"), bytes(8)))
         await confirmed(client, 3)
         assert [record.payload for record in await node.stored()] == [body, body, b""]
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
 
 
 async def test_channels_may_interleave_their_content(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_content_out_of_order(tmp_path: Path) -> None:
             client = await RawClient.connect(node.port)
             client.send(data)
             assert (await client.connection_error()).reply_code == code, data
-        assert node.broker.unfinished.used == 0
+        assert node.context.unfinished.used == 0
 
 
 async def test_channel_exceptions_of_a_publish(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_access_that_is_taken_away_holds_for_the_next_message(tmp_path: Pa
             client.publish("plant.1.a", b"x")
         await confirmed(client, 3)
         allowed = False
-        node.broker.permissions_changed()
+        node.mqtt.permissions_changed()
         client.publish("plant.1.a", b"x")
         assert (await client.channel_error()).reply_code == ReplyCode.ACCESS_REFUSED
         assert len(await node.stored()) == 3

@@ -149,7 +149,7 @@ async def main(seed: int, count: int) -> None:
             await client.close()
             stored = len(await node.node.stored())
             assert stored > count // 8, f"only {stored} messages of {count} connections were taken"
-            assert not node.node.broker.unfinished.used, "bytes of connections that are gone are charged yet"
+            assert not node.node.context.unfinished.used, "bytes of connections that are gone are charged yet"
     print("survived")
 
 

@@ -154,16 +154,16 @@ async def amqp(
         kill: whether it ends without saving anything.
     """
     async with running(directory, kill=kill, **settings) as node:
-        broker = node.broker
+        context = node.context
         queues = Queues(
-            node.log, broker.ingest, node.state.backlog, QueueLimits(), broker.refusals, broker.rounds, broker.wheel,
-            broker.wall_clock,
+            node.log, context.ingest, node.state.backlog, QueueLimits(), context.refusals, context.rounds,
+            context.wheel, context.wall_clock,
         )  # fmt: skip
-        parts = Parts(broker, node.log, "edge-1", "test", queues)
+        parts = Parts(context, node.log, "edge-1", "test", queues)
         parts.start()
         choices = {header: lambda door, arrival: Amqp1Connection(parts, door, arrival) for header in (AMQP, SASL)}
         server = await asyncio.get_running_loop().create_server(
-            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP", node.broker.partings),
+            lambda: ByPrefix(node.door, Guest(node.counters), choices, AMQP, "AMQP", node.context.partings),
             "127.0.0.1",
             0,
             ssl=tls,

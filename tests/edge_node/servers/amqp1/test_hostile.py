@@ -73,7 +73,7 @@ async def test_unfinished_messages_are_charged_and_bounded(tmp_path: Path) -> No
         await in_thread(client.send, "plant/1/x", Message(body=b"x"))
         await client.close()
         await asyncio.sleep(0.01)
-        assert node.node.broker.unfinished.used == 0
+        assert node.node.context.unfinished.used == 0
 
 
 async def test_links_and_refused_links_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

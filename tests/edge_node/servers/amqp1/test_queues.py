@@ -9,13 +9,13 @@ import pytest
 from tests.edge_node.servers.amqp1.harness import Amqp, LinkDetached, Message, amqp, in_thread
 from tests.support.waiting import PATIENCE_S
 from weft.bounds import LOCAL, Owner, OwnerKind
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 
 
 def declare(node: Amqp, name: str = "orders", **arguments: object) -> None:
     assert node.parts.queues is not None
     client = QueueClient(Owner(OwnerKind.ADDRESS, LOCAL))
-    node.parts.queues.declare_queue(client, name, durable=True, arguments=arguments)
+    node.parts.queues.declarations.declare_queue(client, name, durable=True, arguments=arguments)
 
 
 async def test_what_is_sent_to_a_queue_is_received_once(tmp_path: Path) -> None:

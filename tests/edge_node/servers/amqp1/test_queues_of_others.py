@@ -13,7 +13,7 @@ from tests.support.waiting import PATIENCE_S
 from weft.bounds import Owner, OwnerKind
 from weft.edge_node.access.acl import parse
 from weft.edge_node.access.authentication import Accounts
-from weft.edge_node.queues.queue import QueueClient
+from weft.edge_node.queues.queue.queue import QueueClient
 
 RULES = """\
 user alice
@@ -43,12 +43,12 @@ def rules(node: Amqp, text: str) -> None:
 
 def declare(node: Amqp, **options: Any) -> None:
     assert node.parts.queues is not None
-    node.parts.queues.declare_queue(ALICE, "secret.jobs", **options)
+    node.parts.queues.declarations.declare_queue(ALICE, "secret.jobs", **options)
 
 
 def waiting(node: Amqp) -> int:
     assert node.parts.queues is not None
-    return node.parts.queues.find_queue(ALICE, "secret.jobs").messages
+    return node.parts.queues.declarations.find_queue(ALICE, "secret.jobs").messages
 
 
 async def entered(node: Amqp, user: str) -> ProtonClient:

@@ -194,7 +194,7 @@ async def test_what_is_stored_apart_is_answered_apart(tmp_path: Path) -> None:
     async with amqp(tmp_path) as node:
         client = await node.client()
         connection: Any = next(iter(node.parts.connections))
-        sending, turn = connection._links._sending, node.node.broker.ingest.turn
+        sending, turn = connection._links._sending, node.node.context.ingest.turn
         first = sending.run()
         assert sending.run() is first
         turn.answer(first, b"")

@@ -7,7 +7,7 @@ import contextlib
 
 from tests.edge_node.servers.http.harness import HttpNode
 from tests.support.waiting import PATIENCE_S
-from weft.edge_node.servers.http.node_part import Http
+from weft.edge_node.servers.http.part import Http
 
 HEAD = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -123,7 +123,7 @@ async def test_a_client_that_waits_for_100_gets_it_or_the_refusal(http: HttpNode
 
 async def test_slow_and_idle_clients_are_closed(http: HttpNode) -> None:
     node = http.node
-    service = next(part for part in node._more_parts if isinstance(part, Http)).service
+    service = node.part(Http).service
     object.__setattr__(service.settings, "head_s", 0.1)
     object.__setattr__(service.settings, "body_s", 0.1)
     object.__setattr__(service.settings, "idle_s", 0.1)
@@ -142,7 +142,7 @@ async def test_slow_and_idle_clients_are_closed(http: HttpNode) -> None:
     assert b" 408 " in await rest_of(HEAD + b"X: x\r\n")
     assert b" 408 " in await rest_of(HEAD + b"Content-Length: 100\r\n\r\nabc")
     assert (await rest_of(GET + b"\r\n")).startswith(b"HTTP/1.1 204")
-    assert http.node.http_counters.http_timeouts == 2
+    assert http.node.part(Http).counters.http_timeouts == 2
     assert http.stored() == []
 
 
@@ -164,7 +164,7 @@ async def test_while_too_much_waits_for_the_disk_clients_are_told_to_come_later(
     pressure.holding = False
     status, _, _ = await http.post("/v1/streams/telemetry/plant/a", b"1")
     assert status == 200
-    assert http.node.http_counters.http_throttled == 2
+    assert http.node.part(Http).counters.http_throttled == 2
 
 
 async def test_a_request_without_a_length_is_refused_and_nothing_is_lost_unsaid(http: HttpNode) -> None:

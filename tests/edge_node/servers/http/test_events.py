@@ -18,8 +18,8 @@ import websockets
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from tests.support.waiting import PATIENCE_S, until
-from weft.edge_node.servers.http.node_part import Http
 from weft.edge_node.servers.http.out import feed, topic_feed
+from weft.edge_node.servers.http.part import Http
 
 __all__ = ["guarded"]
 EVENTS = "/v1/streams/telemetry/events"
@@ -91,7 +91,7 @@ async def test_each_event_is_whole_for_clients_that_read_in_blocks(http: HttpNod
         await http.post(POST, b"last")
         last = await event()
         assert (last.startswith(b"id: 0\ndata: {"), last.endswith(b"}\n\n")) == (True, True)
-        next(part for part in http.node._more_parts if isinstance(part, Http)).close()
+        await http.node.part(Http).close()
         assert await reader.read() == (b"0\r\n\r\n" if version == "1.1" else b"")
     writer.close()
 
@@ -135,7 +135,7 @@ async def test_a_websocket_gets_the_same(http: HttpNode) -> None:
 
 
 async def readers_are(http: HttpNode, count: int) -> None:
-    await until(lambda: http.node.http_counters.http_readers == count)
+    await until(lambda: http.node.part(Http).counters.http_readers == count)
 
 
 async def test_live_topics_are_sent_whether_they_are_kept_or_not(http: HttpNode) -> None:
@@ -207,7 +207,7 @@ async def deaf(http: HttpNode, path: str) -> socket.socket:
 
 
 def feeds(http: HttpNode) -> list[Any]:
-    service = next(part for part in http.node._more_parts if isinstance(part, Http)).service
+    service = http.node.part(Http).service
     return [connection._taker for connection in service._open if connection._taker]  # type: ignore[attr-defined]
 
 
@@ -239,7 +239,7 @@ async def test_live_messages_for_a_reader_that_does_not_read_are_dropped_and_tol
     body = b"[" + b",".join([b'"' + b"x" * 9000 + b'"'] * 100) + b"]"
     for _ in range(8):
         assert (await http.post(POST, body, Content_Type="application/json"))[0] == 200
-    assert http.node.http_counters.http_events_dropped > 0
+    assert http.node.part(Http).counters.http_events_dropped > 0
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     connection.setblocking(False)
     found = b""

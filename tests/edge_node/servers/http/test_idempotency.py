@@ -11,8 +11,9 @@ import pytest
 from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from weft.bounds import LOCAL, Owner, OwnerKind
-from weft.edge_node.counters import HttpCounters
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
+from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.errors import UnsupportedVersion
 
@@ -76,7 +77,7 @@ async def test_keys_are_remembered_over_a_restart(tmp_path: Path) -> None:
         again = await http.post(PATH, b"[1,2]", Idempotency_Key="k", Content_Type="application/json")
         assert first[:2] == again[:2]
         assert len(http.stored()) == 2
-        assert http.node.http_counters.http_keys == 1
+        assert http.node.part(Http).counters.http_keys == 1
 
 
 class Clock:

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.edge_node.servers.http.harness import HttpNode, running
+from weft.edge_node.servers.http.part import Http
 
 JSON = {"Content_Type": "application/json"}
 
@@ -37,7 +38,7 @@ async def fitting(tmp_path: Path) -> AsyncIterator[HttpNode]:
 
 
 async def test_what_does_not_fit_its_stream_is_refused_whole(fitting: HttpNode) -> None:
-    counters = fitting.node.http_counters
+    counters = fitting.node.part(Http).counters
     for path, body, fields, status, error in CASES:
         refused = counters.http_misfits_refused
         found, answer, _ = await fitting.post(f"/v1/{path}", body, **fields)
@@ -47,7 +48,7 @@ async def test_what_does_not_fit_its_stream_is_refused_whole(fitting: HttpNode) 
 
 
 async def test_a_stream_may_take_what_does_not_fit(fitting: HttpNode, caplog: pytest.LogCaptureFixture) -> None:
-    taken = fitting.node.http_counters.http_misfits_taken
+    taken = fitting.node.part(Http).counters.http_misfits_taken
     batch = b'["1", "2"]'
     assert (await fitting.post("/v1/streams/loose", batch, **JSON))[1]["count"] == 2
     assert (await fitting.post("/v1/streams/loose/far/off", b"{", Weft_Header_X="1"))[0] == 200
@@ -55,16 +56,16 @@ async def test_a_stream_may_take_what_does_not_fit(fitting: HttpNode, caplog: py
     assert (await fitting.post("/v1/streams/loose/line/a/b/c", b"1"))[0] == 200
     keys = [b"stream/loose", b"stream/loose", b"far/off", b"line/a", b"line/a/b/c"]
     assert [record.key for record in fitting.stored("loose")][-5:] == keys
-    assert fitting.node.http_counters.http_misfits_taken - taken == 2 + 2 + 1, "one of them for topic and JSON"
+    assert fitting.node.part(Http).counters.http_misfits_taken - taken == 2 + 2 + 1, "one of them for topic and JSON"
     for _ in range(3):
         await fitting.post("/v1/streams/strict", b"1")
     assert caplog.text.count("refused a request that posts to the stream strict") <= 1
 
 
 async def test_points_of_influx_go_where_their_topics_go(fitting: HttpNode) -> None:
-    refused = fitting.node.http_counters.http_misfits_refused
+    refused = fitting.node.part(Http).counters.http_misfits_refused
     for bucket in ("cell", "nowhere"):
         async with fitting.session.post(f"{fitting.url}/api/v2/write?bucket={bucket}", data=b"m v=1") as answer:
             assert answer.status == 204
     assert fitting.stored("strict")[-1].key == b"cell/m"
-    assert fitting.node.http_counters.http_misfits_refused == refused
+    assert fitting.node.part(Http).counters.http_misfits_refused == refused

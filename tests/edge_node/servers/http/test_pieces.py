@@ -21,11 +21,11 @@ from tests.support import live_node
 from tests.support.waiting import until
 from weft.bounds.turn_budget import TurnBudget
 from weft.config.units import Address
-from weft.edge_node.counters import HttpCounters
 from weft.edge_node.ingest import turn
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.servers.http import idempotency
 from weft.edge_node.servers.http.connection import HttpConnection
+from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.edge_node.servers.http.writes import storing
@@ -321,6 +321,7 @@ async def test_a_request_whose_client_is_gone_is_left(
         ended.append(why)
 
     monkeypatch.setattr(HttpConnection, "connection_lost", noted)
+    monkeypatch.setattr(TurnBudget, "spend", lambda self, cost=1: False)
     _, writer = await asyncio.open_connection("127.0.0.1", http.port)
     body = json.dumps(MANY).encode()
     small = b"POST /v1/streams/telemetry/plant/a HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 2\r\n\r\n-1"

@@ -22,9 +22,10 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
-from weft.edge_node.servers.broker.broker import Broker, BrokerSettings
-from weft.edge_node.servers.broker.turns import TURN_COST_MAX
+from weft.edge_node.servers.clients.context import ClientSettings, Context
+from weft.edge_node.servers.clients.turns import TURN_COST_MAX
 from weft.edge_node.servers.mqtt.connection import ClientConnection
+from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.broker_state import BrokerState
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
@@ -158,11 +159,17 @@ class Guest:
 @dataclass
 class BrokerNode:
     log: SegmentLog
-    broker: Broker
+    context: Context
+    mqtt: MqttServer
     state: BrokerState
     door: Anyone
     counters: Counters
     port: int
+
+    def close(self) -> None:
+        """End as an orderly stop does."""
+        self.mqtt.close()
+        self.context.close()
 
     async def durable(self) -> None:
         """Wait until everything appended so far is on disk."""
@@ -215,25 +222,28 @@ async def running(
         str(directory), log, state_settings, StateCounters(),
         wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic),
     )  # fmt: skip
-    broker = Broker(
-        log, state, turn, Unrouted(unrouted, log, counters),
-        BrokerSettings(patterns=patterns, sessions=limits, pending_bytes_max=pending_bytes_max, **settings),
-        counters, wall_clock,
+    own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
+    context = Context(
+        log, state.backlog, turn, Unrouted(unrouted, log, counters),
+        ClientSettings(patterns=patterns, sessions=limits, pending_bytes_max=pending_bytes_max, **settings),
+        state.refusals, counters, wall_clock,
     )  # fmt: skip
+    mqtt = MqttServer(context, state, MqttSettings(**own))
     if isinstance(filesystem, SyncGate):
         # Whose turn is over waits for the disk, too. On a busy machine the time of a turn may pass with one packet.
-        broker.turns.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
-    broker.start()
-    server = await loop.create_server(lambda: ClientConnection(broker, door, Guest(counters)), "127.0.0.1", 0)
+        context.turns.budget = TurnBudget(TURN_COST_MAX, PATIENCE_S, loop.time)
+    mqtt.start()
+    server = await loop.create_server(lambda: ClientConnection(mqtt, door, Guest(counters)), "127.0.0.1", 0)
     try:
-        yield BrokerNode(log, broker, state, door, counters, server.sockets[0].getsockname()[1])
+        yield BrokerNode(log, context, mqtt, state, door, counters, server.sockets[0].getsockname()[1])
     finally:
         server.close()
         if kill:
-            parts, broker.journal = broker.session_parts, _Dead()  # type: ignore[assignment]
+            parts, mqtt.journal = mqtt.parts, _Dead()  # type: ignore[assignment]
             for part in (parts.persistence, parts.positions, parts.wills, parts.windows.journal):
-                part._journal = broker.journal
-        broker.close()
+                part._journal = mqtt.journal
+        mqtt.close()
+        context.close()
         await asyncio.sleep(0)
         await state.close()
         await asyncio.to_thread(log.close)

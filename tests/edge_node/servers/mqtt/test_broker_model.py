@@ -190,7 +190,7 @@ class BrokerModel(RuleBasedStateMachine):
             await old.close()
 
     def _known(self, client: str) -> bool:
-        return any(session.client_id == client for session in self.node.broker.sessions.all())
+        return any(session.client_id == client for session in self.node.mqtt.sessions.all())
 
     @precondition(connected)
     @rule(client=st.sampled_from(CLIENTS), text=st.sampled_from(FILTERS), qos=st.sampled_from([0, 1, 2]))
@@ -287,7 +287,7 @@ class BrokerModel(RuleBasedStateMachine):
         assert model.connection is not None
         await model.connection.close()
         model.connection = None
-        sessions = self.node.broker.sessions
+        sessions = self.node.mqtt.sessions
         await until(lambda: not any(each.client_id == client and each.connected for each in sessions.all()))
         self._gone(client)
 
@@ -344,7 +344,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     def _overdue(self) -> bool:
         """Whether the broker still has to end a session, or to publish a will, whose time has come."""
-        sessions, now = self.node.broker.sessions.all(), self.loop.time()
+        sessions, now = self.node.mqtt.sessions.all(), self.loop.time()
         return any((due := session.next_due()) is not None and due <= now for session in sessions)
 
     # --- the end of the node
@@ -362,7 +362,7 @@ class BrokerModel(RuleBasedStateMachine):
                 await self._away(client)
         open_clients = [client for client in CLIENTS if self.models[client].connection is not None]
         old = self.node, self.stack
-        self.node.broker.close()
+        self.node.close()
         await self._leave_behind(*old)
         await self._begin_anew(open_clients)
 
@@ -469,7 +469,7 @@ class BrokerModel(RuleBasedStateMachine):
         model = self.models[client]
         connection = model.connection
         assert connection is not None
-        window = next(each.window for each in self.node.broker.sessions.all() if each.client_id == client)
+        window = next(each.window for each in self.node.mqtt.sessions.all() if each.client_id == client)
 
         def level() -> bool:
             return not model.owed and not model.open2 and not window.in_flight.deliveries and window.catch_up is None

@@ -345,7 +345,7 @@ async def test_back_pressure_holds_publishers_until_the_disk_has_caught_up(tmp_p
         packets = b"".join(encode_publish(TOPIC, bytes(1000), 1, packet_id) for packet_id in range(1, 3001))
         with gate.held():
             device.writer.write(packets)
-            await until(lambda: node.broker.ingest.back_pressure.holding)
+            await until(lambda: node.context.ingest.back_pressure.holding)
             assert await device.silent()
             held = node.counters.publishes_received
             assert held < 1000, "what was not read stays in the socket"

@@ -10,7 +10,7 @@ import pytest
 from tests.edge_node.servers.mqtt.test_listeners import ListenerClient, running, stored
 from tests.support.waiting import PATIENCE_S
 from weft.config.units import Address
-from weft.edge_node.servers.broker.broker import BrokerSettings
+from weft.edge_node.servers.clients.context import ClientSettings
 
 
 async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(tmp_path: Path) -> None:
@@ -35,4 +35,4 @@ async def test_the_end_of_the_node_ends_every_connection_and_publishes_no_will(t
 @pytest.mark.parametrize("packet_bytes_max", [128, (17 << 20) + 1])
 def test_packet_limits_that_cannot_work_are_refused(packet_bytes_max: int) -> None:
     with pytest.raises(ValueError, match="packet_bytes_max must be"):
-        BrokerSettings(patterns={}, packet_bytes_max=packet_bytes_max)
+        ClientSettings(patterns={}, packet_bytes_max=packet_bytes_max)

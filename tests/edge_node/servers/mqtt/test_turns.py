@@ -10,7 +10,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import BrokerNode, RawClient, SyncGate, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import turn
-from weft.edge_node.servers.broker import turns
+from weft.edge_node.servers.clients import turns
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.edge_node.sessions.store.settings import StateSettings
 from weft.protocols.mqtt.encoder import encode
@@ -199,7 +199,7 @@ async def test_a_retained_publish_is_answered_in_its_place(tmp_path: Path, clean
                 await asyncio.sleep(0)
         assert [await client.receive() for _ in numbers] == [PubAck(number) for number in numbers]
         assert await payloads(node) == [b"%d" % number for number in numbers]
-        assert node.broker.retained.get(b"plant/a/x").payload == b"39"  # type: ignore[union-attr]
+        assert node.mqtt.retained.get(b"plant/a/x").payload == b"39"  # type: ignore[union-attr]
 
 
 async def test_a_subscription_gets_nothing_that_came_before_it_in_the_turn(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ async def test_a_publisher_waits_while_too_much_waits_for_the_disk(tmp_path: Pat
                 for client in clients:
                     client.send(Publish(b"plant/a/x", bytes(1000), 1, number))
                 await asyncio.sleep(0.002)
-            await until(lambda: node.broker.ingest.back_pressure.holding)
+            await until(lambda: node.context.ingest.back_pressure.holding)
         for client in clients:
             assert [await client.receive() for _ in range(1, 40)] == [PubAck(number) for number in range(1, 40)]
         assert len(await payloads(node)) == 4 * 39
@@ -311,7 +311,7 @@ async def test_a_subscriber_that_does_not_publish_is_read_while_publishers_wait(
             client.send(Publish(b"plant/a/x", bytes(2000), 1, 7))
             subscriber.send(PingReq())
             assert await subscriber.receive() == PingResp()
-            await until(lambda: node.broker.ingest.back_pressure.holding)
+            await until(lambda: node.context.ingest.back_pressure.holding)
             subscriber.send(PingReq())
             assert await subscriber.receive() == PingResp()
         assert await client.receive() == PubAck(7)
@@ -370,7 +370,7 @@ async def test_packets_that_come_in_pieces_fill_a_turn_by_all_their_bytes(
             await until(gate.reached.is_set)  # an idle log takes any turn, however long
             for device in devices:
                 device.writer.write(packet[-1:])
-            await until(lambda: node.broker.ingest.back_pressure.pauses > 0)
+            await until(lambda: node.context.ingest.back_pressure.pauses > 0)
         answers = [await device.receive() for device in devices]
         assert answers == [PubAck(7)] * clients
 

@@ -25,6 +25,10 @@ def everything(_: bytes) -> bool:
     return True
 
 
+async def no_wait() -> None:
+    """The turn of a reader that is alone."""
+
+
 def backlog_of(log: SegmentLog, settings: StateSettings = PAGES) -> tuple[Backlog, StateCounters]:
     counters = StateCounters()
     return Backlog(log, settings, counters), counters
@@ -32,7 +36,7 @@ def backlog_of(log: SegmentLog, settings: StateSettings = PAGES) -> tuple[Backlo
 
 async def pages(backlog: Backlog, stream: int, seq: int = 0, wants=everything) -> AsyncIterator[LogRecord]:  # type: ignore[no-untyped-def]
     while True:
-        page = await backlog.read(stream, seq, wants)
+        page = await backlog.read(stream, seq, wants, no_wait)
         assert len(page.records) <= PAGES.backlog_page_records
         for record in page.records:
             assert seq <= record.seq < page.next_seq
@@ -87,7 +91,7 @@ async def test_a_page_asks_once_per_topic_of_a_batch() -> None:
         asked.append(topic)
         return False
 
-    page = await backlog.read(stream, 0, may_read)
+    page = await backlog.read(stream, 0, may_read, no_wait)
     assert sorted(asked) == [b"a", b"b"]
     assert page == ([], 100, 0)
 
@@ -97,10 +101,10 @@ async def test_what_is_not_durable_is_not_there() -> None:
     stream = log.stream("s")
     log.append(stream, 1, [b"a"], [b"x"])
     backlog, _ = backlog_of(log)
-    assert await backlog.read(stream, 0, everything) == ([], 0, 0)
+    assert await backlog.read(stream, 0, everything, no_wait) == ([], 0, 0)
     assert await backlog.fetch(stream, [0]) == {}
     commit_all(log)
-    assert [record.payload for record in (await backlog.read(stream, 0, everything)).records] == [b"x"]
+    assert [record.payload for record in (await backlog.read(stream, 0, everything, no_wait)).records] == [b"x"]
 
 
 async def test_records_that_the_log_deleted_are_counted_once() -> None:
@@ -112,10 +116,10 @@ async def test_records_that_the_log_deleted_are_counted_once() -> None:
     ((lost, end),) = log.ranges(stream)
     assert lost
     backlog, counters = backlog_of(log)
-    page = await backlog.read(stream, 2, everything)
+    page = await backlog.read(stream, 2, everything, no_wait)
     assert page.lost == lost - 2 == counters.backlog_lost
     assert page.records[0].seq == lost
-    assert (await backlog.read(stream, page.next_seq, everything)).lost == 0
+    assert (await backlog.read(stream, page.next_seq, everything, no_wait)).lost == 0
     assert set(await backlog.fetch(stream, [0, lost, end - 1, end])) == {lost, end - 1}
 
 
@@ -129,8 +133,8 @@ async def test_nothing_left_of_a_stream() -> None:
         log.release(other, RangeSet([(0, end)]))
     assert not log.ranges(gone)
     backlog, _ = backlog_of(log)
-    assert await backlog.read(gone, 1, everything) == ([], 3, 2)
-    assert await backlog.read(gone, 3, everything) == ([], 3, 0)
+    assert await backlog.read(gone, 1, everything, no_wait) == ([], 3, 2)
+    assert await backlog.read(gone, 3, everything, no_wait) == ([], 3, 0)
 
 
 async def test_many_who_are_behind_share_a_read() -> None:
@@ -139,7 +143,7 @@ async def test_many_who_are_behind_share_a_read() -> None:
     for number in range(10):
         put(log, stream, random.Random(number).randbytes(300))
     backlog, counters = backlog_of(log, StateSettings())
-    found = await asyncio.gather(*(backlog.read(stream, 0, everything) for _ in range(50)))
+    found = await asyncio.gather(*(backlog.read(stream, 0, everything, no_wait) for _ in range(50)))
     assert len({tuple(page.records) for page in found}) == 1
     assert counters.backlog_disk_reads == 1
 
@@ -150,7 +154,7 @@ async def test_a_reader_that_gives_up_leaves_the_others_theirs() -> None:
     for number in range(10):
         put(log, stream, random.Random(number).randbytes(300))
     backlog, _ = backlog_of(log)
-    first, second = (asyncio.ensure_future(backlog.read(stream, 0, everything)) for _ in range(2))
+    first, second = (asyncio.ensure_future(backlog.read(stream, 0, everything, no_wait)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).records[0].seq == 0
@@ -165,6 +169,6 @@ async def test_a_disk_that_cannot_be_read_is_told_and_asked_again_later() -> Non
     backlog, _ = backlog_of(log)
     disk.fail = lambda call, path: eio() if call in ("open", "read_at") else None
     with pytest.raises((OSError, LogFailed)):
-        await backlog.read(stream, 0, everything)
+        await backlog.read(stream, 0, everything, no_wait)
     disk.fail = lambda call, path: None
-    assert (await backlog.read(stream, 0, everything)).records[0].seq == 0
+    assert (await backlog.read(stream, 0, everything, no_wait)).records[0].seq == 0

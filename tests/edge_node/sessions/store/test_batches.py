@@ -9,7 +9,7 @@ import pytest
 
 from tests.edge_node.sessions.store.helpers import StoredNode, record
 from tests.storage.segment_log.helpers import commit_all
-from weft.edge_node.sessions.store.batches import DecodedBatch
+from weft.edge_node.sessions.store.batches import TOPICS_MAX, DecodedBatch
 from weft.edge_node.sessions.store.entries import Ended, Snapshot, Unsubscribed
 from weft.edge_node.sessions.store.journal_reader import read_journal
 from weft.edge_node.streams import SESSION_JOURNAL_STREAM
@@ -49,13 +49,25 @@ def test_wanted_records_are_picked_a_page_at_a_time(node: StoredNode) -> None:
         asked.append(topic)
         return topic == b"b"
 
-    wanted = found.wanted(wants)
-    assert sorted(asked) == [b"a", b"b"], "once for each topic"
     for limits, seqs, following in (((9, 1 << 20), [3, 5, 7], 8), ((2, 1 << 20), [3, 5], 7), ((9, 5), [3], 5)):
-        records, next_seq = found.pick(2, 8, wanted, *limits)
+        records, next_seq = found.pick(2, wants, *limits)
         assert ([each.seq for each in records], next_seq) == (seqs, following)
-    assert found.pick(4, 5, wanted, 9, 1 << 20) == ([], 5)
-    assert found.pick(2, 99, [False, False], 9, 1 << 20) == ([], 8)
+        assert sorted(asked) == [b"a", b"b"], "once for each topic"
+        asked.clear()
+    assert found.pick(2, lambda _: False, 9, 1 << 20) == ([], 8)
+
+
+def test_a_page_is_looked_through_for_a_bounded_number_of_topics(node: StoredNode) -> None:
+    stream = node.log.stream("wide")
+    node.log.append(stream, 1, [b"%d" % number for number in range(1_000)], [b""] * 1_000)
+    commit_all(node.log)
+    (data,) = node.log.read(stream, 0, 1 << 20)
+    found, asked, seq = DecodedBatch(data), list[bytes](), 0
+    while seq < 1_000:
+        before = len(asked)
+        _, seq = found.pick(seq, lambda topic: asked.append(topic) or topic == b"7", 9, 1 << 20)  # type: ignore[func-returns-value]
+        assert len(asked) - before <= TOPICS_MAX
+    assert asked == [b"%d" % number for number in range(1_000)]
 
 
 def test_the_journal_is_read_in_order_up_to_an_end(node: StoredNode, caplog: pytest.LogCaptureFixture) -> None:

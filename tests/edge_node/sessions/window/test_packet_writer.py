@@ -2,8 +2,7 @@
 
 from tests.edge_node.sessions.window.clients import Clients, Socket
 from weft.edge_node.sessions.window.packet_writer import PacketWriter
-from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.sessions.window.topic_aliases import SentAliases
+from weft.edge_node.sessions.window.packets_out import SentAliases, Wire
 from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import DeliveryOptions
 from weft.protocols.mqtt.decoder import decode

@@ -28,7 +28,7 @@ def test_what_the_log_has_is_left_to_it() -> None:
     waiting = Waiting(QueueAccount(budget, 1 << 20))
     for payload, stream in ((b"1", 1), (b"2", NOWHERE), (b"3", 2)):
         waiting.push(delivery(payload, stream))
-    waiting.drop_stored()
+    assert [message.payload for message, _, _ in waiting.set_aside()] == [b"1", b"2", b"3"]
     assert [message.payload for message in waiting.messages()] == [b"2"]
     assert budget.used == ROOM
     waiting.clear()

@@ -15,7 +15,7 @@ from spark_sinks.sinks.stream.positions import Position
 from spark_sinks.sinks.stream.settings import ProducerSettings
 from spark_sinks.sinks.stream.task import SendTask
 from weft.demo.fabric import DemoHub, get_json
-from weft.storage.audit.audit import audit
+from weft.proofs.audit.audit import audit
 from weft.storage.object_store import open_store
 
 TIME_US = 1_700_000_000_000_000

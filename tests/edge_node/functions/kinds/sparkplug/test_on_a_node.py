@@ -16,6 +16,7 @@ from tests.support.waiting import until
 from weft.config.units import Address
 from weft.edge_node import node as node_module
 from weft.edge_node.functions.formats.sparkplug.schema import Payload
+from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.node import EdgeNode
 from weft.protocols.batch import Record
 
@@ -142,11 +143,11 @@ async def test_a_request_that_comes_hours_late_is_left_out(tmp_path: Path, clock
         clock.now += 3600 * SECOND
     async with running(CONFIG, tmp_path) as node, client(node) as edge_node:
         await edge_node.subscribe("spBv1.0/+/NCMD/+", qos=1)
-        await until(lambda: node._function_figures()["metrics"].alerts == 1)
+        await until(lambda: node.part(FunctionsPart).figures()["metrics"].alerts == 1)
         await edge_node.publish("spBv1.0/plant/NDATA/line1", payload(unknown, seq=3), qos=1)
         await until(lambda: caught_up(node, 2))
         clock.now += 10 * SECOND
-        await until(lambda: node._function_figures()["metrics"].alerts == 2)
+        await until(lambda: node.part(FunctionsPart).figures()["metrics"].alerts == 2)
         assert str((await anext(edge_node.messages)).topic) == "spBv1.0/plant/NCMD/line1"
         await until(lambda: asked_at(node))
         # Today, and not yesterday.

@@ -1,0 +1,73 @@
+"""Settings of a node's log and retention of its streams, from its configuration."""
+
+from __future__ import annotations
+
+from weft.config.models import EdgeConfig
+from weft.config.streams import Retain
+from weft.edge_node.check.derived import carried_streams, intake, streams_of
+from weft.edge_node.check.sizes import segment_bytes, unrouted_bytes
+from weft.edge_node.streams import raw_stream
+from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
+
+READ_BYTES_MAX = 1 << 20
+"""Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
+PENDING_READS_MIN = 3
+"""Least number of longest reads that may wait for the disk, whatever ``limits.pending`` says."""
+KEY_RECORD_BYTES = 256
+"""Bytes that a remembered idempotency key takes in the log, about."""
+KEYS_SHARE = 16
+"""No more than this part of the log's budget is for such keys."""
+
+
+def log_settings(config: EdgeConfig) -> LogSettings:
+    """Return the log's settings from the node's configuration."""
+    return LogSettings(
+        segment_bytes=segment_bytes(config),
+        budget_bytes=config.disk.budget_bytes,
+        tail_bytes=config.limits.tail_bytes,
+        # The log takes up to twice this, and a read of a persistent session asks for room for the longest one. A bound
+        # in which that never fits would refuse each such session whenever anything waits for the disk.
+        pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config)),
+        commit_interval_s=config.commit_interval_s,
+        compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
+    )
+
+
+def read_reserve_bytes(config: EdgeConfig) -> int:
+    """Return the room that is reserved before a read of a persistent session is stored."""
+    return READ_BYTES_MAX + config.limits.message_bytes
+
+
+def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
+    """Return the retention of each stream, from the node's configuration.
+
+    Messages that only functions read are released by those functions, as others are by hubs.
+    """
+    carried = {name for link in config.links.values() for name in carried_streams(link, config)}
+    policies = {
+        name: StreamPolicy(stream.when_full, stream.retain.time_s, stream.retain.size_bytes, replicated=name in carried)
+        for name, stream in streams_of(config).items()
+    }
+    for name, stream in config.streams.items():
+        if stream.from_ and stream.functions:
+            retain = stream.raw if isinstance(stream.raw, Retain) else Retain()
+            policies[raw_stream(name)] = StreamPolicy(stream.when_full, retain.time_s, retain.size_bytes)
+    return policies
+
+
+def suppressed_streams(config: EdgeConfig, log: SegmentLog) -> frozenset[int]:
+    """Return the numbers of the streams whose messages devices may send again without having them stored again."""
+    return frozenset(
+        log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
+    )
+
+
+def unrouted_policy(config: EdgeConfig) -> StreamPolicy:
+    """Return the retention of the stream `unrouted`, from the node's configuration."""
+    return StreamPolicy("drop_oldest", config.unrouted.time_s, unrouted_bytes(config), replicated=False)
+
+
+def keys_policy(config: EdgeConfig) -> StreamPolicy:
+    """Return the retention of the idempotency keys of requests, from the node's configuration."""
+    size = min(config.state.idempotency_keys * KEY_RECORD_BYTES, config.disk.budget_bytes // KEYS_SHARE)
+    return StreamPolicy("drop_oldest", config.state.idempotency_window_s, size, replicated=False)

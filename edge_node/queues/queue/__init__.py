@@ -1,0 +1,1 @@
+"""One queue: what is in it, in which order, and who takes it."""

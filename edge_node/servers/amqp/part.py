@@ -1,0 +1,58 @@
+"""AMQP 0-9-1 as a part of the node. Imported where the configuration has a listener for it, and only there. The first
+client loads the protocol and its tables: a megabyte that an idle node does without."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.bounds import Bound
+from weft.edge_node.queues.queues import Queues
+from weft.edge_node.servers.amqp.client import Shared
+from weft.edge_node.servers.amqp.counters import AmqpCounters
+from weft.edge_node.servers.amqp.settings import AmqpSettings
+from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp.frames import PROTOCOL_HEADER
+
+
+class Amqp(ProtocolPart):
+    """All AMQP 0-9-1 connections. Belongs to the event loop's thread."""
+
+    name = "AMQP 0-9-1"
+    prefixes = (PROTOCOL_HEADER,)
+    greeting = PROTOCOL_HEADER
+
+    def __init__(self, context: Context, queues: Queues, settings: AmqpSettings) -> None:
+        """Join them to the context and its queues."""
+        self.counters = AmqpCounters()
+        channels = Bound(
+            settings.channels_total_max, settings.channels_per_user_max, context.refusals,
+            "queues.channels", "queues.channels_per_user", "AMQP channels",
+        )  # fmt: skip
+        self._shared = Shared(context, queues, settings, channels, self.counters)
+
+    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+        """Return the side of a connection that knows the protocol."""
+        from weft.edge_node.servers.amqp.connection import AmqpConnection
+
+        return AmqpConnection(self._shared, door, arrival)
+
+    async def close(self) -> None:
+        """Close all connections: the node stops."""
+        for client in list(self._shared.clients):
+            client.shut_down()
+        for over in list(self._shared.lingering):
+            over.end()
+
+    def permissions_changed(self) -> None:
+        """Close the connections of users that are not let in any more."""
+        for client in list(self._shared.clients):
+            if client.peer is not None and not client.peer.identity.admitted:
+                client.expel()
+
+
+def make(foundation: Foundation) -> Amqp:
+    """Make the part, with the queues that are made for such listeners."""
+    assert foundation.queues is not None
+    return Amqp(foundation.context, foundation.queues, AmqpSettings.of(foundation.config, foundation.software))

@@ -1,0 +1,40 @@
+"""AMQP 1.0 as a part of the node. The engine is loaded with the first client."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.edge_node.servers.amqp1.parts import Parts
+from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.protocols.amqp1.opening import AMQP, SASL
+
+
+class Amqp1(ProtocolPart):
+    """All AMQP 1.0 connections."""
+
+    name = "AMQP 1.0"
+    prefixes = (AMQP, SASL)
+
+    def __init__(self, foundation: Foundation) -> None:
+        """Take up the links of the last run."""
+        context = foundation.context
+        self._parts = Parts(context, context.log, foundation.config.node, foundation.software, foundation.queues)
+        self._parts.start()
+
+    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+        """Return a connection of a listener."""
+        from weft.edge_node.servers.amqp1.connection import Amqp1Connection
+
+        return Amqp1Connection(self._parts, door, arrival)
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may do."""
+        self._parts.permissions_changed()
+
+    async def close(self) -> None:
+        """Close every connection. What was not settled is sent again."""
+        self._parts.close()
+
+
+make = Amqp1

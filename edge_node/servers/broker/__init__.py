@@ -1,1 +1,0 @@
-"""The part of a broker that belongs to no protocol: subscriptions, sessions and the log, put together, and turns."""

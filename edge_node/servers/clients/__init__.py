@@ -1,0 +1,1 @@
+"""Parts that connections of every protocol share: turns, writes, places."""

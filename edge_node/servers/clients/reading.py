@@ -1,0 +1,212 @@
+"""Reading of one connection: reasons to pause, what ends each, and what came meanwhile.
+
+| reason | begins when | what came meanwhile | ends when |
+| --- | --- | --- | --- |
+| ``DISK`` | too many bytes of all publishers wait for the disk | is handled; waits if it waited for a turn | half of
+  them are durable |
+| ``WRITE`` | the client does not read what it is sent | is handled | it has read most of it, or is closed after
+  ``limits.write_timeout`` |
+| ``ACKS`` | more acknowledgements are due to the client than it may have | is handled; HTTP: waits | half of them are
+  sent |
+| ``ASKING`` | a password check, or another answer from elsewhere, is due | waits | the answer is here |
+| ``TURN`` | the client has had its turn, or an iteration of the loop its reads | waits | others have had theirs, and
+  what the client sent before is durable |
+
+Protocols differ in three points. HTTP does not take part in ``DISK``: it answers 429. AMQP 0-9-1 tells its client of a
+``DISK`` that lasts. What is a client's silence, each protocol minds itself: a client that is not read has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.held import Held
+from weft.edge_node.servers.clients.output import LONG_BYTES
+
+KEEPS = Pause.ASKING | Pause.TURN
+"""Reasons for which what came is kept unparsed."""
+NEVER = float("inf")
+
+
+def _ignore(_: bool) -> None:
+    pass
+
+
+class Reading:
+    """Decides when a connection is read. Belongs to the event loop's thread.
+
+    Args:
+        held: bytes that came and wait, and the owner among whose clients this one has turns.
+        handle: handles what is held, given the time; called when it is the client's turn.
+        keeps: reasons for which what came is kept.
+        on_disk: told when a wait for the disk begins and ends.
+    """
+
+    __slots__ = ("_context", "_handle", "_held", "_joined", "_keeps", "_missed_turn", "_on_disk", "_transport", "heard",
+                 "pause", "write_until")  # fmt: skip
+
+    def __init__(
+        self,
+        context: Context,
+        held: Held,
+        handle: Callable[[float], None],
+        keeps: int = KEEPS,
+        on_disk: Callable[[bool], None] = _ignore,
+    ) -> None:
+        self._context = context
+        self._held = held
+        self._handle = handle
+        self._keeps = keeps
+        self._on_disk = on_disk
+        self._missed_turn = False  # True once its turn came while publishers wait for the disk
+        self._joined = False
+        self._transport: asyncio.Transport | None = None
+        self.pause = 0
+        """Reasons for which the client is not read, as bits."""
+        self.heard = context.clock()
+        """Time of the last read, or of the end of the last pause."""
+        self.write_until = NEVER
+        """Time at which a client that does not read is to be closed."""
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Read from a transport."""
+        self._transport = transport
+
+    def join(self) -> None:
+        """Take part in back-pressure: the client publishes."""
+        if not self._joined:
+            self._joined = True
+            self._context.ingest.back_pressure.join(self)
+
+    def end(self) -> None:
+        """Read no more: the connection is closed. Turns that were waited for are not taken."""
+        self._transport = None
+        self._context.ingest.back_pressure.leave(self)
+
+    # --- what came
+
+    def admits(self, now: float) -> bool:
+        """Return whether what came may be handled at once; otherwise it is to be kept, and ``put_off`` called."""
+        turns = self._context.turns
+        return not self.pause & self._keeps and (now < turns.reads_until or turns.admits(now))
+
+    def put_off(self) -> None:
+        """Handle what is held when others have had their turn, unless it waits for something already."""
+        if not self.pause & self._keeps:
+            self.await_turn()
+
+    def handled(self, size: int) -> None:
+        """Note the end of a read of so many bytes: who sent much waits while writes of others' copies do."""
+        writes = self._context.writes
+        if size > LONG_BYTES and writes.is_full and self._transport is not None and not self.pause & self._keeps:
+            self.hold(Pause.TURN)
+            writes.when_short(self._held.owner, partial(self.go_on, Pause.TURN))
+
+    # --- pauses
+
+    def hold(self, reason: Pause) -> None:
+        """Stop reading."""
+        if not self.pause and self._transport is not None:
+            self._transport.pause_reading()
+        self.pause |= reason
+        if reason is Pause.DISK:
+            self._on_disk(True)
+
+    def release(self, reason: Pause) -> None:
+        """Read on, if this was the last reason not to. Nothing happens when it was none."""
+        if not self.pause & reason:
+            return
+        if reason & self._keeps:
+            self.go_on(reason)
+            return
+        self.pause &= ~reason
+        if reason is Pause.DISK:
+            self._on_disk(False)
+        if self._missed_turn and not self.pause & Pause.DISK:
+            self._missed_turn = False
+            self._context.rounds.wait(self._held.owner, partial(self.go_on, Pause.TURN))
+        self._resume()
+
+    def await_turn(self, reason: Pause = Pause.TURN, go_on: Callable[[], None] | None = None) -> None:
+        """Stop reading, and go on when others have had their turn.
+
+        Args:
+            go_on: called then, even if the connection is closed by then; by default the method of this name.
+        """
+        self.hold(reason)
+        self._context.rounds.wait(self._held.owner, go_on or partial(self.go_on, reason))
+
+    def end_turn(self) -> None:
+        """Store what came, stop reading, and go on when that is durable and others have had their turn: all wait for
+        the commits of one client."""
+        if not self.pause & self._keeps:
+            self.hold(Pause.TURN)
+            ingest = self._context.ingest
+            ingest.turn.store()
+            ingest.on_durable(lambda _: self.await_turn())
+
+    def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
+        """Handle what came while the client waited, and read on. An error of ours ends the connection, as in a read."""
+        self.pause &= ~waited_for
+        transport = self._transport
+        if transport is None:
+            return
+        if self._held.waits and self.pause & Pause.DISK:
+            # All clients together may have read ahead much more than may wait for the disk.
+            self.pause |= Pause.TURN
+            self._missed_turn = True
+        elif not self.pause & self._keeps:
+            try:
+                self._handle(self._context.clock())
+            except Exception:
+                transport.abort()
+                raise
+        self._resume()
+
+    def go_on_in_turn(self, waited_for: Pause) -> None:
+        """Go on now, or where many do so at the same time when others have had their turn."""
+        turns = self._context.turns
+        now = self._context.clock()
+        if now < turns.reads_until or turns.admits(now):
+            self.go_on(waited_for)
+        else:
+            self.pause &= ~waited_for
+            self.await_turn()
+
+    def last_words(self) -> None:
+        """Wait for nothing but the disk and the socket any more: the connection is about to end."""
+        self.pause &= Pause.DISK | Pause.WRITE
+        self._resume()
+
+    def _resume(self) -> None:
+        if not self.pause and self._transport is not None:
+            self.heard = self._context.clock()
+            self._transport.resume_reading()
+
+    # --- a client that does not read
+
+    def falls_behind(self) -> None:
+        """Stop reading from a client that does not read, which ``is_stuck`` if that lasts."""
+        self.hold(Pause.WRITE)
+        self.write_until = self._context.clock() + self._context.settings.write_timeout_s
+
+    def catches_up(self) -> None:
+        """Read on from a client that has caught up."""
+        self.write_until = NEVER
+        self.release(Pause.WRITE)
+
+    def is_stuck(self, now: float) -> bool:
+        """Return whether the client has not read for so long that it is to be closed; then that is counted."""
+        if now < self.write_until:
+            return False
+        self._context.counters.write_timeouts += 1
+        return True
+
+    @property
+    def stuck(self) -> str:
+        """Reason for log lines."""
+        return f"did not read what it was sent for {self._context.settings.write_timeout_s:g} s"

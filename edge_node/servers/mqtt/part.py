@@ -1,0 +1,75 @@
+"""MQTT as a part of the node, with what streams and sessions have in common."""
+
+from __future__ import annotations
+
+import asyncio
+
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import intake_patterns
+from weft.edge_node.check.log_policies import stream_policies, suppressed_streams
+from weft.edge_node.part import Part, Undo
+from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.protocol import ProtocolPart
+from weft.edge_node.servers.listeners.door import Arrival, Door
+from weft.edge_node.servers.mqtt.connection import ClientConnection
+from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
+from weft.edge_node.sessions.store.broker_state import BrokerState
+
+
+class Mqtt(ProtocolPart):
+    """All MQTT connections and sessions."""
+
+    name = "MQTT"
+
+    def __init__(self, config: EdgeConfig, software: str, context: Context, state: BrokerState) -> None:
+        """Join the server to context and state.
+
+        Args:
+            software: name and version of the node, for its clients.
+        """
+        self.server = MqttServer(context, state, MqttSettings.of(config, software))
+
+    def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
+        """Return a connection of a listener."""
+        return ClientConnection(self.server, door, arrival)
+
+    def start(self) -> None:
+        """Take up the sessions of the last run."""
+        self.server.start()
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may do."""
+        self.server.permissions_changed()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self.server.close()
+
+
+class Streams(Part):
+    """Streams: their retention, and the topics that devices publish to."""
+
+    name = "streams"
+
+    def __init__(self, context: Context, server: MqttServer) -> None:
+        """Change the log's policies and the routes of clients."""
+        self._context = context
+        self._server = server
+
+    def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
+        """Route by the patterns of ``now``. Streams that are there no more keep their records and their retention.
+
+        Raises:
+            ValueError: the log cannot have one of the streams, or a pattern is not valid.
+        """
+        self._put(now)
+        return lambda: self._put(before)
+
+    def _put(self, config: EdgeConfig) -> None:
+        log, server = self._context.log, self._server
+        policies = {log.stream(name): policy for name, policy in stream_policies(config).items()}
+        suppressed = suppressed_streams(config, log)
+        server.sessions.add_streams(self._context.reroute(intake_patterns(config)))
+        server.resent.suppress(suppressed)
+        for stream, policy in policies.items():
+            log.set_policy(stream, policy)

@@ -1,0 +1,151 @@
+"""MQTT of one node: sessions, retained messages and ``$SYS``, which its connections belong to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from weft.bounds import TurnBudget
+from weft.config.models import EdgeConfig
+from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.sessions.parts import Kept, make_parts
+from weft.edge_node.sessions.sessions import Sessions
+from weft.edge_node.sessions.store.broker_state import BrokerState
+from weft.edge_node.sessions.sys_topics import INTERVAL_S, Facts, SysTopics
+from weft.edge_node.subscriptions.message import Message, split_expiry
+from weft.protocols.mqtt.connection import ServerLimits
+
+NOTED_MAX = 200
+"""Sessions whose positions are noted in one turn of the event loop."""
+PAUSE_S = 0.001
+"""Pause between two such turns."""
+NOTING_S = 0.002
+"""Time of such a turn."""
+
+
+KEEP_ALIVE_S_MAX = 65_535
+"""Longest keep alive that two bytes can hold: as a limit, it is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MqttSettings:
+    """Settings of MQTT alone. CONNACK announces those that a client needs."""
+
+    receive_maximum: int = 65_535
+    """Publishes at QoS 1 and 2 that a client of MQTT 5.0 may have unanswered."""
+    topic_alias_maximum: int = 64
+    """Topic aliases that a client of MQTT 5.0 may use."""
+    closes_on_refusal: bool = True
+    """True if a refused publish at QoS 1 or 2 ends the connection of a client of 3.1 or 3.1.1, False if it is
+    acknowledged."""
+    keep_alive_s_max: int = 0
+    """Longest keep alive of a client of MQTT 5.0; 0 for any, none included."""
+    sys_interval_s: float | None = INTERVAL_S
+    """Interval of the updates of ``$SYS``; None for no ``$SYS``."""
+    software: str = "weft"
+    """Value of ``$SYS/broker/version``."""
+
+    @classmethod
+    def of(cls, config: EdgeConfig, software: str) -> MqttSettings:
+        """Return the settings that a configuration has."""
+        limits = config.limits
+        keep_alive_s = round(limits.keep_alive_s)
+        return cls(
+            receive_maximum=limits.receive_maximum,
+            topic_alias_maximum=limits.topic_alias_maximum,
+            closes_on_refusal=config.auth.refused_publish == "close",
+            keep_alive_s_max=0 if keep_alive_s == KEEP_ALIVE_S_MAX else keep_alive_s,
+            software=software,
+        )
+
+
+class MqttServer:
+    """Belongs to the event loop's thread. ``start`` before the first connection, ``close`` after the listeners have
+    stopped accepting."""
+
+    def __init__(self, context: Context, state: BrokerState, settings: MqttSettings) -> None:
+        """Join the parts.
+
+        Args:
+            state: what of sessions and retained messages outlives a restart.
+        """
+        limits, counters = context.settings.sessions, context.counters
+        self.context = context
+        self.settings = settings
+        self.retained = state.retained
+        self.journal = state.journal
+        self.resent = state.resent
+        self.changes = state.changes
+        self.limits = ServerLimits(
+            receive_maximum=settings.receive_maximum,
+            topic_alias_maximum=settings.topic_alias_maximum,
+            maximum_packet_size=context.settings.packet_bytes_max,
+            keep_alive_s_max=settings.keep_alive_s_max,
+        )
+        self.parts = make_parts(
+            Kept(context.log, state.journal, state.changes, state.retained), context.delivery, context.ingest,
+            context.subscriptions, context.outbox, context.rounds, self._match_retained, limits, counters,
+            context.wall_clock,
+        )  # fmt: skip
+        self.sessions = Sessions(self.parts, limits, counters, context.wheel, context.clock)
+        self._sys: SysTopics | None = None
+        if settings.sys_interval_s is not None:
+            self._sys = SysTopics(counters, self._facts, context.fan_out.message, context.clock, settings.software)
+
+    def start(self) -> None:
+        """Take up the sessions of the last run, and begin to keep ``$SYS`` and positions."""
+        self.sessions.restore()
+        self.context.run(_every(self.context.settings.positions_interval_s, self._look_after_sessions))
+        if self._sys is not None and self.settings.sys_interval_s is not None:
+            self.context.run(_every(self.settings.sys_interval_s, self._update_sys))
+
+    def close(self) -> None:
+        """Close every connection. Wills are published after the next start; what was not acknowledged comes again."""
+        self.sessions.stop()
+        self.context.shut_down()
+        self.sessions.stop_reading()
+
+    def permissions_changed(self) -> None:
+        """Ask again what clients may do: users or access rules were read again."""
+        self.sessions.permissions_changed()
+
+    # --- inside
+
+    def _match_retained(self, topic_filter: str, change: int) -> Iterable[Message | None]:
+        for kept in self.retained.walk(topic_filter):
+            if kept is None or kept.change > change:  # later ones, subscribers get in any case
+                yield None
+                continue
+            properties, _ = split_expiry(kept.properties, self.context.wall_clock())
+            interval = kept.properties.message_expiry_interval
+            expires_ns = 0 if interval is None else kept.stored_ns + interval * 1_000_000_000
+            yield Message(kept.topic, kept.payload, kept.qos, True, properties, expires_ns)
+        if self._sys is not None:
+            yield from self._sys.match(topic_filter)
+
+    def _facts(self) -> Facts:
+        return Facts(len(self.sessions), len(self.retained))
+
+    async def _look_after_sessions(self) -> None:
+        self.sessions.retry_wills()
+        self.sessions.note_absences()
+        clock = self.context.clock
+        budget = TurnBudget(NOTED_MAX, NOTING_S, clock)
+        budget.begin(clock())
+        for _ in self.sessions.positions_to_note():
+            if not budget.spend():
+                await asyncio.sleep(PAUSE_S)  # others get the loop, and threads the interpreter's lock
+                budget.begin(clock())
+        self.context.counters.backpressure_pauses = self.context.ingest.back_pressure.pauses
+
+    async def _update_sys(self) -> None:
+        if self._sys is not None:
+            self._sys.update()
+
+
+async def _every(interval_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        await action()

@@ -1,0 +1,279 @@
+"""Reading of a connection: any order of pauses and of what ends them loses nothing, and leaves no client unread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from weft.bounds import Bound, Owner, OwnerKind, Refusals
+from weft.edge_node.ingest.back_pressure import Pause
+from weft.edge_node.servers.clients.held import Held
+from weft.edge_node.servers.clients.output import LONG_BYTES
+from weft.edge_node.servers.clients.reading import KEEPS, Reading
+
+WRITE_TIMEOUT_S = 60.0
+SERVED_MAX = 1_000
+"""Turns after which a client that is not read is one that waits without end."""
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.is_paused = self.is_aborted = False
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class AskedNode:
+    """What a reading asks of the node, with its answers due when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.turns_waited_for: deque[Callable[[], None]] = deque()
+        self.commits: deque[Callable[[Any], None]] = deque()
+        self.writes_waited_for: deque[Callable[[], None]] = deque()
+        self.admits = True
+        self.writes_are_full = False
+        self.publishers: set[object] = set()
+        self.counters = SimpleNamespace(write_timeouts=0)
+        self.settings = SimpleNamespace(write_timeout_s=WRITE_TIMEOUT_S)
+        self.turns = SimpleNamespace(reads_until=-1.0, admits=lambda _: self.admits)
+        self.rounds = SimpleNamespace(wait=lambda _, go_on: self.turns_waited_for.append(go_on))
+        self.ingest = SimpleNamespace(
+            turn=SimpleNamespace(store=lambda: None),
+            on_durable=self.commits.append,
+            back_pressure=SimpleNamespace(join=self.publishers.add, leave=self.publishers.discard),
+        )
+
+    @property
+    def writes(self) -> Any:
+        return SimpleNamespace(
+            is_full=self.writes_are_full, when_short=lambda _, go_on: self.writes_waited_for.append(go_on)
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+
+class Readings(RuleBasedStateMachine):
+    """A connection that handles some bytes in a turn, and asks elsewhere where it finds a question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = AskedNode()
+        self.transport = Transport()
+        self.arrived, self.handled = b"", b""
+        self.turn_bytes = 8
+        self.is_open = True
+        self.is_held_by_disk = self.is_behind = False
+        self.told: list[bool] = []
+
+    @initialize(keeps=st.sampled_from([KEEPS, KEEPS | Pause.ACKS]), turn_bytes=st.integers(1, 9))
+    def begin(self, keeps: int, turn_bytes: int) -> None:
+        owner = Owner(OwnerKind.USER, "ann")
+        self.keeps, self.turn_bytes = keeps, turn_bytes
+        self.held = Held(Bound(1 << 30, 1 << 30, Refusals(lambda: 0.0), "all", "own", "bytes"), owner)
+        self.reading = Reading(self.node, self.held, self._read_ahead, keeps, self.told.append)  # type: ignore[arg-type]
+        self.reading.begin(self.transport)  # type: ignore[arg-type]
+        self.reading.join()
+        assert self.node.publishers == {self.reading}
+
+    def _read_ahead(self, now: float) -> None:
+        assert self.is_open
+        self._read(self.held.take(), now)
+
+    def _read(self, data: bytes, now: float) -> None:
+        self.reading.heard = now
+        left = self.turn_bytes
+        while data and not self.reading.pause & self.keeps:
+            self.handled, asks, data = self.handled + data[:1], data[:1] == b"?", data[1:]
+            left -= 1
+            if asks:
+                self.reading.hold(Pause.ASKING)
+            elif not left and data:
+                self.reading.end_turn()
+        self.held.ahead = data + self.held.ahead
+        self.reading.handled(LONG_BYTES + 1)
+
+    # --- what happens to a connection
+
+    @rule(data=st.text("ab?", min_size=1, max_size=20), admits=st.booleans(), full=st.booleans())
+    def arrives(self, data: str, admits: bool, full: bool) -> None:
+        if not self.is_open:
+            return  # one that is paused may still get what was read before
+        self.node.admits, self.node.writes_are_full = admits, full
+        self.arrived += data.encode()
+        if self.reading.admits(self.node.now):
+            self._read(data.encode(), self.node.now)
+        else:
+            self.held.ahead += data.encode()
+            self.reading.put_off()
+
+    @rule(what=st.sampled_from(["disk", "socket", "acknowledgements"]))
+    def pauses_or_goes_on(self, what: str) -> None:
+        getattr(self, f"_{what}")()
+
+    def _disk(self) -> None:
+        if self.is_open:  # back-pressure knows no connection that has left
+            self.is_held_by_disk = not self.is_held_by_disk
+            (self.reading.hold if self.is_held_by_disk else self.reading.release)(Pause.DISK)
+
+    def _socket(self) -> None:
+        self.is_behind = not self.is_behind
+        (self.reading.falls_behind if self.is_behind else self.reading.catches_up)()
+
+    def _acknowledgements(self) -> None:
+        (self.reading.release if self.reading.pause & Pause.ACKS else self.reading.hold)(Pause.ACKS)
+
+    @precondition(lambda self: self.reading.pause & Pause.ASKING)
+    @rule(in_turn=st.booleans(), admits=st.booleans())
+    def answer(self, in_turn: bool, admits: bool) -> None:
+        self.node.admits = admits
+        (self.reading.go_on_in_turn if in_turn else self.reading.go_on)(Pause.ASKING)
+        assert admits or not in_turn or self.reading.pause & Pause.TURN
+        assert admits or not in_turn or not self.reading.pause & Pause.ASKING
+
+    @precondition(lambda self: self.node.turns_waited_for)
+    @rule()
+    def turn(self) -> None:
+        self.node.turns_waited_for.popleft()()
+
+    @precondition(lambda self: self.node.commits)
+    @rule()
+    def commit(self) -> None:
+        self.node.commits.popleft()(None)
+
+    @precondition(lambda self: self.node.writes_waited_for)
+    @rule()
+    def written(self) -> None:
+        self.node.writes_waited_for.popleft()()
+
+    @rule(seconds=st.floats(0, WRITE_TIMEOUT_S))
+    def time_passes(self, seconds: float) -> None:
+        self.node.now += seconds
+        before = self.node.counters.write_timeouts
+        is_stuck = self.reading.is_stuck(self.node.now)
+        assert is_stuck == (self.is_behind and self.node.now >= self.reading.write_until)
+        assert self.node.counters.write_timeouts == before + is_stuck
+
+    @rule(chance=st.integers(0, 9))
+    def closes(self, chance: int) -> None:
+        if chance:
+            return
+        self.is_open = False
+        self.held.clear()
+        self.reading.end()
+        self.arrived = self.handled
+        assert not self.node.publishers
+
+    # --- what is true at all times
+
+    @invariant()
+    def what_came_is_handled_in_order_or_waits(self) -> None:
+        assert self.handled + self.held.ahead == self.arrived
+
+    @invariant()
+    def the_transport_is_read_while_nothing_is_waited_for(self) -> None:
+        if self.is_open:
+            assert self.transport.is_paused == bool(self.reading.pause)
+            assert bool(self.reading.pause & Pause.DISK) == self.is_held_by_disk
+
+    @invariant()
+    def what_waits_waits_for_something(self) -> None:
+        if self.held.ahead:
+            assert self.reading.pause & self.keeps
+
+    def teardown(self) -> None:
+        if not hasattr(self, "reading"):
+            return
+        self.node.admits, self.node.writes_are_full = True, False
+        if self.is_held_by_disk and self.is_open:
+            self._disk()
+        if self.is_behind:
+            self._socket()
+        self.reading.release(Pause.ACKS)
+        for _ in range(SERVED_MAX):
+            node = self.node
+            if self.reading.pause & Pause.ASKING:
+                self.reading.go_on()
+            elif node.commits:
+                self.commit()
+            elif node.turns_waited_for:
+                self.turn()
+            elif node.writes_waited_for:
+                self.written()
+            else:
+                break
+        self.what_came_is_handled_in_order_or_waits()
+        if self.is_open:
+            assert self.handled == self.arrived
+            assert not self.reading.pause
+            assert not self.transport.is_paused
+        assert not self.told or self.told[-1] is False or not self.is_open
+
+
+TestReadings = Readings.TestCase
+
+
+@pytest.fixture
+def reading() -> tuple[Reading, AskedNode, Transport, Held]:
+    node, transport = AskedNode(), Transport()
+    held = Held(Bound(1 << 20, 1 << 20, Refusals(lambda: 0.0), "all", "own", "bytes"), Owner(OwnerKind.USER, "ann"))
+    found = Reading(node, held, lambda _: None)  # type: ignore[arg-type]
+    found.begin(transport)  # type: ignore[arg-type]
+    return found, node, transport, held
+
+
+def test_a_client_s_turn_while_publishers_wait_for_the_disk_comes_after_it(
+    reading: tuple[Reading, AskedNode, Transport, Held],
+) -> None:
+    found, node, transport, held = reading
+    held.ahead = b"x"
+    found.await_turn()
+    found.hold(Pause.DISK)
+    node.turns_waited_for.popleft()()
+    assert found.pause == Pause.DISK | Pause.TURN
+    found.release(Pause.DISK)
+    assert transport.is_paused
+    node.turns_waited_for.popleft()()
+    assert not transport.is_paused
+
+
+def test_a_connection_about_to_end_waits_for_disk_and_socket_alone(
+    reading: tuple[Reading, AskedNode, Transport, Held],
+) -> None:
+    found, _, transport, _ = reading
+    found.hold(Pause.ASKING)
+    found.falls_behind()
+    found.last_words()
+    assert found.pause == Pause.WRITE
+    found.catches_up()
+    assert not transport.is_paused
+
+
+def test_a_fault_of_a_turn_ends_the_connection() -> None:
+    """As one of a read does in asyncio: otherwise it stays open, and its client waits without end."""
+
+    def failing(now: float) -> None:
+        raise RuntimeError("a fault of the node")
+
+    node, transport = AskedNode(), Transport()
+    held = Held(Bound(1 << 20, 1 << 20, Refusals(lambda: 0.0), "all", "own", "bytes"), Owner(OwnerKind.USER, "ann"))
+    found = Reading(node, held, failing)  # type: ignore[arg-type]
+    found.begin(transport)  # type: ignore[arg-type]
+    found.await_turn()
+    with pytest.raises(RuntimeError):
+        node.turns_waited_for.popleft()()
+    assert transport.is_aborted

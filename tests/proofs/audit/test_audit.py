@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cloud_hub.tables.logs import LANE, OTHER, START, LogWriter, Run, rows, table
+from tests.cloud_hub.tables.test_tierer import drain, new_tierer
+from weft.cloud_hub.shard import lane_ends
+from weft.proofs.audit.audit import audit
+from weft.proofs.audit.counts import SeqCounts
+from weft.proofs.audit.report import AuditReport
+from weft.protocols.chunk import GapRange
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.segment import GapReason
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import ClusterUnusable, ShardLog
+from weft.storage.object_store import ObjectStore, open_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+async def log(store: ObjectStore) -> LogWriter:
+    """Two lanes in two shards, all in the table."""
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 10))
+    await log.append(1, Run(OTHER, 0, 5))
+    await log.append(0, Run(LANE, 10, 10))
+    await drain(await new_tierer(store, log))
+    return log
+
+
+async def report(store: ObjectStore) -> AuditReport:
+    return await audit(store, "default", "telemetry")
+
+
+async def test_what_agrees(store: ObjectStore, log: LogWriter) -> None:
+    found = await report(store)
+    assert (found.agrees, found.problems) == (True, [])
+    assert (found.total("records"), found.total("table_records"), found.total("waiting")) == (25, 25, 0)
+    assert [(lane.edge, lane.log_id, lane.records) for lane in found.lanes] == [
+        ("press-1", "0000000000000007", 20),
+        ("press-2", "0000000000000008", 5),
+    ]
+    assert [(shard.shard, shard.log_end, shard.position) for shard in found.shards] == [(0, 20, 20), (1, 5, 5)]
+    assert json.loads(msgspec.json.encode(found))["agrees"] is True
+
+
+async def test_a_table_of_json_agrees_whatever_the_payloads_are(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3, payloads=[b"{}", b"text", b"\xff"], kind=PayloadKind.JSON))
+    await drain(await new_tierer(store, log))
+    found = await report(store)
+    assert (found.agrees, found.total("records"), found.total("table_records")) == (True, 3, 3)
+
+
+async def test_rows_that_are_still_to_come_are_waiting_and_not_missing(store: ObjectStore, log: LogWriter) -> None:
+    await log.append(0, Run(LANE, 20, 7, resent=True))
+    found = await report(store)
+    assert (found.agrees, found.total("waiting"), found.total("missing")) == (True, 7, 0)
+    assert (found.total("resent"), found.total("records"), found.total("table_records")) == (7, 32, 25)
+
+
+async def test_no_table_yet(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3))
+    found = await report(store)
+    assert (found.agrees, found.table_version, found.total("waiting")) == (True, None, 3)
+
+
+async def test_a_store_in_memory() -> None:
+    store = open_store("memory://")
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3))
+    assert (await report(store)).total("waiting") == 3
+
+
+async def test_gaps_and_holes_are_told_apart(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    gaps = [GapRange(5, 8, GapReason.BUDGET), GapRange(20, 21, 99)]
+    await log.append(0, Run(LANE, 0, 5, gaps=gaps), Run(LANE, 10, 4))
+    (lane,) = (await report(store)).lanes
+    assert lane.gaps == {"budget": 3, "reason 99": 1}
+    assert (lane.holes, lane.hole_ranges) == (8, [(8, 10), (14, 20)])
+
+
+async def test_a_doubled_row_is_caught(store: ObjectStore, log: LogWriter) -> None:
+    write_deltalake(table(store), rows(store).slice(3, 2), mode="append")
+    found = await report(store)
+    assert not found.agrees
+    assert "press-1/0000000000000007: 2 records are in the table twice" in found.problems
+    assert "shard 0: 2 offsets have a second row" in found.problems
+
+
+async def test_a_missing_row_is_caught(store: ObjectStore, log: LogWriter) -> None:
+    table(store).delete("_seq = 13 and _edge = 'press-1'")
+    found = await report(store)
+    assert not found.agrees
+    assert "press-1/0000000000000007: 1 records are missing from the table" in found.problems
+    assert "shard 0: 1 offsets below the table's position have no row" in found.problems
+    assert [lane.missing for lane in found.lanes] == [1, 0]
+
+
+async def test_a_row_that_no_log_holds_is_caught(store: ObjectStore, log: LogWriter) -> None:
+    strange = rows(store).slice(0, 1)
+    for name, value in (("_seq", 777), ("_offset", 900)):
+        index = strange.schema.get_field_index(name)
+        strange = strange.set_column(index, strange.schema.field(index), pa.array([value], pa.int64()))
+    write_deltalake(table(store), strange, mode="append")
+    found = await report(store)
+    assert "press-1/0000000000000007: 1 records are in the table and not in the log" in found.problems
+    assert "shard 0: 1 rows stand above the table's position" in found.problems
+
+
+async def test_a_record_that_is_in_the_log_twice_is_caught(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 4))
+    # Only a sequencer with a fault writes such a chunk; it would not pass ``ShardState.apply`` either.
+    log.states[0].lanes.clear()
+    await log.append(0, Run(LANE, 2, 4))
+    found = await report(store)
+    assert not found.agrees
+    assert [(lane.records, lane.log_doubled) for lane in found.lanes] == [(6, 2)]
+
+
+async def test_records_of_one_log_under_two_names_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    """A node that was renamed over its log sent again what it still had."""
+    await log.append(1, Run(LANE._replace(edge="press-9"), 15, 10))
+    found = await report(store)
+    assert not found.agrees
+    assert [(lane.edge, lane.named_twice) for lane in found.lanes] == [
+        ("press-1", {"default/press-9": 5}),
+        ("press-2", {}),
+        ("press-9", {"default/press-1": 5}),
+    ]
+    assert "press-1/0000000000000007: 5 records of this log are there under the name default/press-9 too" in (
+        found.problems
+    )
+
+
+async def test_records_of_one_log_under_two_tenants_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    await log.append(1, Run(LANE._replace(tenant="acme"), 0, 10))
+    for tenant, other in (("default", "acme"), ("acme", "default")):
+        found = await audit(store, tenant, "telemetry")
+        assert not found.agrees
+        assert found.lanes[0].named_twice == {f"{other}/press-1": 10}
+
+
+async def test_rows_that_only_the_table_has_under_another_name_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    strange = rows(store).slice(3, 2)
+    for name, values in (("_edge", ["press-9"] * 2), ("_offset", [900, 901])):
+        index = strange.schema.get_field_index(name)
+        strange = strange.set_column(index, strange.schema.field(index), pa.array(values, strange.schema.types[index]))
+    write_deltalake(table(store), strange, mode="append")
+    found = await report(store)
+    assert [lane.named_twice for lane in found.lanes if lane.edge == "press-9"] == [{"default/press-1": 2}]
+
+
+async def test_a_lane_that_ended_without_a_last_word_is_named(store: ObjectStore, log: LogWriter) -> None:
+    shard = ShardLog(store, log.cluster, 0)
+
+    async def plan(state: ShardState) -> lane_ends.Ending:
+        return await lane_ends.retire(state, [LANE], "disk lost")
+
+    await lane_ends.write_ending(shard, plan, wall_clock=lambda: START, random_bits=Random(7).getrandbits)
+    found = await report(store)
+    [gap] = found.open_gaps
+    assert (gap.edge, gap.log_id, gap.first, gap.since) == ("press-1", "0000000000000007", 20, None)
+    assert found.agrees, "log and table say the same of what is there"
+
+
+async def test_a_log_that_was_renamed_rightly_is_good(store: ObjectStore, log: LogWriter) -> None:
+    """The new name goes on where the old one ended, and says whose the numbers before are."""
+    gaps = [GapRange(0, 20, GapReason.RENAMED)]
+    await log.append(1, Run(LANE._replace(edge="press-9"), 20, 10, gaps=gaps))
+    # The same numbers of another stream, or of another log, are other records.
+    await log.append(0, Run(LANE._replace(edge="press-9", stream="alarms"), 0, 10))
+    await log.append(0, Run(LANE._replace(edge="press-8", log_id=9), 0, 10))
+    found = await report(store)
+    assert (found.agrees, found.problems) == (True, [])
+    assert [(lane.gaps, lane.holes) for lane in found.lanes if lane.edge == "press-9"] == [({"renamed": 20}, 0)]
+
+
+async def test_numbers_before_a_rename_that_no_name_has_are_holes(store: ObjectStore, log: LogWriter) -> None:
+    """The hub was restored to a time before the rename, or a reason for them never reached it."""
+    gaps = [GapRange(0, 30, GapReason.RENAMED)]
+    await log.append(0, Run(LANE, 22, 1, gaps=[GapRange(20, 22, GapReason.EXPIRED)]))
+    await log.append(1, Run(LANE._replace(edge="press-9"), 30, 10, gaps=gaps))
+    await log.append(1, Run(LANE._replace(edge="press-3", log_id=9), 4, 1, gaps=[GapRange(0, 4, GapReason.RENAMED)]))
+    found = {lane.edge: lane for lane in (await report(store)).lanes}
+    assert (found["press-9"].gaps, found["press-9"].hole_ranges) == ({"renamed": 23}, [(23, 30)])
+    assert (found["press-3"].gaps, found["press-3"].hole_ranges) == ({}, [(0, 4)])
+
+
+async def test_damage_is_named_and_the_rest_still_counted(store: ObjectStore, log: LogWriter, tmp_path: Path) -> None:
+    chunk = tmp_path / f"store/shard-0/chunk/{1:020d}"
+    data = bytearray(chunk.read_bytes())
+    data[150] ^= 1
+    chunk.write_bytes(data)
+    found = await report(store)
+    assert not found.agrees
+    assert "does not match its checksum" in found.damage[0]
+    assert found.total("records") == 15
+
+
+async def test_rows_in_any_order_count_the_same(store: ObjectStore, log: LogWriter) -> None:
+    """Another engine may have rewritten the table, sorted by something else."""
+    shuffled = rows(store).take(np.random.default_rng(1).permutation(25))
+    version = table(store).version()
+    uri, _ = store.location("tables/default/telemetry")
+    write_deltalake(uri, shuffled, mode="overwrite")
+    assert DeltaTable(uri).version() == version + 1
+    assert (await report(store)).agrees
+
+
+async def test_a_store_without_a_hub(store: ObjectStore) -> None:
+    with pytest.raises(ClusterUnusable, match="holds no hub"):
+        await report(store)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=60), st.integers(1, 60))
+def test_seq_counts_count_like_a_counter(numbers: list[tuple[int, int]], batch: int) -> None:
+    counts: SeqCounts[str] = SeqCounts()
+    for start in range(0, len(numbers), batch):
+        part = numbers[start : start + batch]
+        codes, values = (np.array([pair[i] for pair in part]) for i in (0, 1))
+        counts.add_rows(["a", "b", "c"], codes, values.astype(np.uint64))
+    for code, key in enumerate("abc"):
+        mine = [value for other, value in numbers if other == code]
+        assert {n for first, end in counts.held[key] for n in range(first, end)} == set(mine)
+        assert counts.doubled[key] == len(mine) - len(set(mine))
+
+
+async def test_flipped_bytes_in_a_table_are_caught_or_harmless(store: ObjectStore, tmp_path: Path) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 500, payload_bytes=60))
+    await drain(await new_tierer(store, log))
+    (file,) = (tmp_path / "store/tables/default/telemetry").glob("*.parquet")
+    sound, before = file.read_bytes(), rows(store).column("payload").to_pylist()
+    assert (await audit(store, "default", "telemetry", payloads=True)).problems == []
+    random = Random(5)
+    caught = 0
+    for position in random.sample(range(len(sound)), 60):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1 << random.randrange(8)
+        file.write_bytes(damaged)
+        if (await audit(store, "default", "telemetry", payloads=True)).agrees:
+            assert rows(store).column("payload").to_pylist() == before
+        else:
+            caught += 1
+    assert caught > 30
+
+
+async def test_a_payload_that_was_rewritten_is_caught_when_payloads_are_compared(
+    store: ObjectStore, log: LogWriter
+) -> None:
+    found = rows(store).to_pylist()
+    found[7]["payload"] = b"something else"
+    overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+    assert (await report(store)).agrees
+    problems = (await audit(store, "default", "telemetry", payloads=True)).problems
+    assert problems == ["shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+
+
+async def test_rows_with_each_others_numbers_are_caught(store: ObjectStore, log: LogWriter) -> None:
+    found = rows(store).to_pylist()
+    one, two = [row for row in found if row["_log"] == found[0]["_log"]][:2]
+    one["_seq"], two["_seq"] = two["_seq"], one["_seq"]
+    overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+    differing = "shard 0: _time or _seq of rows with offsets 0 to 65535 differ between log and table"
+    assert (await report(store)).problems == [differing]
+    problems = (await audit(store, "default", "telemetry", payloads=True)).problems
+    assert problems == [differing, "shard 0: payloads of offsets 0 to 1023 differ between log and table"]
+
+
+async def test_times_that_the_hub_corrected_agree(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 3), Run(OTHER, 0, 5, boot_offset=START + 7))
+    await drain(await new_tierer(store, log))
+    assert "corrected" in rows(store).column("_clock").to_pylist()
+    assert (await report(store)).problems == []
+
+
+async def test_a_wrong_time_is_caught(store: ObjectStore, log: LogWriter) -> None:
+    """Also of a microsecond, and where two rows have each other's."""
+    sound = rows(store).to_pylist()
+    differing = "shard 0: _time or _seq of rows with offsets 0 to 65535 differ between log and table"
+    late = [dict(row) for row in sound]
+    late[4]["_time"] += timedelta(microseconds=1)
+    swapped = [dict(row) for row in sound]
+    swapped[4]["_time"], swapped[9]["_time"] = sound[9]["_time"], sound[4]["_time"]
+    assert sound[4]["_shard"] == sound[9]["_shard"] == 0
+    assert sound[4]["_time"] != sound[9]["_time"]
+    for found in (late, swapped):
+        overwrite(store, pa.Table.from_pylist(found, rows(store).schema))
+        assert (await report(store)).problems == [differing]
+    overwrite(store, pa.Table.from_pylist(sound, rows(store).schema))
+    assert (await report(store)).agrees
+
+
+def overwrite(store: ObjectStore, data: pa.Table) -> None:
+    """Replace the rows of the table; its positions stay."""
+    uri, _ = store.location("tables/default/telemetry")
+    write_deltalake(uri, data, mode="overwrite")
