@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,9 @@ from tests.edge_node.servers.proxy import proxy
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.access import users
+from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.node import EdgeNode
+from weft.edge_node.servers.clients.turns import Turns
 
 PASSWORD = "hunter2 of press-7"
 TLS = ", tls: {certificate: node.crt, key: node.key%s}"
@@ -327,3 +330,27 @@ async def test_a_message_has_a_longest_size(make: Make, tmp_path: Path) -> None:
             assert not await publishes(client, "t/x", bytes(longest + 1))
             assert stored(node) == 1
             await left(client)
+
+
+async def test_who_waits_for_a_turn_that_fails_is_told(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTTP has an answer for it, other connections end: no client waits for an answer that never comes."""
+
+    def failing(self: Ingest, topic: bytes, *_: object) -> None:
+        raise RuntimeError("a fault of the node")
+
+    async with node_for(make, tmp_path) as (node, way):
+        first, second = await entered(make, way), await entered(make, way)
+        with monkeypatch.context() as fault:
+            fault.setattr(Turns, "admits", lambda self, now: False)  # what comes waits for its turn
+            fault.setattr(Ingest, "route_to", failing)
+            begun = time.monotonic()
+            is_stored = False
+            with contextlib.suppress(Exception):
+                is_stored = await publishes(first, "t/x")
+            assert not is_stored
+            assert time.monotonic() < begun + PATIENCE_S
+        assert await publishes(second, "t/x")
+        assert stored(node) == 1
+        await left(first, second)

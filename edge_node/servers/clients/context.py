@@ -1,0 +1,202 @@
+"""The node as connections of every protocol use it: the log, subscriptions, turns, writes and bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.bounds import Bound, Refusals, Rounds, one_share
+from weft.config.log_lines.partings import Partings
+from weft.config.models import EdgeConfig
+from weft.edge_node.check import intake_patterns
+from weft.edge_node.counters import Counters
+from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
+from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.turn import Turn
+from weft.edge_node.ingest.unrouted import Unrouted
+from weft.edge_node.servers.clients.connected import Connected
+from weft.edge_node.servers.clients.output import Writes
+from weft.edge_node.servers.clients.turns import Turns
+from weft.edge_node.sessions.limits import SessionLimits
+from weft.edge_node.sessions.parts import make_delivery
+from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.streams import SESSION_TOPICS_STREAM
+from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.outbox import Outbox
+from weft.edge_node.subscriptions.subscriptions import Subscriptions
+from weft.edge_node.timing.timer_wheel import TimerWheel
+from weft.protocols.mqtt.publish_run import SCAN_PACKET_BYTES_MIN
+from weft.storage.segment_log import SegmentLog
+from weft.storage.segment_log.settings import RECORD_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Settings of what the node takes in, and bounds on its clients, whatever they speak."""
+
+    patterns: Mapping[str, Sequence[str]]
+    """Stream name -> its patterns, in the order of the configuration."""
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    """Bounds on sessions."""
+    pending_bytes_max: int = 8 << 20
+    """Bytes that may wait for the disk before publishers are held."""
+    packet_bytes_max: int = 1 << 20
+    """Longest packet, fixed header included; a longer one is refused on its first bytes."""
+    connect_bytes_max: int = 64 << 10
+    """Longest CONNECT, its will included: who sends it is not known yet."""
+    unfinished_bytes_max: int = 128 << 20
+    """Bytes of packets that have not come whole, and of what clients sent ahead of their turn, of all clients."""
+    unfinished_bytes_per_user_max: int = 32 << 20
+    """The same of one user, or of one address."""
+    write_timeout_s: float = 60.0
+    """Seconds for which a client may leave unread what it was sent."""
+    send_queue_bytes_max: int = 1 << 20
+    """Bytes written to one client and not yet taken by its socket: past it deliveries at QoS 0 are dropped, and the
+    client is not read."""
+    topic_levels_max: int = TOPIC_LEVELS_MAX
+    """Levels of a topic that is published to; deeper ones are refused."""
+    positions_interval_s: float = 1.0
+    """Interval at which the read positions of connected clients are saved. Messages acknowledged since the last save
+    may be redelivered after a crash. Wills that found no room are retried at the same interval."""
+
+    @classmethod
+    def of(cls, config: EdgeConfig) -> ClientSettings:
+        """Return the bounds that a configuration sets."""
+        limits = config.limits
+        return cls(
+            patterns=intake_patterns(config),
+            sessions=SessionLimits.of(config),
+            pending_bytes_max=limits.pending_bytes,
+            packet_bytes_max=limits.message_bytes,
+            connect_bytes_max=limits.connect_bytes,
+            unfinished_bytes_max=limits.unfinished_bytes,
+            unfinished_bytes_per_user_max=one_share(limits.unfinished_per_user_bytes, limits.unfinished_bytes),
+            write_timeout_s=limits.write_timeout_s,
+            send_queue_bytes_max=limits.send_queue_bytes,
+            topic_levels_max=limits.topic_levels,
+            positions_interval_s=config.state.positions_interval_s,
+        )
+
+    def __post_init__(self) -> None:
+        if not SCAN_PACKET_BYTES_MIN <= self.packet_bytes_max <= RECORD_BYTES_MAX:
+            raise ValueError(
+                f"packet_bytes_max must be {SCAN_PACKET_BYTES_MIN} to {RECORD_BYTES_MAX}, got {self.packet_bytes_max}"
+            )
+
+
+class Context:
+    """Everything that a protocol needs of the node. Belongs to the event loop's thread."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        segment_log: SegmentLog,
+        backlog: Backlog,
+        turn: Turn,
+        unrouted: Unrouted,
+        settings: ClientSettings,
+        refusals: Refusals,
+        counters: Counters,
+        wall_clock: Callable[[], int],
+    ) -> None:
+        """Join the parts.
+
+        Args:
+            turn: the one whose end is the end of the log's turns.
+            refusals: counts what shares refuse.
+            wall_clock: nanoseconds since 1970.
+        """
+        limits = settings.sessions
+        self._loop = asyncio.get_running_loop()
+        self.log = segment_log
+        self.settings = settings
+        self.counters = counters
+        self.wall_clock = wall_clock
+        self.clock = self._loop.time
+        self.partings = Partings(self.clock)
+        """Log lines about clients that were closed."""
+        self.turns = Turns(self._loop)
+        self.refusals = refusals
+        self.unfinished = Bound(
+            settings.unfinished_bytes_max, settings.unfinished_bytes_per_user_max, refusals,
+            "limits.unfinished", "limits.unfinished_per_user", "bytes of packets that have not come whole",
+        )  # fmt: skip
+        """Bytes that clients have the node hold before it can handle them."""
+        self.wheel = TimerWheel(self._loop)
+        self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(turn.crowd))
+        self.rounds = Rounds(outbox.flush)
+        """Queues of clients whose turn is over."""
+        self.writes = Writes(turn.crowd, counters, settings.send_queue_bytes_max)
+        self.fan_out = FanOut(self.subscriptions, outbox)
+        self.ingest = Ingest(
+            segment_log, Router(settings.patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock,
+            counters, unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
+            pending_bytes_max=settings.pending_bytes_max,
+            topic_levels_max=settings.topic_levels_max,
+        )  # fmt: skip
+        self.delivery = make_delivery(
+            segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
+        )
+        """Parts with which messages get to clients that may be slow."""
+        self.places = self.delivery.shares.connections
+        """Connections of each user, by every protocol (``Place``)."""
+        self._connections: set[Connected] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def shut_down(self) -> None:
+        """Close every connection: the node stops."""
+        for connection in list(self._connections):
+            connection.shut_down()
+
+    def close(self) -> None:
+        """End timers and tasks."""
+        self.wheel.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def reroute(self, patterns: Mapping[str, Sequence[str]]) -> Mapping[int, int]:
+        """Route publishes by other patterns from now on: stream -> its filters.
+
+        Returns:
+            Stream -> its end, of those that clients publish to from now on.
+
+        Raises:
+            InvalidTopic: a pattern is not valid; nothing has changed.
+        """
+        return self.ingest.reroute(Router(patterns, self.log.stream))
+
+    # --- what connections ask
+
+    def call_soon(self, callback: Callable[[], None]) -> object:
+        """Call back once what is being handled is done."""
+        return self._loop.call_soon(callback)
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back after some time, unless the context is closed by then."""
+
+        async def wait() -> None:
+            await asyncio.sleep(seconds)
+            callback()
+
+        self.run(wait())
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something that takes a while; it is cancelled when the context closes, and its errors are logged."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "Work for a client failed", "exception": error})
+
+    def arrived(self, connection: Connected) -> None:
+        """Count a new connection in."""
+        self._connections.add(connection)
+
+    def left(self, connection: Connected) -> None:
+        """Forget a connection that has ended."""
+        self._connections.discard(connection)
