@@ -293,7 +293,7 @@ class EdgeNode:
         self.ingest = context.ingest
         stack.callback(context.close)
         mqtt = Mqtt(config, self._software, context, state)
-        self._before_log = BeforeLogPart(self.log, context.ingest)
+        self._before_log = BeforeLogPart(self.log, context.routing)
         self._before_log.put(config)
         state.start()
         self.queues = self._queues_of(context)

@@ -92,7 +92,7 @@ class WeftPlugin(BasePlugin[BrokerContext]):  # type: ignore[misc]
             self.lost_one(f"{topic!r} is no topic")
             return
         turn, key = self._node.ingest.turn, topic.encode()
-        route = self._node.ingest.everybody.route(key)
+        route = self._node.ingest.routing.everybody.route(key)
         if route is None:
             self.lost_one(f"no stream takes topic {topic!r}")
             return

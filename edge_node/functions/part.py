@@ -11,7 +11,7 @@ from weft.config.metrics.exposition import Sample
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import is_derived
 from weft.edge_node.functions.runtime.counters import FunctionFacts, function_facts, function_samples
-from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.part import Part, Undo, unchanged
 from weft.storage.segment_log import SegmentLog
 
@@ -27,10 +27,10 @@ class BeforeLogPart(Part):
 
     name = "functions before the log"
 
-    def __init__(self, log: SegmentLog, ingest: Ingest) -> None:
+    def __init__(self, log: SegmentLog, routing: Routing) -> None:
         """Start with none."""
         self._log = log
-        self._ingest = ingest
+        self._routing = routing
         self._functions: dict[int, FunctionsBeforeLog] = {}
 
     def put(self, config: EdgeConfig) -> None:
@@ -44,7 +44,7 @@ class BeforeLogPart(Part):
         from weft.edge_node.functions.before_log import functions_before_log
 
         self._functions = functions_before_log(config, self._log, self._functions)
-        self._ingest.work_before_log(self._functions)
+        self._routing.work_before_log(self._functions)
 
     def figures(self, behind: Mapping[str, FunctionCounters]) -> dict[str, FunctionCounters]:
         """Return the figures of each stream.

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
-from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure
-from weft.edge_node.ingest.before_log import BeforeLog, Run
-from weft.edge_node.ingest.queue_targets import QueueTargets
-from weft.edge_node.ingest.queueing import QueuedRun, Queueing, queued_run
+from weft.edge_node.ingest.before_log import Run
+from weft.edge_node.ingest.queueing import QueuedRun, queued_run
 from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
-from weft.edge_node.ingest.router import Router
-from weft.edge_node.ingest.routes import Destination, Remembering, Route, RouteCache
-from weft.edge_node.ingest.runs import ascending, flags_in, headers_of, streams_of
+from weft.edge_node.ingest.routes import Destination
+from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.ingest.turn import Turn
-from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.subscriptions.fan_out import FanOut
-from weft.edge_node.subscriptions.message import NOWHERE
-from weft.edge_node.subscriptions.subscriptions import Subscriptions
-from weft.protocols.batch import HeaderPairs
+from weft.edge_node.subscriptions.message import NOWHERE, PUBLISHER
+from weft.protocols.batch import Flag, HeaderPairs
 from weft.storage.segment_log import LogError, SegmentLog
 
-TOPIC_LEVELS_MAX = 128
-"""Deeper topics are refused. EMQX has the same default."""
+_COPIED = int(Flag.COPIED_FOR_SESSIONS)
 
 
 class Ingest:
@@ -36,160 +30,44 @@ class Ingest:
     def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
-        router: Router,
-        subscriptions: Subscriptions,
+        routing: Routing,
         fan_out: FanOut,
         wall_clock: Callable[[], int],
         counters: Counters,
-        unrouted: Unrouted,
         turn: Turn,
         *,
-        session_topics: int,
         pending_bytes_max: int,
-        topic_levels_max: int = TOPIC_LEVELS_MAX,
     ) -> None:
-        """Join log, routes and subscriptions.
+        """Join log, routes and subscribers.
 
         Args:
             wall_clock: nanoseconds since 1970.
-            session_topics: the stream of messages that no other stream takes and persistent sessions want.
             pending_bytes_max: bytes that may wait for the disk before publishers are held.
         """
         self.log = log
-        self._router = router
-        self._subscriptions = subscriptions
+        self.routing = routing
         self._fan_out = fan_out
         self._wall_clock = wall_clock
         self._counters = counters
-        self.unrouted = unrouted
         self.turn = turn
         """Publishes that are not stored yet."""
-        self._session_topics = session_topics
-        self.topic_levels_max = topic_levels_max
-        self.streams = (*router.numbers, session_topics)
-        """Every stream that a session may have to read. The stream `unrouted` is none of them: it drops its oldest
-        records, so persistent sessions have copies of their own. Others read it when messages there were for them."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
-        self.everybody = RouteCache(self, None)
-        self.remembering: set[Remembering] = set()
-        """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
-        self.as_of = 0
-        """Times that routes were forgotten."""
-        self._queueing: Queueing | None = None
-        self._before_log: Mapping[int, BeforeLog] = {}
-        self._destinations: dict[tuple[tuple[int, ...], bool, tuple[BeforeLog, ...]], Destination] = {}
-        self._routes: dict[tuple[Destination, int, bool], Route] = {}
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
         self._ends: Mapping[int, int] | None = None
         """Answer of ``ends`` while a message is delivered, at which thousands of clients may fall behind."""
-        subscriptions.watch(self.forget)
         turn.stores_in(self)
         log.listen(turn.committed)
-
-    # --- routes
-
-    def routes_of(self, identity: Identity | None) -> RouteCache:
-        """Return the routes of a client; to be given back to ``leave``."""
-        if identity is None or identity.unrestricted:
-            return self.everybody
-        return RouteCache(self, identity)
-
-    def leave(self, routes: RouteCache) -> None:
-        """Forget the routes of a client that has gone."""
-        if routes is not self.everybody:
-            self.remembering.discard(routes)
-
-    def forget(self) -> None:
-        """Forget all routes: who gets what, or who may what, has changed."""
-        self.as_of += 1
-        remembering, self.remembering = self.remembering, set()
-        for routes in remembering:
-            routes.clear()
-
-    def reroute(self, router: Router) -> dict[int, int]:
-        """Take other patterns from now on. What was gathered before goes where it was to go.
-
-        Returns:
-            Streams to which nothing went before, with their ends: those who read the log have to read them as well.
-        """
-        added = {stream: self.log.next_seq(stream) for stream in router.numbers if stream not in self.streams}
-        self._router = router
-        # A stream without topics stays: sessions may have to read what went there before.
-        self.streams = (*self.streams, *added)
-        self._destinations.clear()
-        self._routes.clear()
-        self.forget()
-        return added
-
-    def work_before_log(self, before_log: Mapping[int, BeforeLog]) -> None:
-        """Have something work on messages in the place of some streams, which then get none themselves."""
-        self._before_log = before_log
-        self._destinations.clear()
-        self._routes.clear()
-        self.forget()
-
-    def matches(self, topic: bytes, stream: int) -> bool:
-        """Return whether a stream takes a topic's messages without being named."""
-        return stream in self._router.streams(topic.decode())
-
-    def queue_in(self, queueing: Queueing) -> None:
-        """Have queues take the messages that are for them."""
-        self._queueing = queueing
-        self.forget()
-
-    @property
-    def router_streams(self) -> Collection[int]:
-        """Return the streams that take messages of clients."""
-        return self._router.numbers
-
-    def route(self, topic: bytes, into: int | None = None) -> Route:
-        """Return where a topic's records go. The answer is the same for every publisher.
-
-        Args:
-            into: the stream that the sender names, in place of those that match the topic.
-        """
-        return self.route_to(topic, None if self._queueing is None else self._queueing.of_topic(topic), into)
-
-    def route_to(self, topic: bytes, queues: QueueTargets | None, into: int | None = None) -> Route:
-        """Return where records go that have a topic and are for some queues; ``into`` as for ``route``."""
-        recipients = self._subscriptions.recipients(topic)
-        matching = self._router.streams(topic.decode()) if into is None else (into,)
-        before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
-        streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
-        # What is worked on before the log is nothing that sessions could read later.
-        kept_for_sessions = not streams and recipients.wanted
-        unrouted = not matching and queues is None
-        if unrouted:
-            streams = self.unrouted.streams
-        if kept_for_sessions:
-            streams = (self._session_topics, *streams)
-        place = (streams, unrouted, before_log)
-        destination = self._destinations.get(place)
-        if destination is None:
-            destination = self._destinations[place] = Destination(streams, kept_for_sessions, unrouted, before_log)
-        if queues is not None:  # not remembered here: queues come and go
-            return Route(destination, live=recipients.live, marked=recipients.marked, queues=queues)
-        key = (destination, recipients.live, recipients.marked)
-        found = self._routes.get(key)
-        if found is None:
-            found = self._routes[key] = Route(destination, live=recipients.live, marked=recipients.marked)
-        return found
-
-    def refuses(self, topic: bytes) -> bool:
-        """Return whether no stream matches a topic, and such messages are refused."""
-        return self.unrouted.refuses and self.route(topic).unrouted
 
     def ends(self, *, unrouted: bool = False) -> Mapping[int, int]:
         """Return stream -> seq of the first record that has not been delivered live, with ``unrouted`` if asked for."""
         if self._ends is not None and not unrouted:
             return self._ends
-        streams = (*self.streams, *self.unrouted.streams) if unrouted else self.streams
+        routing = self.routing
+        streams = (*routing.streams, *routing.unrouted.streams) if unrouted else routing.streams
         found = {stream: self._undelivered.get(stream, self.log.next_seq(stream)) for stream in streams}
         self._ends = found if self._undelivered and not unrouted else None
         return found
-
-    # --- records
 
     def store(self, gathered: Gathering, *, by_node: bool = False) -> list[tuple[int, int, int]]:
         """Append records, all or none of which count, and deliver them. They are not durable yet: see ``on_durable``.
@@ -217,9 +95,9 @@ class Ingest:
             self.log.ask_room(
                 [
                     *(
-                        (stream, records.keys, records.payloads, headers_of(records))
+                        (stream, records.keys, records.payloads, _headers_of(records))
                         for destination, records in gathered.groups.items()
-                        for stream in streams_of(destination, records)
+                        for stream in _streams_of(destination, records)
                     ),
                     *((run.stream, run.keys, run.payloads, run.headers) for _, _, runs in made for run in runs),
                     *self._asked(queued),
@@ -232,7 +110,7 @@ class Ingest:
                 self._append_made(run, now)
             before_log.stored(records.payloads, runs)
         for destination, records in gathered.groups.items():
-            for stream in streams_of(destination, records):
+            for stream in _streams_of(destination, records):
                 seq, count = self._append(stream, records, now), len(records.keys)
                 records.seqs = records.by_stream[stream] = range(seq, seq + count)
             if records.seqs:
@@ -253,12 +131,12 @@ class Ingest:
         now, refused = self._wall_clock(), dict[Source, Exception]()
         for destination, records in gathered.groups.items():
             if destination.before_log and not self._work(destination, records, now, refused):
-                for stream in streams_of(destination, records):
+                for stream in _streams_of(destination, records):
                     self._append_by_source(stream, records, now, refused)
                 if not records.seqs:
                     records.seqs = [None if source in refused else 0 for source in records.sources]
                 continue
-            for stream in streams_of(destination, records):
+            for stream in _streams_of(destination, records):
                 try:
                     seq = self._append(stream, records, now)
                 except LogError:
@@ -284,14 +162,19 @@ class Ingest:
         """
         gathered = Gathering()
         gathered.add(
-            self.route(record.key), record.key, record.payload, Origin(record.publisher), record.flags, record.headers
+            self.routing.route(record.key),
+            record.key,
+            record.payload,
+            Origin(record.publisher),
+            record.flags,
+            record.headers,
         )
         self.store(gathered, by_node=True)
 
     def _append(self, stream: int, records: Records, now: int) -> int:
         """Append a run to one stream; returns the first record's seq."""
-        flags = flags_in(stream, records)
-        return self.log.append(stream, now, records.keys, records.payloads, headers_of(records), flags)
+        flags = _flags_in(stream, records)
+        return self.log.append(stream, now, records.keys, records.payloads, _headers_of(records), flags)
 
     def _work(self, destination: Destination, records: Records, now: int, refused: dict[Source, Exception]) -> bool:
         """Append what is made of records before the log. Return False where sources were refused for it."""
@@ -335,17 +218,19 @@ class Ingest:
         records.seqs = records.by_stream[stream] = seqs
 
     def _asked(self, queued: QueuedRun | None) -> list[tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs]]]:
-        if queued is None or self._queueing is None:
+        queueing = self.routing.queueing
+        if queued is None or queueing is None:
             return []
-        return [(self._queueing.stream, queued.keys, queued.payloads, queued.headers)]
+        return [(queueing.stream, queued.keys, queued.payloads, queued.headers)]
 
     def _append_queued(self, queued: QueuedRun, now: int, refused: dict[Source, Exception] | None) -> None:
         """Append what is for queues, which keep its order: one run, whatever streams take the records as well.
         ``refused`` is None where all of the records or none count."""
-        assert self._queueing is not None, "only queues make such routes"
-        stream = self._queueing.stream
+        queueing = self.routing.queueing
+        assert queueing is not None, "only queues make such routes"
+        stream = queueing.stream
         seq = self.log.next_seq(stream)
-        self._queueing.before_store(seq, queued.admitted)
+        queueing.before_store(seq, queued.admitted)
         try:
             queued.seqs = range(self._append(stream, queued, now), seq + len(queued.keys))
         except LogError:
@@ -354,8 +239,9 @@ class Ingest:
             self._append_by_source(stream, queued, now, refused)
 
     def _enqueue(self, queued: QueuedRun | None, now: int) -> None:
-        if queued is not None and self._queueing is not None:
-            self._queueing.stored(queued, queued.admitted, now)
+        queueing = self.routing.queueing
+        if queued is not None and queueing is not None:
+            queueing.stored(queued, queued.admitted, now)
 
     def _stored(self, gathered: Gathering) -> None:
         """Count what is in the log now, and deliver it to subscribers."""
@@ -364,7 +250,7 @@ class Ingest:
             counters.publishes_received += len(records.keys)
             counters.publish_bytes_received += sum(map(len, records.payloads))
             if destination.unrouted:
-                self.unrouted.count(records.keys)
+                self.routing.unrouted.count(records.keys)
         self.back_pressure.appended()
         if gathered.live:
             self._deliver(gathered)
@@ -372,9 +258,9 @@ class Ingest:
     def _deliver(self, gathered: Gathering) -> None:
         streams: dict[Records, int] = {}
         for destination, records in gathered.groups.items():
-            found = streams_of(destination, records)
+            found = _streams_of(destination, records)
             streams[records] = found[-1] if found else NOWHERE  # nothing that a session could read again
-        live = ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
+        live = _ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
         for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:
                 self._undelivered[streams[records]] = seq
@@ -396,3 +282,64 @@ class Ingest:
         finally:
             self._undelivered.clear()
             self._ends = None
+
+
+def _ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> list[tuple[Records, int]]:
+    """Return the records in order of receipt, except that those of each stream come in order of seq.
+
+    Runs of two destinations may be in one stream, one behind the other although their records came by turns. A session
+    that stops taking live messages reads on from a seq: what has a lower one must have been delivered before. Records
+    of one topic are in one run, so they keep their order [MQTT-4.6.0-6].
+    """
+    of_stream: dict[int, list[tuple[Records, int]]] = {}
+    for each in live:
+        of_stream.setdefault(streams[each[0]], []).append(each)
+    for stream, found in of_stream.items():
+        if stream != NOWHERE:
+            found.sort(key=_seq)
+    following = {stream: iter(found) for stream, found in of_stream.items()}
+    return [next(following[streams[records]]) for records, _ in live]
+
+
+def _seq(of: tuple[Records, int]) -> int:
+    seq = of[0].seqs[of[1]] if of[0].seqs else None
+    return -1 if seq is None else seq  # refused: it is not delivered
+
+
+def _headers_of(records: Records) -> dict[int, HeaderPairs] | None:
+    """Return index in the records -> headers, of those that have any."""
+    if not records.marked:
+        return records.headers or None
+    headers = records.headers.copy()
+    for index in records.marked:
+        publisher = records.sources[index].publisher
+        if publisher is not None:
+            headers[index] = (*headers.get(index, ()), (PUBLISHER, publisher))
+    return headers
+
+
+def _streams_of(destination: Destination, records: Records) -> tuple[int, ...]:
+    """Return the streams that take the records; the one from which sessions read them last. No session gets messages at
+    QoS 0 later: it needs no copy of them."""
+    streams = destination.streams
+    if len(streams) > 1:
+        streams = (*streams[1:], streams[0])
+    return streams[:-1] if destination.kept_for_sessions and _all_qos0(records) else streams
+
+
+def _flags_in(stream: int, records: Records) -> dict[int, int] | None:
+    """Return index in the records -> flags for one of their streams, of those that have any.
+
+    A reader that falls behind reads `unrouted` and the copies for sessions. Which record has a copy must be in the log:
+    who is subscribed may have changed by the time of reading. No session reads messages at QoS 0.
+    """
+    flags = records.flags
+    if stream != records.copied_in:
+        return flags or None
+    every = ((index, flags.get(index, 0)) for index in range(len(records.keys)))
+    return {index: bits if bits & Flag.PUBLISHED_QOS0 else bits | _COPIED for index, bits in every}
+
+
+def _all_qos0(records: Records) -> bool:
+    flags = records.flags
+    return len(flags) >= len(records.keys) and all(bits & Flag.PUBLISHED_QOS0 for bits in flags.values())

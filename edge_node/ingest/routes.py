@@ -1,19 +1,13 @@
-"""Routes of topics to streams, remembered for each kind of publisher."""
+"""Destinations of records: streams, queues, and what works on records before the log."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.before_log import BeforeLog
 from weft.edge_node.ingest.queue_targets import WIDE, QueueTargets
-from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.subscriptions.message import NOWHERE
 
-TOPICS_MAX = 100_000
-"""Topics whose streams are remembered; when there are more, all are forgotten and found again."""
-TOPIC_BYTES_REMEMBERED_MAX = 512
-"""Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
 COPY_COST = 16
 """Cost of an entry in a queue, in deliveries to clients: 5 µs beside 0.3 to 0.6."""
 WRITE_COST = 16
@@ -91,67 +85,3 @@ class Remembering(Protocol):
 
     def clear(self) -> None:
         """Forget all routes."""
-
-
-class Routing(Protocol):
-    """State that the caches share; ``Ingest`` implements it."""
-
-    unrouted: Unrouted
-    topic_levels_max: int
-
-    @property
-    def remembering(self) -> set[Remembering]:
-        """Return the caches that are cleared when who gets what has changed."""
-        ...
-
-    def route(self, topic: bytes) -> Route:
-        """Return where a topic's records go. The answer is the same for every publisher."""
-        ...
-
-
-class RouteCache:
-    """The routes that one kind of client may publish to, so that permission costs nothing in the hot loop."""
-
-    __slots__ = ("_identity", "_routing", "matched", "plain")
-
-    def __init__(self, routing: Routing, identity: Identity | None) -> None:
-        self._routing = routing
-        self._identity = identity
-        self.plain: dict[bytes, Route] = {}
-        """The topics known; ask ``route`` for others."""
-        self.matched: dict[bytes, Route] = {}
-        """The same without those that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
-
-    def route(self, topic: bytes) -> Route | None:
-        """Return where a valid topic's records go; None when the client may not publish to it, or when no stream
-        matches it and such messages are refused."""
-        found = self.plain.get(topic)
-        if found is not None:
-            return found
-        if not self.permits(topic):
-            return None
-        routing = self._routing
-        found = routing.route(topic)
-        if found.unrouted:
-            routing.unrouted.met(topic)
-            if routing.unrouted.refuses:
-                return None
-        if len(topic) <= TOPIC_BYTES_REMEMBERED_MAX and not found.is_wide:
-            if len(self.plain) >= TOPICS_MAX:
-                self.clear()
-            routing.remembering.add(self)
-            self.plain[topic] = found
-            if found.taken:
-                self.matched[topic] = found
-        return found
-
-    def permits(self, topic: bytes) -> bool:
-        """Return whether limits and access rules let the client publish to a topic."""
-        if topic.startswith(b"$SYS/") or topic.count(b"/") >= self._routing.topic_levels_max:
-            return False
-        return self._identity is None or self._identity.may_publish(topic)
-
-    def clear(self) -> None:
-        """Forget all routes."""
-        self.plain.clear()
-        self.matched.clear()

@@ -1,4 +1,4 @@
-"""Publishing to exchanges: from exchange and routing key to a route of the ingest."""
+"""Publishing to exchanges: from exchange and routing key to a route."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.bounds import Owner
-from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.queues.arguments import Overflow
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import ENTRY_BYTES
@@ -40,7 +40,7 @@ class Published(NamedTuple):
     is_rejected: bool
     """True if a queue that it should go to is full: a publisher that wants confirms gets a nack, whatever others do."""
     is_constant: bool
-    """True if all further messages to this exchange with this key have the same answer, until ``Ingest.forget``."""
+    """True if all further messages to this exchange with this key have the same answer, until ``Routing.forget``."""
     dead_letter_of: tuple[Queue, ...] = ()
     """Full queues that want what they do not take to go on as a dead letter (``Queues.dead_letters_of``)."""
 
@@ -48,10 +48,10 @@ class Published(NamedTuple):
 class ExchangePublishing:
     """Finds the routes of publishes to exchanges. Event loop's thread only."""
 
-    def __init__(self, registry: Registry, admission: Admission, ingest: Ingest) -> None:
+    def __init__(self, registry: Registry, admission: Admission, routing: Routing) -> None:
         self._registry = registry
         self._admission = admission
-        self._ingest = ingest
+        self._routing = routing
         self._near: set[Owner] = set()
         """Owners whose queues hold nearly all that they may."""
 
@@ -101,12 +101,12 @@ class ExchangePublishing:
         targets, full = self._reserve(bound, size) if bound is not None else (None, ())
         is_rejected = bool(full)
         if targets is not bound or known.by_headers or also:
-            route = self._ingest.route_to(known.topic, targets)
+            route = self._routing.route_to(known.topic, targets)
         else:
             route = self._remembered(known)
         is_routed = bound is not None or (route.taken and not route.unrouted)
         return Published(
-            None if route.unrouted and self._ingest.unrouted.refuses else route,
+            None if route.unrouted and self._routing.unrouted.refuses else route,
             known.topic, known.headers, is_routed, is_rejected,
             is_constant=not (known.by_headers or is_rejected or also) and (bound is None or self._is_roomy(bound)),
             dead_letter_of=tuple(queue for queue in full if self._sends_on(queue, size)),
@@ -119,7 +119,7 @@ class ExchangePublishing:
             owner = queue.definition.owner
             if owner not in self._near and not waiting.fits(owner, NEAR_BYTES):
                 self._near.add(owner)
-                self._ingest.forget()
+                self._routing.forget()
 
     def _with_further_keys(
         self,
@@ -156,8 +156,8 @@ class ExchangePublishing:
         return True
 
     def _remembered(self, known: Known) -> Route:
-        if known.route is None or known.as_of != self._ingest.as_of:
-            known.route, known.as_of = self._ingest.route_to(known.topic, known.targets), self._ingest.as_of
+        if known.route is None or known.as_of != self._routing.as_of:
+            known.route, known.as_of = self._routing.route_to(known.topic, known.targets), self._routing.as_of
         return known.route
 
     def _reserve(self, bound: BoundQueues, size: int) -> tuple[BoundQueues | None, tuple[Queue, ...]]:

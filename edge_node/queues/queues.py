@@ -107,10 +107,10 @@ class Queues:
         self._expelling = Expelling(rounds, registry.queues, self._leave, self._deliveries.reconsider)
         self._facts = QueueFacts(self.bounds, contents, self._deliveries, self._dead_letters, self._admission)
         self._rounds = rounds
-        self.publishing = ExchangePublishing(registry, self._admission, ingest)
+        self.publishing = ExchangePublishing(registry, self._admission, ingest.routing)
         self._restore(QueueState(log, state_stream, self.stream))
-        self._registry.topology.watch(TOPIC_EXCHANGE, ingest.forget)
-        ingest.queue_in(self)
+        self._registry.topology.watch(TOPIC_EXCHANGE, ingest.routing.forget)
+        ingest.routing.queue_in(self)
         self._unlisten = log.listen(self._release)
 
     # --- publishing

@@ -177,7 +177,7 @@ class LogReaders:
 
     def _everywhere(self) -> Callable[[Positions], Positions]:
         """Return what makes positions in every stream of now; later ones are added from their ends on."""
-        streams, unrouted = self._ingest.streams, self._ingest.unrouted.streams
+        streams, unrouted = self._ingest.routing.streams, self._ingest.routing.unrouted.streams
 
         def everywhere(positions: Positions) -> Positions:
             # Only readers that missed a message there read `unrouted`: see ``CatchUp.cover``.

@@ -38,9 +38,11 @@ class StoredMessages:
         """
         if record.flags & Flag.PUBLISHED_QOS0 or is_retained_copy(record):
             return None
-        if stream in self._ingest.unrouted.streams:  # other streams that take the topic now did not when it was stored
+        if (
+            stream in self._ingest.routing.unrouted.streams
+        ):  # other streams that take the topic now did not when it was stored
             return None if record.flags & Flag.COPIED_FOR_SESSIONS else self.read_again(stream, record)
-        route = self._ingest.route(record.topic)
+        route = self._ingest.routing.route(record.topic)
         if route.streams and route.streams[0] != stream and stream in route.streams:
             return None
         return self.read_again(stream, record)

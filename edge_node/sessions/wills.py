@@ -110,7 +110,7 @@ class Wills:
             return
         session.keep_will(will)
         denied = session.rules is not None and not session.rules.may_publish(will.topic)
-        if denied or self._ingest.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
+        if denied or self._ingest.routing.refuses(will.topic):  # the rules, or the streams, have changed since CONNECT
             self._counters.publishes_denied += 1
             self._persistence.will_denied(session)
             self.keep(session, None)

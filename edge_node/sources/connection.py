@@ -79,7 +79,7 @@ class SourceConnection:
         self._topics = topics
         self.memory = memory
         self.owner = Owner(OwnerKind.USER, self.publisher or "")
-        self._routes = node.ingest.routes_of(None)
+        self._routes = node.ingest.routing.routes_of(None)
         self._pauses = 0
         self._is_refused = False
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class SourceConnection:
         if route is None:
             shown = key[:_TEXT_SHOWN_MAX].decode(errors="replace")
             if self._routes.permits(key):
-                ingest.unrouted.count([key])
+                ingest.routing.unrouted.count([key])
                 return self._refused("unrouted", f"no stream matches topic {shown!r} (`unrouted: refuse`)")
             return self._refused("topic", f"topic {shown!r} is not taken: it begins with $SYS/ or has too many levels")
         if len(key) + len(payload) > _LONG_BYTES or headers:
@@ -221,7 +221,7 @@ class SourceConnection:
         self.status.unacknowledged = 0
         self.status.waiting = None
         self.node.ingest.back_pressure.leave(self)
-        self.node.ingest.leave(self._routes)
+        self.node.ingest.routing.leave(self._routes)
 
     async def settle(self) -> None:
         """Take no more, and wait a while until what was taken is on disk and acknowledged."""

@@ -50,10 +50,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("part",),
     ),
     "edge_node.ingest": (
-        ("back_pressure", "before_log", "queue_targets", "router", "unrouted"),
+        ("back_pressure", "before_log", "queue_targets", "unrouted"),
         ("routes",),
-        ("record", "stream_routes"),
-        ("queueing", "runs", "turn"),
+        ("record",),
+        ("queueing", "turn"),
+        ("routing",),
         ("ingest",),
     ),
     "edge_node.queues": (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from weft.bounds import Bound, Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp.counters import AmqpCounters

@@ -378,13 +378,13 @@ class AmqpConnection(WritingConnection):
             self._handshake.cancel()
         self.leave_channels()
         if self.queue_client is not None:
-            self._context.ingest.remembering.discard(self.targets)
+            self._context.routing.remembering.discard(self.targets)
             self._shared.queues.leave(self.targets)
             self._shared.queues.gone(self.queue_client)
         self.inbox.clear()
         self.live.end()
         if self.peer is not None:
-            self._context.ingest.leave(self.peer.routes)
+            self._context.routing.leave(self.peer.routes)
         self._shared.clients.discard(self)
         self._context.left(self)
         if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost

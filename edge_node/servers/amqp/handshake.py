@@ -273,7 +273,7 @@ class Handshake:
         peer = Peer(
             identity,
             user_or_address(identity.username, self._client.arrival.origin),
-            self._shared.context.ingest.routes_of(identity),
+            self._shared.context.routing.routes_of(identity),
             self._name,
             Names(prefix),
             self._capabilities,

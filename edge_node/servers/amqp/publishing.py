@@ -127,7 +127,7 @@ class Publishing:
         if frame and is_plain and not self._is_closed:
             channel = self.number.to_bytes(2, "big")
             client.targets.remember(frame, Target(self, channel, found.topic, found.headers, found.route))
-            self._shared.context.ingest.remembering.add(client.targets)
+            self._shared.context.routing.remembering.add(client.targets)
             self._shared.queues.remember(client.targets)
 
     def _send_on(self, gathered: Gathering, found: Published, content: Content, body: bytes) -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.routes import Route, RouteCache
-from weft.edge_node.ingest.stream_routes import StreamRouting
+from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp1 import deliveries, endpoints
 from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Kind, Refused, parse
@@ -116,7 +116,7 @@ class Sending:
         self.held = held
         self.queue_client = queue_client
         self.container = ""
-        self._routes = parts.context.ingest.routes_of(identity)
+        self._routes = parts.context.routing.routes_of(identity)
         self._streams: dict[str, RouteCache] = {}
         self._run: Run | None = None
         self._joined = False
@@ -142,10 +142,10 @@ class Sending:
 
     def end(self) -> None:
         """Forget the routes: the connection has ended."""
-        ingest = self.parts.context.ingest
-        ingest.leave(self._routes)
+        routing = self.parts.context.routing
+        routing.leave(self._routes)
         for routes in self._streams.values():
-            ingest.leave(routes)
+            routing.leave(routes)
 
     def routes(self, address: Address) -> RouteCache:
         """Return the routes of what is sent to an address.
@@ -163,9 +163,8 @@ class Sending:
             raise Refused("amqp:not-found", f"no stream {address.name[:80]!r} takes messages of clients")
         if len(self._streams) >= STREAMS_MAX:
             raise Refused("amqp:resource-limit-exceeded", f"a connection may send to {STREAMS_MAX} streams")
-        ingest = self.parts.context.ingest
         identity = None if self.identity.unrestricted else self.identity
-        routes = self._streams[address.name] = RouteCache(StreamRouting(ingest, stream), identity)
+        routes = self._streams[address.name] = RouteCache(self.parts.context.routing, identity, stream)
         return routes
 
     def route(self, address: Address, topic: str) -> Route:

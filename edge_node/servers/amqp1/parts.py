@@ -128,7 +128,7 @@ class Parts:
 
     def stream_in(self, name: str) -> int | None:
         """Return the stream of the log that takes what is sent to a stream; None when clients cannot write it."""
-        known, taking = self.log.streams(), self.context.ingest.router_streams
+        known, taking = self.log.streams(), self.context.routing.taking
         return next((known[each] for each in (raw_stream(name), name) if known.get(each, -1) in taking), None)
 
     def stream_out(self, name: str) -> int | None:

@@ -12,8 +12,8 @@ from weft.config.log_lines.partings import Partings
 from weft.config.models import EdgeConfig
 from weft.edge_node.check import intake_patterns
 from weft.edge_node.counters import Counters
-from weft.edge_node.ingest.ingest import TOPIC_LEVELS_MAX, Ingest
-from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.routing import TOPIC_LEVELS_MAX, Router, Routing
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.servers.clients.connected import Connected
@@ -129,11 +129,13 @@ class Context:
         """Queues of clients whose turn is over."""
         self.writes = Writes(turn.crowd, counters, settings.send_queue_bytes_max)
         self.fan_out = FanOut(self.subscriptions, outbox)
+        self.routing = Routing(
+            Router(settings.patterns, segment_log.stream), self.subscriptions, unrouted,
+            session_topics=segment_log.stream(SESSION_TOPICS_STREAM), topic_levels_max=settings.topic_levels_max,
+        )  # fmt: skip
         self.ingest = Ingest(
-            segment_log, Router(settings.patterns, segment_log.stream), self.subscriptions, self.fan_out, wall_clock,
-            counters, unrouted, turn, session_topics=segment_log.stream(SESSION_TOPICS_STREAM),
+            segment_log, self.routing, self.fan_out, wall_clock, counters, turn,
             pending_bytes_max=settings.pending_bytes_max,
-            topic_levels_max=settings.topic_levels_max,
         )  # fmt: skip
         self.delivery = make_delivery(
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
@@ -164,7 +166,8 @@ class Context:
         Raises:
             InvalidTopic: a pattern is not valid; nothing has changed.
         """
-        return self.ingest.reroute(Router(patterns, self.log.stream))
+        added = self.routing.reroute(Router(patterns, self.log.stream))
+        return {stream: self.log.next_seq(stream) for stream in added}
 
     # --- what connections ask
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from weft.bounds import Owner
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.http.answers import JSON, Answers, Fields, sentence
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request

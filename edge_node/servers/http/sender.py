@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weft.bounds import Owner, user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Denial
 from weft.edge_node.access.identity import Identity
-from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.place import FULL, Place
 from weft.edge_node.servers.http.access import CHALLENGE, claim_of, credentials_of
 from weft.edge_node.servers.http.problem import Problem, try_later
@@ -87,7 +87,7 @@ class Sender:
             task.cancel()
         self._place.free()
         if self.routes is not None:
-            self._service.context.ingest.leave(self.routes)
+            self._service.context.routing.leave(self.routes)
         self._claim = self.identity = self.denied = self.routes = None
 
     async def _let_in(self, claim: bytes, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class Sender:
                 raise Problem(401, "the user has changed; send its present password", fields=CHALLENGE)
             self._count(identity)
             self._arrival.opened()
-            self.identity, self.routes = identity, self._service.context.ingest.routes_of(identity)
+            self.identity, self.routes = identity, self._service.context.routing.routes_of(identity)
         except AccessDenied as error:
             self.denied = _denied(error)
             self._say(error)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.servers.clients.connected import Connected
 from weft.edge_node.servers.clients.reading import Reading
 from weft.edge_node.servers.listeners.door import Arrival

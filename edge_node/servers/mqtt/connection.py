@@ -8,7 +8,7 @@ from typing import cast
 
 from weft.bounds import Bound, Owner, user_or_address
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.ingest.routes import RouteCache
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX, TURN_BYTES_MAX
 from weft.edge_node.servers.clients.held import Held
 from weft.edge_node.servers.clients.output import Output, WritingConnection
@@ -329,7 +329,7 @@ class ClientConnection(WritingConnection):
         context, handlers = self._context, self._handlers
         context.wheel.cancel(self)
         if handlers is not None:
-            context.ingest.leave(handlers.publishes.routes)
+            context.routing.leave(handlers.publishes.routes)
             if handlers.session.window.is_of(self):
                 self._server.sessions.close(handlers.session, with_will=with_will)
         context.left(self)

@@ -129,7 +129,7 @@ class Handshake:
             raise ConnectRefused(
                 ReasonCode.SERVER_BUSY, f"its session cannot be kept: {error}", version=packet.version
             ) from error
-        client.welcome(session, context.ingest.routes_of(identity))
+        client.welcome(session, context.routing.routes_of(identity))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
             machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
@@ -160,6 +160,6 @@ class Handshake:
         if will is not None and not identity.unrestricted and not identity.may_publish(will.topic):
             reason = f"it may not publish its will to {will.topic.decode()!r}"
             raise ConnectRefused(ReasonCode.NOT_AUTHORIZED, reason, version=packet.version)
-        if will is not None and self._context.ingest.refuses(will.topic):
+        if will is not None and self._context.routing.refuses(will.topic):
             reason = f"no stream matches {will.topic.decode()!r}, the topic of its will (`unrouted: refuse`)"
             raise ConnectRefused(ReasonCode.TOPIC_NAME_INVALID, reason, version=packet.version)

@@ -8,7 +8,8 @@ from functools import partial
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.ingest.record import Gathering
-from weft.edge_node.ingest.routes import Route, RouteCache
+from weft.edge_node.ingest.routes import Route
+from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.servers.mqtt.client import Client
 from weft.edge_node.servers.mqtt.server import MqttServer
@@ -254,11 +255,11 @@ class Publishes:
     def _refusal(self, packet: Publish, route: Route | None) -> int:
         counters = self._context.counters
         if route is None and self._is_unrouted(packet.topic):
-            self._context.ingest.unrouted.count([packet.topic])
+            self._context.routing.unrouted.count([packet.topic])
             return ReasonCode.TOPIC_NAME_INVALID  # "not malformed, but is not accepted by this [...] Server", 3.4.2.1
         if route is None:
             counters.publishes_denied += 1
-            deep = packet.topic.count(b"/") >= self._context.ingest.topic_levels_max
+            deep = packet.topic.count(b"/") >= self._context.routing.topic_levels_max
             return ReasonCode.TOPIC_NAME_INVALID if deep else ReasonCode.NOT_AUTHORIZED
         if len(packet.properties.user_properties) > USER_PROPERTIES_MAX:
             return ReasonCode.QUOTA_EXCEEDED
@@ -287,7 +288,7 @@ class Publishes:
 
     def _is_unrouted(self, topic: bytes) -> bool:
         """Return whether the client may publish to a topic that has no route: then no stream matches it."""
-        return self.routes.permits(topic) and self._context.ingest.refuses(topic)
+        return self.routes.permits(topic) and self._context.routing.refuses(topic)
 
     def _retain(self, packet: Publish) -> bool:
         self._retains = True

@@ -182,7 +182,7 @@ async def test_a_full_stream_refuses_what_it_would_get_and_nothing_else(tmp_path
             found = Gathering()
             for source, rms, size in sent:
                 pad = random.Random(size).randbytes(size // 2).hex()
-                found.add(ingest.route(topic), topic, json(rms=rms, pad=pad), source)
+                found.add(ingest.routing.route(topic), topic, json(rms=rms, pad=pad), source)
             return found
 
         assert ingest.store_each(gathered((first, 3, 4_000))) == {}

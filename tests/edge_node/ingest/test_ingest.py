@@ -5,7 +5,7 @@ import pytest
 
 from tests.edge_node.servers.mqtt.harness import RawClient, Somebody, running
 from tests.support.waiting import until
-from weft.edge_node.ingest import routes
+from weft.edge_node.ingest import routing
 from weft.edge_node.ingest.record import Gathering, Origin, Record
 from weft.edge_node.subscriptions import subscriptions
 from weft.edge_node.subscriptions.message import PUBLISHER
@@ -19,7 +19,7 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
     async with running(tmp_path, patterns={"one": ["a/+"], "both": ["a/+", "b"]}) as node:
         for topic, payload in ((b"a/1", b"1"), (b"b", b"2"), (b"a/2", b"3")):
             gathered, flags = Gathering(), Flag.RETAINED if payload == b"3" else 0
-            gathered.add(node.context.ingest.route(topic), topic, payload, Origin(None), flags)
+            gathered.add(node.context.routing.route(topic), topic, payload, Origin(None), flags)
             node.context.ingest.store(gathered)
         assert [(record.payload, record.flags) for record in await node.stored("one")] == [
             (b"1", 0), (b"3", Flag.RETAINED),
@@ -30,10 +30,10 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
 
 
 async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "TOPICS_MAX", 10)
+    monkeypatch.setattr(routing, "TOPICS_MAX", 10)
     monkeypatch.setattr(subscriptions, "TOPICS_MAX", 10)
     async with running(tmp_path) as node:
-        topics = node.context.ingest.everybody
+        topics = node.context.routing.everybody
         stream = (node.log.stream("telemetry"),)
         for number in range(100):
             kept, unrouted = topics.route(b"plant/a/%d" % number), topics.route(b"none/%d" % number)
@@ -49,7 +49,7 @@ async def test_what_is_remembered_of_topics_is_bounded(tmp_path: Path, monkeypat
 
 async def test_who_gets_a_topic_is_found_anew_after_every_change(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        topics = node.context.ingest.everybody
+        topics = node.context.routing.everybody
         client = await RawClient.connect(node.port, "c", clean_start=False)
 
         def look(topic: bytes) -> tuple[bool, bool]:
@@ -81,7 +81,7 @@ async def test_a_known_topic_finds_new_subscribers_after_a_client_has_gone(tmp_p
 async def test_clients_that_published_nothing_have_nothing_to_forget(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         node.door.may = lambda _what, _topic: True
-        owner = node.context.ingest
+        owner = node.context.routing
         one, two = (owner.routes_of(Somebody(node.door, name)) for name in ("one", "two"))
         assert one.route(b"plant/a") is not None
         assert owner.remembering == {one}
@@ -147,7 +147,9 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
         def read_of(size: int) -> Gathering:
             gathered = Gathering()
             for topic in (b"a", b"b"):
-                gathered.add(node.context.ingest.route(topic), topic, random.Random(size).randbytes(size), Origin(None))
+                gathered.add(
+                    node.context.routing.route(topic), topic, random.Random(size).randbytes(size), Origin(None)
+                )
             return gathered
 
         with log.together(20_000):

@@ -280,11 +280,11 @@ async def test_the_topics_named_in_the_log_are_bounded(
 ) -> None:
     monkeypatch.setattr(unrouted, "TOPICS_NAMED_MAX", 5)
     async with running(tmp_path, unrouted=policy) as node:
-        topics = node.context.ingest.everybody
+        topics = node.context.routing.everybody
         for _ in range(2):
             for number in range(20):
                 assert (topics.route(b"none/%d" % number) is None) is (policy == "refuse")
-            node.context.ingest.forget()
+            node.context.routing.forget()
     lines = [record.getMessage() for record in caplog.records if record.name == unrouted.__name__]
     assert len(lines) == 6
     assert "further ones are not named" in lines[-1]
@@ -297,7 +297,7 @@ async def test_the_facts_name_the_busiest_topics(tmp_path: Path) -> None:
             device.send(Publish(b"none/%d" % (number % 20), b"", 1, number))
         device.send(*(Publish(b"none/busy", b"", 1, number) for number in range(100, 150)))
         assert [await device.receive() for _ in range(80)]
-        facts = node.context.ingest.unrouted.facts()
+        facts = node.context.routing.unrouted.facts()
     assert (facts["policy"], facts["messages"]) == ("keep", 80)
     assert facts["busiest"][0] == {"topic": "none/busy", "messages": 50}
     assert [each["messages"] for each in facts["busiest"][1:]] == [2] * 9

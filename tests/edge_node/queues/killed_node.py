@@ -95,7 +95,7 @@ async def run(file: str, life: int, drain: bool) -> None:
             assert found.route is not None
             route, headers = found.route, found.headers
         else:  # as MQTT does it
-            known = queues._ingest.everybody.route(b"jobs/new")
+            known = queues._ingest.routing.everybody.route(b"jobs/new")
             assert known is not None
             route, headers = known, ()
         node.turn.add(route, b"jobs/new", payload, publisher, 0, headers)

@@ -14,7 +14,7 @@ from tests.storage.segment_log.helpers import Clock
 from weft.bounds import Crowd, Owner, OwnerKind, Refusals, Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.routing import Router, Routing
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
 from weft.edge_node.queues.errors import QueueError, Reason
@@ -116,10 +116,13 @@ class Room:
         )  # fmt: skip
         self.refusals = Refusals(loop.time)
         subscriptions = Subscriptions()
+        routing = Routing(
+            Router(self.patterns, self.log.stream), subscriptions, Unrouted(self.unrouted, self.log, Counters()),
+            session_topics=self.log.stream("weft-sessions-topics"),
+        )  # fmt: skip
         self.ingest = Ingest(
-            self.log, Router(self.patterns, self.log.stream), subscriptions, FanOut(subscriptions, Outbox(Crowd())),
-            clock.wall, Counters(), Unrouted(self.unrouted, self.log, Counters()), self.turn,
-            session_topics=self.log.stream("weft-sessions-topics"), pending_bytes_max=1 << 20,
+            self.log, routing, FanOut(subscriptions, Outbox(Crowd())), clock.wall, Counters(), self.turn,
+            pending_bytes_max=1 << 20,
         )  # fmt: skip
         self.wheel = TimerWheel(loop, 0.01)
         self.queues = Queues(
@@ -190,7 +193,7 @@ class Room:
         return rejected
 
     def publish_mqtt(self, topic: bytes, *payloads: bytes, headers: HeaderPairs = ()) -> None:
-        route = self.ingest.everybody.route(topic)
+        route = self.ingest.routing.everybody.route(topic)
         assert route is not None
         for payload in payloads:
             self.turn.add(route, topic, payload, self.publisher, 0, headers)

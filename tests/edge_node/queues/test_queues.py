@@ -129,7 +129,7 @@ async def test_exchanges_route_by_their_types() -> None:
 async def test_an_mqtt_publish_reaches_queues_that_are_bound_to_its_topic() -> None:
     room = Room(patterns={"plant": ["plant/#"]})
     room.queues.declarations.declare_queue(room.client, "q", durable=True)
-    assert room.ingest.route(b"plant/a/t").queues is None, "nothing is bound: publishes cost what they did"
+    assert room.ingest.routing.route(b"plant/a/t").queues is None, "nothing is bound: publishes cost what they did"
     room.publish_mqtt(b"plant/a/t", b"before")
     room.queues.declarations.bind(room.client, "q", "amq.topic", "plant.*.t")
     room.publish_mqtt(b"plant/a/t", b"1")

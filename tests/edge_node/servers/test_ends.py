@@ -101,7 +101,7 @@ async def test_an_amqp_connection_leaves_nothing_behind(tmp_path: Path, resets: 
         await until(lambda: not node.amqp._shared.clients and not node.amqp._shared.lingering)
         assert {name: bound.used for name, bound in held.items()} == dict.fromkeys(held, 0)
         assert node.counters.amqp_channels == 0
-        assert not node.context.ingest.remembering
+        assert not node.context.routing.remembering
 
 
 HTTP = [

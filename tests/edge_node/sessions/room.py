@@ -13,7 +13,7 @@ from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
 from weft.edge_node.ingest.record import Record
-from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.routing import Router, Routing
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
 from weft.edge_node.sessions.limits import SessionLimits
@@ -104,11 +104,13 @@ class Room:
         self.counters, self.wheel = Counters(), Wheel()
         self.subscriptions, self.outbox = Subscriptions(), Outbox(Crowd())
         fan_out = FanOut(self.subscriptions, self.outbox)
+        routing = Routing(
+            Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions,
+            Unrouted("keep", node.log, self.counters), session_topics=node.log.stream(SESSION_TOPICS_STREAM),
+        )  # fmt: skip
         self.ingest = Ingest(
-            node.log, Router({"telemetry": ["plant/#"]}, node.log.stream), self.subscriptions, fan_out,
-            node.clock.wall, self.counters, Unrouted("keep", node.log, self.counters),
-            Turn(lambda _: None, lambda: self.now, self.counters),
-            session_topics=node.log.stream(SESSION_TOPICS_STREAM), pending_bytes_max=1 << 20,
+            node.log, routing, fan_out, node.clock.wall, self.counters,
+            Turn(lambda _: None, lambda: self.now, self.counters), pending_bytes_max=1 << 20,
         )  # fmt: skip
         self.retained: list[Message] = []
         state = node.state

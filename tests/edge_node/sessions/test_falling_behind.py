@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from tests.edge_node.sessions.room import Room, RoomClient
-from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.routing import Router
 from weft.edge_node.sessions.limits import SessionLimits
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.packets import Publish
@@ -41,7 +41,8 @@ async def all_read(room: Room, client: RoomClient) -> None:
 
 def with_alarms(room: Room) -> None:
     patterns = {"telemetry": ["plant/#"], "alarms": ["alarm/+"]}
-    room.sessions.add_streams(room.ingest.reroute(Router(patterns, room.node.log.stream)))
+    added = room.ingest.routing.reroute(Router(patterns, room.node.log.stream))
+    room.sessions.add_streams({stream: room.node.log.next_seq(stream) for stream in added})
 
 
 async def test_a_member_of_a_share_gets_its_own_copies_as_well() -> None:

@@ -37,7 +37,7 @@ async def test_what_is_owed_is_noted_when_it_changes() -> None:
     assert isinstance(room.parts.positions, ReaderPositions)
     stays = room.connect("stays")
     room.subscribe(stays, NAME)
-    streams = dict.fromkeys(room.ingest.streams, 0)
+    streams = dict.fromkeys(room.ingest.routing.streams, 0)
     assert noted(room) == [(NAME, SharedMoved(streams, ()))]
     room.subscribe(stays, NAME, 2)
     assert len(noted(room)) == 1
@@ -92,7 +92,9 @@ async def test_the_next_node_has_the_record() -> None:
     room.node.commit()
     for _ in range(2):
         room.node.kill()
-        assert room.node.state.journal.recover_shared() == [SharedRecord(NAME, dict.fromkeys(room.ingest.streams, 0))]
+        assert room.node.state.journal.recover_shared() == [
+            SharedRecord(NAME, dict.fromkeys(room.ingest.routing.streams, 0))
+        ]
         room.node.save()
 
 

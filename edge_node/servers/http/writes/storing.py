@@ -126,7 +126,7 @@ class Storing:
         except (InvalidTopic, UnicodeDecodeError) as error:
             raise Problem(400, f"{quoted(key.decode(errors='replace'))} cannot be a key: {error}") from None
         if not routes.permits(key):
-            deep = key.count(b"/") >= self.ingest.topic_levels_max
+            deep = key.count(b"/") >= self.ingest.routing.topic_levels_max
             if deep:
                 raise Problem(400, f"the key {quoted(key.decode())} has too many levels (limits.topic_levels)")
             raise _forbidden(key)
@@ -137,14 +137,14 @@ class Storing:
                     422, f"no stream matches {quoted(key.decode())} (`unrouted: refuse`); add it to a stream's `from`"
                 )
             return found
-        if self.ingest.matches(key, target.number):
+        if self.ingest.routing.matches(key, target.number):
             # Everywhere that it matches, as with other protocols: sessions that read the log later rely on it.
-            return routes.route(key) or self.ingest.route(key)
+            return routes.route(key) or self.ingest.routing.route(key)
         if key != target.topic and not routes.permits(target.topic):
             raise _forbidden(target.topic)
         self.misfits.refuse_topic(target.number, key.decode(), is_named=key != target.topic)
         self._off_pattern += 1
-        return self.ingest.route(key, target.number)
+        return self.ingest.routing.route(key, target.number)
 
     # --- storing
 

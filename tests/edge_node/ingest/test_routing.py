@@ -1,6 +1,6 @@
 import pytest
 
-from weft.edge_node.ingest.router import Router
+from weft.edge_node.ingest.routing import Router
 from weft.protocols.topics import InvalidTopic
 
 NUMBERS = {"a": 1, "b": 2, "c": 3}
