@@ -79,7 +79,7 @@ class Expelling:
             yield partial(self._look_at_messages, queue)
 
     def _look_at_messages(self, queue: Queue) -> None:
-        if queue.withheld and not queue.deleted:
+        if queue.ready.withheld and not queue.deleted:
             self._reconsider(queue)
 
     def _look_at(self, consumption: Consumption) -> None:

@@ -168,7 +168,6 @@ class Queues:
         )  # fmt: skip
         client.consumptions[consumption] = None
         queue.consumptions.add(consumption)
-        queue.has_consumed = True
         self._unused.in_use(queue)
         self._deliveries.reconsider(queue)
         return consumption
@@ -183,7 +182,7 @@ class Queues:
         if queue.deleted:
             return
         if consumption in queue.getters:
-            queue.getters.remove(consumption)
+            queue.answered(consumption)
             self._contents.free_share(consumption.client.owner)
             return
         self.bounds.consumers.free(consumption.client.owner)
@@ -215,8 +214,8 @@ class Queues:
             priority=0,
         )  # fmt: skip
         client.consumptions[consumption] = None
-        queue.getters.append(consumption)
-        if queue.withheld:
+        queue.ask(consumption)
+        if queue.ready.withheld:
             self._deliveries.reconsider(queue)
         self._deliveries.deliver(queue)
         return consumption
@@ -341,7 +340,7 @@ class Queues:
         for consumption in consumptions:
             queue.consumptions.remove(consumption)
             self.bounds.consumers.free(consumption.client.owner)
-        getters, queue.getters = queue.getters, []
+        getters = queue.take_getters()
         self._unused.in_use(queue)
         self._contents.drop_all(queue)
         for getter in getters:

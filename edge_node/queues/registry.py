@@ -292,11 +292,9 @@ class Registry:
 
     def remove_queue(self, queue: Queue) -> None:
         """Delete a queue, with its messages and bindings."""
-        queue.deleted = True
+        queue.delete()
         del self.queues[queue.name]
         self.topology.forget_key(DEFAULT_EXCHANGE, queue.name)
-        if queue.client is not None:
-            queue.client.exclusive.pop(queue, None)
         self.writer.gone(queues=[queue.number] if queue.kept else ())
         self._bounds.queues.free(queue.definition.owner)
         self._unbind_all(self.topology.take_destination(queue.name, is_exchange=False))

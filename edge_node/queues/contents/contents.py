@@ -15,7 +15,6 @@ from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome
 from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.state.reader import Remembered
 from weft.edge_node.queues.state.writer import QueueStateWriter
-from weft.protocols.message_headers import EXPIRES
 
 LOADED_BYTES_MAX = 16 << 20
 """Memory of ready messages, about."""
@@ -80,16 +79,14 @@ class Contents:
         """Take a new message into a queue. ``deliver`` follows."""
         size = len(message.payload)
         self.added += 1
-        in_memory = len(queue.loaded) == queue.ready.count
-        queue.ready.add(message.seq, min(priority, queue.definition.arguments.priority_max))
-        queue.bytes += size
+        is_next = len(queue.loaded.messages) == queue.ready.count
+        queue.add(message, priority)
         self._waiting.hold(queue.definition.owner, size + ENTRY_BYTES)
-        if in_memory and (
-            self.loaded_bytes + size <= LOADED_BYTES_MAX or (queue.consumptions and len(queue.loaded) < NEXT_MAX)
+        if is_next and (
+            self.loaded_bytes + size <= LOADED_BYTES_MAX
+            or (queue.consumptions and len(queue.loaded.messages) < NEXT_MAX)
         ):
             self.load(queue, message)
-        if not queue.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
-            queue.expires = True
 
     def limit(self, queue: Queue) -> None:
         """Drop the oldest messages of a queue that is longer than it may be."""
@@ -103,13 +100,12 @@ class Contents:
         """Have a message that was taken leave its queue for good."""
         self._waiting.free(queue.definition.owner, size + ENTRY_BYTES)
         self._holders.drop(seq)
-        queue.attempts.pop(seq, None)
+        queue.marks.left(seq)
         self._writer.settled(queue, seq, seq + 1, size)
 
     def forget(self, delivery: Delivery, queue: Queue) -> None:
         """Forget a delivery that is settled."""
-        del queue.unsettled[delivery.seq]
-        queue.unsettled_bytes -= delivery.size
+        queue.unsettled.free(delivery)
         holder = delivery.holder
         if isinstance(holder, Consumption):
             self.free_share(holder.client.owner)
@@ -152,8 +148,8 @@ class Contents:
         size = queue.take(seq)
         message = self.unload(queue, seq)
         self.expired += death is Death.EXPIRED
-        if seq in queue.gone:
-            del queue.gone[seq]
+        if queue.loaded.is_gone(seq):
+            queue.loaded.passed(seq)
             self.leave(queue, seq, size)
         else:
             self.bury(queue, Delivery(seq, size, 0, priority, redelivered=False, holder=NOBODY), message, death)
@@ -170,16 +166,13 @@ class Contents:
             self.leave(queue, delivery.seq, delivery.size)
             return
         delivery.holder = NOBODY
-        queue.unsettled[delivery.seq] = delivery
-        queue.unsettled_bytes += delivery.size
+        queue.unsettled.hold(delivery)
         self.dead_letters.add(queue, delivery, message, death)
 
     def lose(self, queue: Queue, seq: int) -> None:
         """Pass over a message that the log does not have any more."""
-        del queue.gone[seq]
-        queue.lost += 1
         self.lost += 1
-        self.leave(queue, seq, queue.take(seq))
+        self.leave(queue, seq, queue.lose(seq))
 
     def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
         """Settle deliveries; those that are not known any more are passed over."""
@@ -188,7 +181,7 @@ class Contents:
             if not isinstance(holder, Consumption):
                 continue  # it is being dead-lettered
             queue = holder.queue
-            if queue.unsettled.get(delivery.seq) is not delivery:
+            if delivery not in queue.unsettled:
                 continue
             self.forget(delivery, queue)
             if queue.deleted:
@@ -203,7 +196,7 @@ class Contents:
                 self._give_back(queue, delivery, failed=outcome is Outcome.REQUEUE)
 
     def _give_back(self, queue: Queue, delivery: Delivery, *, failed: bool) -> None:
-        attempts = queue.attempts[delivery.seq] = delivery.attempts + failed
+        attempts = queue.marks.came_back(delivery, failed=failed)
         limit = queue.definition.arguments.attempts_max
         if limit is not None and attempts > limit:
             self.bury(queue, delivery, None, Death.DELIVERY_LIMIT)
@@ -214,12 +207,12 @@ class Contents:
 
     def purge(self, queue: Queue) -> int:
         """Remove all ready messages. Return their number. The log knows at once; its room comes back in turns."""
-        count, size = queue.count, queue.bytes
+        count, size = queue.count, queue.ready.bytes
         self.unload_all(queue)
         if count:
-            first, end = queue.span()
+            first, end = queue.ready.span()
             # What lies between, and is in this queue, is what was delivered.
-            for seq in sorted(each for each in queue.unsettled if first <= each < end):
+            for seq in queue.unsettled.between(first, end):
                 self._writer.settled(queue, first, seq, 0)
                 first = seq + 1
             self._writer.settled(queue, first, end, size)
@@ -229,7 +222,7 @@ class Contents:
 
     def drop_all(self, queue: Queue) -> None:
         """Let all messages of a queue go that is deleted, delivered ones included."""
-        count, size = queue.count, queue.bytes
+        count, size = queue.count, queue.ready.bytes
         self.unload_all(queue)
         if count:
             self._waiting.free(queue.definition.owner, size + ENTRY_BYTES * count)
@@ -246,45 +239,40 @@ class Contents:
 
     def _forget_unsettled(self, queue: Queue) -> None:
         """Forget the deliveries of a queue that is deleted, some now, and the rest in later turns."""
-        for seq in list(islice(queue.unsettled, FORGOTTEN_SLICE)):
-            delivery = queue.unsettled[seq]
+        for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
             self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
-            self._holders.drop(seq)
+            self._holders.drop(delivery.seq)
             self.forget(delivery, queue)
         if queue.unsettled:
             self._next_round(queue.definition.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: Remembered) -> None:
         """Take in what a start found."""
-        for priority, runs in remembered.levels.items():
-            if runs:
-                queue.ready.put_runs(runs, priority)
-                for first, end in runs.runs():
-                    self._holders.hold_run(first, end)
-        for seq, priority in remembered.others.items():
-            queue.ready.put_back(seq, priority)
+        queue.restore(remembered.levels, remembered.others, max(remembered.bytes, 0))
+        queue.marks.restore(remembered.suspect, remembered.attempts)
+        for runs in remembered.levels.values():
+            for first, end in runs.runs():
+                self._holders.hold_run(first, end)
+        for seq in remembered.others:
             self._holders.hold(seq)
-        queue.bytes = max(remembered.bytes, 0)
-        queue.attempts, queue.suspect = remembered.attempts, remembered.suspect
-        queue.expires = queue.expires or bool(queue.count)  # it is not known of messages that were not read
         if queue.count:
-            self._waiting.hold(queue.definition.owner, queue.bytes + ENTRY_BYTES * queue.count)
+            self._waiting.hold(queue.definition.owner, queue.ready.bytes + ENTRY_BYTES * queue.count)
 
     # --- memory
 
     def load(self, queue: Queue, message: QueueMessage) -> None:
         """Keep a ready message in memory."""
-        before = queue.loaded_bytes
-        queue.load(message)
-        self.loaded_bytes += queue.loaded_bytes - before
+        before = queue.loaded.bytes
+        queue.loaded.keep(message)
+        self.loaded_bytes += queue.loaded.bytes - before
         if not queue.consumptions:
             self._idle[queue] = None
 
     def unload(self, queue: Queue, seq: int) -> QueueMessage | None:
         """Return a message in memory, which is not kept any more."""
-        before = queue.loaded_bytes
-        message = queue.unload(seq)
-        self.loaded_bytes += queue.loaded_bytes - before
+        before = queue.loaded.bytes
+        message = queue.loaded.drop(seq)
+        self.loaded_bytes += queue.loaded.bytes - before
         return message
 
     def make_room(self) -> None:
@@ -299,18 +287,15 @@ class Contents:
 
     def trim(self, queue: Queue) -> None:
         """Leave to the log what consumers did not take of a new message, where there is no memory for more."""
-        if self.loaded_bytes > LOADED_BYTES_MAX and queue.loaded:
+        if self.loaded_bytes > LOADED_BYTES_MAX and queue.loaded.messages:
             self.unload_all(queue)
 
     def unload_all(self, queue: Queue) -> None:
         """Keep none of a queue's messages in memory."""
         self._idle.pop(queue, None)
-        self.loaded_bytes -= queue.loaded_bytes
+        self.loaded_bytes -= queue.loaded.bytes
         queue.loaded.clear()
-        queue.loaded_bytes = 0
-        if queue.timer is not None:
-            queue.timer.cancel()
-            queue.timer = None
+        queue.set_timer()
 
 
 class _Nobody:

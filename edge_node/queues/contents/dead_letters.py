@@ -248,7 +248,7 @@ class DeadLetters:
 
     def _is_there(self, each: _Dead) -> bool:
         """Return whether the message is still to be sent on: its queue may have been deleted."""
-        return not each.queue.deleted and each.queue.unsettled.get(each.delivery.seq) is each.delivery
+        return not each.queue.deleted and each.delivery in each.queue.unsettled
 
     def _letter(self, each: _Dead, records: Records, now: int) -> QueueSet | None:
         """Add what is appended for a message; return its queues, None where it goes nowhere."""

@@ -13,7 +13,9 @@ from weft.edge_node.queues.contents import contents as memory
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.message import Delivery, QueueMessage
-from weft.edge_node.queues.queue.queue import LOADED_ENTRY_BYTES, Consumption, Queue
+from weft.edge_node.queues.queue.loaded import LOADED_ENTRY_BYTES
+from weft.edge_node.queues.queue.marks import AHEAD_MAX
+from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.protocols.message_headers import EXPIRES
@@ -28,11 +30,6 @@ PAGE_BYTES = 256 << 10
 PAGE_RECORDS = 256
 PAGE_SHARE = 8
 """Part of the memory that is left which one page may take."""
-AHEAD_MAX = 1024
-"""Most messages that the log notes before they are delivered. After a crash, those that were not are flagged as
-redelivered all the same."""
-MARKS_EXACT = 16
-"""Times that the log notes no more than what is delivered at once."""
 RETRY_S = 1.0
 """Time after which delivery from a full log is tried again."""
 _MS_NS = 1_000_000
@@ -125,9 +122,9 @@ class Deliveries:
         while left and queue.ready.count and (queue.consumptions or queue.getters):
             left = left - 1 if self._loop.time() < until else 0
             seq, priority = queue.ready.peek()
-            message = queue.loaded.get(seq)
+            message = queue.loaded.messages.get(seq)
             if message is None:
-                if seq in queue.gone:
+                if queue.loaded.is_gone(seq):
                     self._contents.lose(queue, seq)
                     continue
                 if self._chosen(queue, None) is not None:
@@ -144,7 +141,7 @@ class Deliveries:
                     break
                 self._withhold(queue)
                 continue
-            if queue.kept and seq >= queue.marked:
+            if queue.kept and seq >= queue.marks.durable:
                 self._mark(queue, consumption)
                 break
             if not batches or batches[-1][0] is not consumption:
@@ -156,9 +153,8 @@ class Deliveries:
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
             self._next_round(queue.definition.owner, partial(self.deliver, queue))
-        if queue.getters and not queue.ready.count and queue.loading is None:
-            getters, queue.getters = queue.getters, []
-            for getter in getters:
+        if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
+            for getter in queue.take_getters():
                 self._contents.free_share(getter.client.owner)
                 getter.end()
                 getter.consumer.deliver([])
@@ -177,10 +173,8 @@ class Deliveries:
         self, queue: Queue, consumption: Consumption, message: QueueMessage, priority: int
     ) -> tuple[Delivery, QueueMessage]:
         seq = message.seq
-        redelivered = queue.was_delivered(seq)
-        delivery = Delivery(
-            seq, queue.take(seq), queue.attempts.get(seq, 0), priority, redelivered=redelivered, holder=consumption
-        )  # fmt: skip
+        redelivered, attempts = queue.marks.was_delivered(seq), queue.marks.attempts.get(seq, 0)
+        delivery = Delivery(seq, queue.take(seq), attempts, priority, redelivered=redelivered, holder=consumption)
         self._contents.unload(queue, seq)
         self.redelivered += redelivered
         consumption.take(1)
@@ -188,15 +182,14 @@ class Deliveries:
         if consumption.needs_acks:
             if not gets:
                 self._contents.unacknowledged.hold(consumption.client.owner)
-            queue.unsettled[seq] = delivery
-            queue.unsettled_bytes += delivery.size
+            queue.unsettled.hold(delivery)
             consumption.unsettled.add(delivery)
         else:
             if gets:
                 self._contents.free_share(consumption.client.owner)
             self._contents.leave(queue, seq, delivery.size)
         if gets:
-            queue.getters.remove(consumption)
+            queue.answered(consumption)
             consumption.end()
         else:
             queue.consumptions.took(consumption)
@@ -217,16 +210,11 @@ class Deliveries:
 
     def _withhold(self, queue: Queue) -> None:
         """Put the next message aside until another reader comes."""
-        seq, priority = queue.ready.peek()
-        queue.ready.pop()
-        self._contents.unload(queue, seq)
-        queue.withheld.append((seq, priority))
+        self._contents.unload(queue, queue.ready.withhold())
 
     def reconsider(self, queue: Queue) -> None:
         """Offer messages that no reader was allowed to have: there is another reader, or other access rules."""
-        withheld, queue.withheld = queue.withheld, []
-        for seq, priority in withheld:
-            queue.ready.put_back(seq, priority)
+        queue.ready.offer()
         self.soon(queue)
 
     # --- time to live
@@ -242,14 +230,12 @@ class Deliveries:
 
     def _time(self, queue: Queue) -> None:
         """Remove messages whose time is over, and have a timer for the next one."""
-        if queue.timer is not None:
-            queue.timer.cancel()
-            queue.timer = None
+        queue.set_timer()
         left, until = SLICE, self._loop.time() + DUE_S
         while queue.ready.count:
             seq, _ = queue.ready.peek()
-            message = queue.loaded.get(seq)
-            if seq in queue.gone:
+            message = queue.loaded.messages.get(seq)
+            if queue.loaded.is_gone(seq):
                 self._contents.lose(queue, seq)
                 continue
             if message is None:
@@ -258,7 +244,7 @@ class Deliveries:
             left_ns = self._deadline(queue, message) - self._clock()
             if left_ns > 0:
                 if left_ns < _FAR_NS:
-                    queue.timer = self._loop.call_later(left_ns / 1e9 + _LATE_S, self._timed, queue)
+                    queue.set_timer(self._loop.call_later(left_ns / 1e9 + _LATE_S, self._timed, queue))
                 return
             if not self._contents.may_bury(queue):
                 return
@@ -269,7 +255,7 @@ class Deliveries:
             self._contents.remove_next(queue, Death.EXPIRED)
 
     def _timed(self, queue: Queue) -> None:
-        queue.timer = None
+        queue.set_timer()
         if not queue.deleted:
             self.soon(queue)
 
@@ -290,22 +276,19 @@ class Deliveries:
                     ends[queue] = seq + 1
                 rooms[queue] = room - 1
         for queue, end in ends.items():
-            if end > queue.marked:
+            if end > queue.marks.durable:
                 self._writer.marked(queue, end)
-                queue.marked = queue.marking = end
+                queue.marks.write_with_messages(end)
         if ends:
             with contextlib.suppress(LogError):  # what says it again is the append of the messages
                 self._writer.flush()
 
     def _mark(self, queue: Queue, consumption: Consumption) -> None:
         """Have the log say that the next messages may have been delivered, and deliver them when it does."""
-        if queue.marking > queue.marked:
+        if queue.marks.is_writing:
             return
         count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
-        # Those who go on taking a message or two at a time would wait for the disk each time.
-        queue.marks += 1
-        count = max(count, min(1 << max(queue.marks - MARKS_EXACT, 0), AHEAD_MAX))
-        end = max(queue.ready.next(count)) + 1
+        end = max(queue.ready.next(queue.marks.ahead(count))) + 1
         self._writer.marked(queue, end)
         try:
             self._writer.flush()
@@ -313,37 +296,39 @@ class Deliveries:
             logger.warning("messages of queue %r wait: %s", queue.name, error)
             self._loop.call_later(RETRY_S, self.soon, queue)
             return
-        queue.marking = end
+        queue.marks.write(end)
         self._log.on_durable(partial(self._marked, queue, end))
 
     def _marked(self, queue: Queue, end: int, error: BaseException | None) -> None:
         if error is None:
-            queue.marked = max(queue.marked, end)
+            queue.marks.written(end)
             self.soon(queue)
 
     def _read(self, queue: Queue) -> None:
         """Read the next messages from the log."""
-        if queue.loading is None and not queue.waits and not self._is_closed:
-            task = queue.loading = self._loop.create_task(self._read_page(queue))
-            self._loading.add(task)
-            task.add_done_callback(self._loading.discard)
+        if queue.loaded.may_read and not self._is_closed:
+            page = self._loop.create_task(self._read_page(queue))
+            queue.loaded.read(page)
+            self._loading.add(page)
+            page.add_done_callback(self._loading.discard)
 
     async def _read_page(self, queue: Queue) -> None:
         try:
             self._contents.make_room()
             room = max(memory.LOADED_BYTES_MAX - self._contents.loaded_bytes, 0) // PAGE_SHARE
-            mean = queue.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
+            mean = queue.ready.bytes // max(queue.count, 1) + LOADED_ENTRY_BYTES
             wanted = queue.ready.next(max(1, min(PAGE_RECORDS, min(PAGE_BYTES, room) // mean)))
             end = self._log.durable_end(self._stream)
-            found = await self._messages.fetch(self._stream, [seq for seq in wanted if seq not in queue.loaded])
+            missing = [seq for seq in wanted if seq not in queue.loaded.messages]
+            found = await self._messages.fetch(self._stream, missing)
         except Exception as error:  # whatever it is, consumers must not wait until something else happens to the queue
             expected = isinstance(error, (OSError, LogFailed))
             logger.error("messages of queue %r cannot be read: %s", queue.name, error, exc_info=not expected)
-            queue.waits = True
+            queue.loaded.wait()
             self._loop.call_later(RETRY_S, self._retry, queue)
             return
         finally:
-            queue.loading = None
+            queue.loaded.was_read()
         if queue.deleted:
             return
         # Meanwhile messages may have been purged, or dropped.
@@ -351,21 +336,21 @@ class Deliveries:
             record = found.get(seq)
             if record is not None:
                 self._contents.load(queue, QueueMessage(*record))
-            elif seq in wanted and seq < end and seq not in queue.loaded:
-                queue.gone[seq] = None
+            elif seq in wanted and seq < end and seq not in queue.loaded.messages:
+                queue.loaded.gone(seq)
         seq = queue.ready.peek()[0] if queue.ready.count else -1
-        if seq >= end and seq not in queue.loaded:
-            queue.waits = True
+        if seq >= end and seq not in queue.loaded.messages:
+            queue.loaded.wait()
             self._log.on_durable(partial(self._is_durable, queue))
             return
         self.deliver(queue)
 
     def _retry(self, queue: Queue) -> None:
-        queue.waits = False
+        queue.loaded.go_on()
         self.soon(queue)
 
     def _is_durable(self, queue: Queue, error: BaseException | None) -> None:
-        queue.waits = False
+        queue.loaded.go_on()
         if error is None:
             self.soon(queue)
 

@@ -52,13 +52,13 @@ class QueueFacts:
     def facts(self, queues: Iterable[Queue], exchanges: int) -> dict[str, Any]:
         """Return what status says."""
         found = list(queues)
-        longest = nlargest(SHOWN_MAX, found, key=lambda queue: queue.bytes + queue.count)
+        longest = nlargest(SHOWN_MAX, found, key=lambda queue: queue.ready.bytes + queue.count)
         return {
             "queues": len(found),
             "exchanges": exchanges,
             "bindings": self._bounds.bindings.used,
             "consumers": self._bounds.consumers.used,
-            "messages": sum(queue.ready.count + len(queue.withheld) for queue in found),
+            "messages": sum(queue.count for queue in found),
             "unacknowledged": self._bounds.unacknowledged.used,
             "bytes": self._bounds.waiting.used,
             "bytes_max": self._bounds.waiting.total,
@@ -71,7 +71,7 @@ def _of_queue(queue: Queue) -> dict[str, Any]:
     return {
         "queue": queue.name,
         "messages": queue.count,
-        "bytes": queue.bytes,
+        "bytes": queue.ready.bytes,
         "unacknowledged": len(queue.unsettled),
         "consumers": len(queue.consumptions),
         "not_taken": queue.dropped,

@@ -59,7 +59,7 @@ class Settling:
         if outcome in _GIVES_BACK:
             queues = frozenset(each.holder.queue for each in deliveries if isinstance(each.holder, Consumption))
             for queue in queues:
-                queue.returning += 1
+                queue.hold_back()
         work = _Work(deque(deliveries), outcome, queues)
         if waiting is not None:
             waiting.append(work)
@@ -84,7 +84,7 @@ class Settling:
         if deliveries:
             return True
         for queue in returning:
-            queue.returning -= 1
+            queue.go_on()
             self._deliver_soon(queue)
         waiting.popleft()
         if not waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from weft.bounds import Owner
@@ -18,21 +18,29 @@ from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Delivery, QueueMessage
 from weft.edge_node.queues.queue.consumers import Consumers
 from weft.edge_node.queues.queue.credit import UNLIMITED, Credit
+from weft.edge_node.queues.queue.loaded import LoadedMessages
+from weft.edge_node.queues.queue.marks import DeliveryMarks
 from weft.edge_node.queues.queue.ready import Ready
+from weft.edge_node.queues.queue.runs import SeqRuns
+from weft.edge_node.queues.queue.unsettled import Unsettled
 from weft.edge_node.queues.rights import PUBLISH, READ, Use, refusal
 from weft.edge_node.queues.topics import topic_of
-
-LOADED_ENTRY_BYTES = 512
-"""Memory that a message takes beside its payload, about."""
+from weft.protocols.message_headers import EXPIRES
 
 
 class Queue:
-    """State of a queue. ``Queues`` and its parts change it; compared by identity."""
+    """A queue and its messages. Compared by identity. Only the methods here and of its parts change it.
 
-    __slots__ = ("attempts", "bytes", "client", "consumptions", "definition", "deleted", "dropped", "expires",
-                 "getters", "gone", "has_consumed", "loaded", "loaded_bytes", "loading", "lost", "marked", "marking",
-                 "marks", "ready", "reserved", "returning", "suspect", "timer", "unsettled", "unsettled_bytes", "waits",
-                 "withheld")  # fmt: skip
+    | a message is | where | until it |
+    | --- | --- | --- |
+    | ready | ``ready``; perhaps in memory too, ``loaded`` | is the next and a reader takes it, expires, or is purged |
+    | withheld | ``ready.withheld`` | is offered again: there is another reader, or other access rules |
+    | delivered | ``unsettled``; below ``marks.durable`` | is settled: it leaves, is dead-lettered, or is ready again |
+    | dead-lettered | ``unsettled``, with no reader as holder | is stored where it goes to |
+    """
+
+    __slots__ = ("client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "loaded", "lost",
+                 "marks", "ready", "reserved", "returning", "timer", "unsettled")  # fmt: skip
 
     def __init__(self, definition: QueueDefinition, client: QueueClient | None = None) -> None:
         self.definition = definition
@@ -40,36 +48,12 @@ class Queue:
         """Connection that the queue is exclusive to."""
         self.deleted = False
         self.ready = Ready()
-        self.bytes = 0
-        """Payload bytes of ready messages."""
-        self.unsettled: dict[int, Delivery] = {}
-        """Messages that were delivered and are not settled."""
-        self.unsettled_bytes = 0
-        self.attempts: dict[int, int] = {}
-        """Message -> failed deliveries, of those that came back."""
-        self.withheld: list[tuple[int, int]] = []
-        """Number and priority of ready messages that no consumer of now may read."""
-        self.marked = 0
-        """Messages below this one may be delivered: after a crash the log says that they may have been."""
-        self.marking = 0
-        """The same once what is being written is durable."""
-        self.marks = 0
-        """Times that delivery waited for that."""
-        self.suspect = 0
-        """Messages below this one may have been delivered before the last crash."""
-        self.loaded: dict[int, QueueMessage] = {}
-        """Ready messages in memory: the next ones, as far as there is room."""
-        self.loaded_bytes = 0
-        self.loading: asyncio.Task[None] | None = None
-        self.waits = False
-        """True while the next message is not durable, so that it cannot be read."""
-        self.gone: dict[int, None] = {}
-        """Ready messages that the log does not have any more."""
+        self.loaded = LoadedMessages()
+        self.unsettled = Unsettled()
+        self.marks = DeliveryMarks()
         self.consumptions: Consumers[Consumption] = Consumers(single_active=definition.arguments.single_active)
         self.getters: list[Consumption] = []
         """Clients that wait for one message each, or for word that there is none."""
-        self.has_consumed = False
-        """True once there was a consumer."""
         self.returning = 0
         """Times that many messages are on their way back: nothing is delivered until all are there."""
         self.reserved = 0
@@ -99,72 +83,107 @@ class Queue:
     @property
     def count(self) -> int:
         """Return the number of ready messages, those that no reader of now may have included."""
-        return self.ready.count + len(self.withheld)
+        return self.ready.total
+
+    def delete(self) -> None:
+        """Note that the queue is deleted."""
+        self.deleted = True
+        if self.client is not None:
+            self.client.exclusive.pop(self, None)
+
+    # --- in
 
     def is_full(self, more: int = 0, more_bytes: int = 0) -> bool:
         """Return whether the queue's own limits have no room for more messages."""
         arguments = self.definition.arguments
         over_length = arguments.length_max is not None and self.count + more > arguments.length_max
-        return over_length or (arguments.bytes_max is not None and self.bytes + more_bytes > arguments.bytes_max)
+        return over_length or (arguments.bytes_max is not None and self.ready.bytes + more_bytes > arguments.bytes_max)
 
-    def load(self, message: QueueMessage) -> None:
-        """Keep a ready message in memory."""
-        if message.seq not in self.loaded:
-            self.loaded[message.seq] = message
-            self.loaded_bytes += len(message.payload) + LOADED_ENTRY_BYTES
+    def reserve(self) -> None:
+        """Note that a message was accepted, which will be stored."""
+        self.reserved += 1
 
-    def unload(self, seq: int) -> QueueMessage | None:
-        """Return a message in memory, which is not kept any more."""
-        message = self.loaded.pop(seq, None)
-        if message is not None:
-            self.loaded_bytes -= len(message.payload) + LOADED_ENTRY_BYTES
-        return message
+    def forget_reserved(self) -> None:
+        """Note that what was accepted is stored now, or was refused."""
+        self.reserved = 0
+
+    def refused(self) -> None:
+        """Count a message that was not taken."""
+        self.dropped += 1
+
+    def add(self, message: QueueMessage, priority: int) -> None:
+        """Take a new message in."""
+        self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
+        if not self.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
+            self.expires = True
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Make a delivered message ready again."""
+        self.ready.put_back(delivery.seq, delivery.priority, delivery.size)
+
+    def hold_back(self) -> None:
+        """Deliver nothing until as many ``go_on``: messages are on their way back."""
+        self.returning += 1
+
+    def go_on(self) -> None:
+        """Deliver again, when this is the last."""
+        self.returning -= 1
+
+    def restore(self, levels: Mapping[int, SeqRuns], others: Mapping[int, int], size: int) -> None:
+        """Take in the messages that a start found; see ``Ready.restore``."""
+        self.ready.restore(levels, others, size)
+        self.expires = self.expires or bool(self.count)  # it is not known of messages that were not read
+
+    # --- out
 
     def take(self, seq: int) -> int:
         """Take the next message. Return what it is charged with: its payload bytes, about those if it is not in
         memory. The sum is right."""
-        message = self.loaded.get(seq)
-        count = self.count
+        ready = self.ready
+        message = self.loaded.messages.get(seq)
+        count = ready.total
         if count == 1:
-            size = self.bytes
+            size = ready.bytes
         elif message is not None:
-            size = min(len(message.payload), self.bytes)
+            size = min(len(message.payload), ready.bytes)
         else:
-            size = self.bytes // count
-        self.ready.pop()
-        self.bytes -= size
+            size = ready.bytes // count
+        ready.pop(size)
         return size
 
-    def span(self) -> tuple[int, int]:
-        """Return first and end of the numbers of all ready messages, of which there is one."""
-        ends = [*self.ready.ends(), *(seq for seq, _ in self.withheld)]
-        return min(ends), max(ends) + 1
+    def lose(self, seq: int) -> int:
+        """Take the next message, which the log does not have any more; like ``take``."""
+        self.loaded.passed(seq)
+        self.lost += 1
+        return self.take(seq)
 
     def forget_ready(self) -> Iterator[tuple[int, int]]:
         """Forget the ready messages. Return [first, end) of all of them."""
-        ready, withheld, self.ready, self.withheld = self.ready, self.withheld, Ready(), []
-        self.attempts = {seq: count for seq, count in self.attempts.items() if seq in self.unsettled}
-        self.gone.clear()
-        self.bytes = 0
+        ready, self.ready = self.ready, Ready()
+        self.marks.only(self.unsettled)
+        self.loaded.forget_gone()
+        return ready.runs()
 
-        def runs() -> Iterator[tuple[int, int]]:
-            for _, fresh, returned in ready.runs():
-                yield from fresh.runs()
-                for seq in returned:
-                    yield seq, seq + 1
-            for seq, _ in withheld:
-                yield seq, seq + 1
+    def set_timer(self, timer: asyncio.TimerHandle | None = None) -> None:
+        """Have another timer of the next message's time to live, or none."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
 
-        return runs()
+    # --- readers
 
-    def put_back(self, delivery: Delivery) -> None:
-        """Make a delivered message ready again."""
-        self.ready.put_back(delivery.seq, delivery.priority)
-        self.bytes += delivery.size
+    def ask(self, getter: Consumption) -> None:
+        """Have a client wait for a message."""
+        self.getters.append(getter)
 
-    def was_delivered(self, seq: int) -> bool:
-        """Return whether a message may have been delivered before."""
-        return seq < self.suspect or seq in self.attempts
+    def answered(self, getter: Consumption) -> None:
+        """Note that a client does not wait any more."""
+        self.getters.remove(getter)
+
+    def take_getters(self) -> list[Consumption]:
+        """Return the clients that wait, which do not any more."""
+        getters, self.getters = self.getters, []
+        return getters
 
 
 class Consumer(Protocol):

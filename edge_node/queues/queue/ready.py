@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -23,12 +23,22 @@ class _Level:
 class Ready:
     """Numbers of messages by priority, and within one by age. What comes back goes to its former place."""
 
-    __slots__ = ("_levels", "count")
+    __slots__ = ("_levels", "bytes", "count", "withheld")
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
         """Highest first."""
         self.count = 0
+        """Messages that are next for any reader."""
+        self.bytes = 0
+        """Payload bytes of all, about those of each that is not in memory; the sum is right."""
+        self.withheld: list[tuple[int, int]] = []
+        """Number and priority of those that no reader of now may have. Changed by the methods alone."""
+
+    @property
+    def total(self) -> int:
+        """Return the number of messages, those withheld included."""
+        return self.count + len(self.withheld)
 
     def __len__(self) -> int:
         return self.count
@@ -38,26 +48,42 @@ class Ready:
             yield from sorted(level.returned)
             yield from level.fresh
 
-    def add(self, seq: int, priority: int) -> None:
+    def add(self, seq: int, priority: int, size: int) -> None:
         """Add a message that is newer than all others."""
         level = self._levels.get(priority)
         if level is None:
             level = self._begin(priority)
         level.fresh.append(seq)
         self.count += 1
+        self.bytes += size
 
-    def put_back(self, seq: int, priority: int) -> None:
+    def put_back(self, seq: int, priority: int, size: int) -> None:
         """Add a message that was taken."""
+        self.bytes += size
+        self._return(seq, priority)
+
+    def _return(self, seq: int, priority: int) -> None:
         level = self._levels.get(priority)
         if level is None:
             level = self._begin(priority)
         heappush(level.returned, seq)
         self.count += 1
 
-    def put_runs(self, runs: SeqRuns, priority: int) -> None:
-        """Take over the messages of a priority that has none."""
-        self._begin(priority).fresh = runs
-        self.count += len(runs)
+    def restore(self, levels: Mapping[int, SeqRuns], others: Mapping[int, int], size: int) -> None:
+        """Take in what a start found.
+
+        Args:
+            levels: priority -> messages in their order.
+            others: message -> priority, of those outside of that order.
+            size: payload bytes of all.
+        """
+        for priority, runs in levels.items():
+            if runs:
+                self._begin(priority).fresh = runs
+                self.count += len(runs)
+        for seq, priority in others.items():
+            self._return(seq, priority)
+        self.bytes = size
 
     def peek(self) -> tuple[int, int]:
         """Return number and priority of the next message. There must be one."""
@@ -68,8 +94,25 @@ class Ready:
                 return level.fresh.first, priority
         raise IndexError("the queue is empty")
 
-    def pop(self) -> None:
-        """Take the message that ``peek`` returned."""
+    def pop(self, size: int) -> None:
+        """Take the message that ``peek`` returned, with its part of the bytes."""
+        self.bytes -= size
+        self._pop()
+
+    def withhold(self) -> int:
+        """Put the next message aside until ``offer``. Return its number."""
+        seq, priority = self.peek()
+        self._pop()
+        self.withheld.append((seq, priority))
+        return seq
+
+    def offer(self) -> None:
+        """Put those withheld back to their places."""
+        withheld, self.withheld = self.withheld, []
+        for seq, priority in withheld:
+            self._return(seq, priority)
+
+    def _pop(self) -> None:
         for level in self._levels.values():
             if level.returned:
                 heappop(level.returned)
@@ -83,20 +126,29 @@ class Ready:
         """Return the numbers of the next messages."""
         return list(islice(self, count))
 
-    def runs(self) -> Iterator[tuple[int, SeqRuns, list[int]]]:
+    def levels(self) -> Iterator[tuple[int, SeqRuns, list[int]]]:
         """Yield priority, fresh messages, and those that came back, of each priority."""
         for priority, level in self._levels.items():
             yield priority, level.fresh, level.returned
 
-    def ends(self) -> Iterator[int]:
-        """Yield numbers of which the lowest and the highest are those of all messages."""
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Yield [first, end) of all messages, those withheld included."""
+        for level in self._levels.values():
+            yield from level.fresh.runs()
+            for seq in level.returned:
+                yield seq, seq + 1
+        for seq, _ in self.withheld:
+            yield seq, seq + 1
+
+    def span(self) -> tuple[int, int]:
+        """Return first and end of the numbers of all messages, of which there is one."""
+        ends = [seq for seq, _ in self.withheld]
         for level in self._levels.values():
             if level.fresh.count:
-                yield level.fresh.first
-                yield level.fresh.last
+                ends += level.fresh.first, level.fresh.last
             if level.returned:
-                yield level.returned[0]
-                yield max(level.returned)
+                ends += level.returned[0], max(level.returned)
+        return min(ends), max(ends) + 1
 
     def _begin(self, priority: int) -> _Level:
         level = self._levels[priority] = _Level()

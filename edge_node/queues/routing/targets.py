@@ -59,13 +59,13 @@ class Admission:
         """Return whether a queue takes one more message, and count it where it does not."""
         arguments = queue.definition.arguments
         if arguments.rejects and queue.is_full(queue.reserved + 1, size):
-            queue.dropped += 1
+            queue.refused()
             self.not_taken += 1
             return False
         if not self.has_share(queue, size):
             return False
         if arguments.rejects:
-            queue.reserved += 1
+            queue.reserve()
             self.reserved[queue] = None
         return True
 
@@ -74,7 +74,7 @@ class Admission:
         owner = queue.definition.owner
         if self.waiting.fits(owner, size + ENTRY_BYTES):
             return True
-        queue.dropped += 1
+        queue.refused()
         self.not_taken += 1
         self.waiting.refuse(owner, size + ENTRY_BYTES)
         return False
@@ -83,7 +83,7 @@ class Admission:
         """Forget what was accepted: it is in the queues now, or was refused."""
         if self.reserved:
             for queue in self.reserved:
-                queue.reserved = 0
+                queue.forget_reserved()
             self.reserved.clear()
 
 

@@ -154,11 +154,11 @@ class QueueState:
                 for each in range(max(seq, batch.base_seq), min(end, batch.end_seq)):
                     fold.add_message(each, batch)
                 seq = batch.end_seq
-        for queue in fold.queues.values():
-            queue.settle()
+        for known in fold.queues.values():
+            known.settle()
             if not self.clean:
-                queue.suspect = max(queue.suspect, queue.marked)
-            queue.marked = 0
+                known.suspect = max(known.suspect, known.marked)
+            known.marked = 0
         self.exchanges, self.queues, self.bindings = fold.exchanges, fold.queues, fold.left_bindings()
         self.next_number, self.first = fold.next_number, fold.first
 
@@ -183,17 +183,17 @@ class _Fold:
         if changes.started >= 0:
             self.crashed(changes.started)
         for number, settled in changes.settled.items():
-            if (queue := self.queues.get(number)) is not None:
+            if (known := self.queues.get(number)) is not None:
                 left = SeqRuns()
                 left.add_bytes(settled.messages.firsts, settled.messages.counts)
-                queue.left += left.runs()
-                queue.bytes -= settled.bytes
+                known.left += left.runs()
+                known.bytes -= settled.bytes
         for number, marked in changes.marked.items():
-            if (queue := self.queues.get(number)) is not None:
-                queue.marked = max(queue.marked, marked)
+            if (known := self.queues.get(number)) is not None:
+                known.marked = max(known.marked, marked)
         for number, attempts in changes.attempts.items():
-            if (queue := self.queues.get(number)) is not None:
-                queue.attempts.update(attempts)
+            if (known := self.queues.get(number)) is not None:
+                known.attempts.update(attempts)
         for binding in changes.bindings_gone:
             self._bindings.pop(binding, None)
         for number in changes.queues_gone:

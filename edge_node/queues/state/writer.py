@@ -123,7 +123,7 @@ class QueueStateWriter:
     def attempted(self, queue: Queue, seq: int) -> None:
         """Note that a delivery failed."""
         if queue.kept:
-            self._attempts.setdefault(queue.number, {})[seq] = queue.attempts[seq]
+            self._attempts.setdefault(queue.number, {})[seq] = queue.marks.attempts[seq]
             self._call()
 
     def gone(
@@ -305,15 +305,15 @@ def _runs_of(parts: list[tuple[int, int]]) -> Runs:
 
 def contents_of(queue: Queue) -> Iterator[QueueCopy]:
     """Yield what a copy says of a queue: in several parts where it is much."""
-    others = [*queue.withheld]
-    others += [(seq, delivery.priority) for seq, delivery in queue.unsettled.items()]
-    for priority, _, returned in queue.ready.runs():
+    others = [*queue.ready.withheld]
+    others += [(delivery.seq, delivery.priority) for delivery in queue.unsettled]
+    for priority, _, returned in queue.ready.levels():
         others += [(seq, priority) for seq in returned]
-    size = queue.bytes + queue.unsettled_bytes
-    marked = max(queue.marked, queue.marking)  # what was written of it is void with this copy
-    if not (size or others or queue.count or queue.attempts or marked or queue.suspect):
+    size, marks = queue.ready.bytes + queue.unsettled.bytes, queue.marks
+    marked = marks.highest  # what was written of it is void with this copy
+    if not (size or others or queue.count or marks.attempts or marked or marks.suspect):
         return  # as its definition says
-    yield QueueCopy(queue.number, size, {}, others, queue.attempts, marked, queue.suspect)
-    for priority, fresh, _ in queue.ready.runs():
+    yield QueueCopy(queue.number, size, {}, others, marks.attempts, marked, marks.suspect)
+    for priority, fresh, _ in queue.ready.levels():
         for firsts, counts in fresh.to_bytes():
             yield QueueCopy(queue.number, 0, {priority: Runs(firsts, counts)}, [], {}, 0, 0)

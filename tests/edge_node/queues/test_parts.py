@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,8 +16,13 @@ from hypothesis import strategies as st
 from weft.bounds import Owner, OwnerKind, Refusals
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.definitions import BindingDefinition, ExchangeDefinition, ExchangeKind
+from weft.edge_node.queues.queue import queue as part_of_queue
+from weft.edge_node.queues.queue.loaded import LoadedMessages
+from weft.edge_node.queues.queue.marks import DeliveryMarks
+from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.queues.queue.ready import Ready
 from weft.edge_node.queues.queue.runs import SeqRuns
+from weft.edge_node.queues.queue.unsettled import Unsettled
 from weft.edge_node.queues.routing import look_up_cost
 from weft.edge_node.queues.routing.exchange import Destination, Exchange
 from weft.edge_node.queues.routing.headers import HeadersBindings
@@ -175,20 +182,21 @@ def test_what_comes_back_goes_to_its_place(steps: list[tuple[int, int]]) -> None
     ready, model, out = Ready(), list[tuple[int, int]](), list[tuple[int, int]]()
     for number, (is_new, priority) in enumerate(steps):
         if is_new:
-            ready.add(number, priority)
+            ready.add(number, priority, number)
             model.append((-priority, number))
         elif model:
             model.sort()
             negative, seq = model.pop(0)
             assert ready.peek() == (seq, -negative)
-            ready.pop()
+            ready.pop(seq)
             out.append((negative, seq))
         elif out:
             negative, seq = out.pop()
-            ready.put_back(seq, -negative)
+            ready.put_back(seq, -negative, seq)
             model.append((negative, seq))
     assert list(ready) == [seq for _, seq in sorted(model)]
     assert len(ready) == len(model)
+    assert ready.bytes == sum(seq for _, seq in model)
 
 
 @settings(max_examples=30, deadline=None)
@@ -233,3 +241,25 @@ def test_a_key_is_a_topic_and_comes_back_as_it_was(exchange: str, key: str) -> N
     topic = topic_of(exchange, key)
     check_topic(topic)
     assert origin_of(topic.encode(), headers_of_route(exchange, key, topic)) == (exchange, key)
+
+
+def test_a_queue_s_state_is_changed_in_its_room_alone() -> None:
+    fields = {name for part in (Queue, Ready, LoadedMessages, Unsettled, DeliveryMarks) for name in part.__slots__}
+    folder = Path(part_of_queue.__file__).parent
+    found = []
+    for path in folder.parent.rglob("*.py"):
+        if path.parent == folder:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                targets = [each for target in node.targets for each in getattr(target, "elts", [target])]
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+                targets = [node.target]
+            elif isinstance(node, ast.Delete):
+                targets = node.targets
+            for target in targets:
+                owner = target.value if isinstance(target, ast.Subscript) else target
+                if isinstance(owner, ast.Attribute) and owner.attr in fields and "queue" in ast.unparse(owner.value):
+                    found.append(f"{path.name}: {ast.unparse(target)}")
+    assert found == []

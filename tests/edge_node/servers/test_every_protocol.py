@@ -21,7 +21,7 @@ from tests.edge_node.servers.proxy import proxy
 from tests.support.waiting import PATIENCE_S, until
 from weft.config.units import Address
 from weft.edge_node.access import users
-from weft.edge_node.ingest.ingest import Ingest
+from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.servers.clients.turns import Turns
 
@@ -337,14 +337,14 @@ async def test_who_waits_for_a_turn_that_fails_is_told(
 ) -> None:
     """HTTP has an answer for it, other connections end: no client waits for an answer that never comes."""
 
-    def failing(self: Ingest, topic: bytes, *_: object) -> None:
+    def failing(self: Routing, topic: bytes, *_: object) -> None:
         raise RuntimeError("a fault of the node")
 
     async with node_for(make, tmp_path) as (node, way):
         first, second = await entered(make, way), await entered(make, way)
         with monkeypatch.context() as fault:
             fault.setattr(Turns, "admits", lambda self, now: False)  # what comes waits for its turn
-            fault.setattr(Ingest, "route_to", failing)
+            fault.setattr(Routing, "route_to", failing)
             begun = time.monotonic()
             is_stored = False
             with contextlib.suppress(Exception):

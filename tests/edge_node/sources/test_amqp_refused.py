@@ -27,7 +27,7 @@ from weft.edge_node.sources.topics import Topics
 
 async def test_nothing_is_taken_behind_a_message_that_the_log_has_refused() -> None:
     """The acknowledgement of a later one says "all up to here", and the broker would delete the one between."""
-    ingest = cast(Any, SimpleNamespace(routes_of=lambda identity: None))
+    ingest = cast(Any, SimpleNamespace(routing=SimpleNamespace(routes_of=lambda identity: None)))
     node = NodeParts(ingest, Rounds(lambda: None), time.time_ns)
     taken = list[Any]()
 
