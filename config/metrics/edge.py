@@ -41,7 +41,7 @@ EDGE_METRICS = (
     Metric(
         "weft_edge_authentications_turned_away_total",
         "counter",
-        "Clients refused because limits.authentications was reached.",
+        "Clients refused because limits.authentications was reached; they count as refused by authentication as well.",
     ),
     Metric("weft_edge_authentications_waiting", "gauge", "Passwords waiting to be checked."),
     Metric("weft_edge_reloads_total", "counter", "Successful reloads of users, access rules and certificates."),
