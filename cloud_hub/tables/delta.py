@@ -7,26 +7,23 @@ version that it has seen: deltalake does not refuse a transaction version that i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as pads
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import CommitProperties
 from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
-from weft.cloud_hub.tables.errors import TableConflict, TableError
+from weft.cloud_hub.tables.errors import TableError
 from weft.protocols.payloads import PayloadKind
+from weft.storage.table.delta.calls import cause_of, guarded
+from weft.storage.table.delta.versions import NO_HOOKS, add_columns, create_table, open_table, transaction, write
 from weft.storage.table.names import table_payload
 from weft.storage.table_log import ACTIONS_KEY
 
 T = TypeVar("T")
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Properties that turn deltalake's own checkpoints off: they are not synced. ``maintenance`` makes checkpoints when the
-log before them is durable."""
-
 _SCAN_ROWS = 128 << 10
 
 
@@ -52,29 +49,7 @@ async def in_thread(call: Callable[[], T]) -> T:
         TableConflict: another writer was first.
         TableError: anything else, Rust panics included.
     """
-    return await asyncio.to_thread(_guarded, call)
-
-
-def _guarded(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except TableError:
-        raise
-    except CommitFailedError as error:
-        raise TableConflict(_sentence(error)) from error
-    except Exception as error:
-        raise TableError(_sentence(error)) from error
-    except BaseException as error:
-        # A Rust panic derives from BaseException, so that no `except Exception` swallows it; it must not end the hub.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TableError(_sentence(error)) from error
-
-
-def _sentence(error: BaseException) -> str:
-    """Return the first line of an error: deltalake appends a backtrace."""
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    return await asyncio.to_thread(guarded, call)
 
 
 class DeltaHandle:
@@ -86,27 +61,13 @@ class DeltaHandle:
     @classmethod
     def open(cls, uri: str, options: dict[str, str]) -> DeltaHandle | None:
         """Return the table as it is now, or None when there is none."""
-        try:
-            return cls(DeltaTable(uri, storage_options=options))
-        except TableNotFoundError:
-            return None
+        table = open_table(uri, options)
+        return None if table is None else cls(table)
 
     @classmethod
     def create(cls, uri: str, options: dict[str, str], schema: pa.Schema, configuration: dict[str, str]) -> None:
-        """Create an empty table unless one exists (reader version 1, writer version 2: every engine reads it).
-
-        ``configuration`` may have names of our own beside Delta's.
-        """
-        DeltaTable.create(
-            uri,
-            schema,
-            mode="ignore",
-            configuration=configuration,
-            raise_if_key_not_exists=False,
-            storage_options=options,
-            commit_properties=CommitProperties(max_commit_retries=0),
-            post_commithook_properties=_NO_HOOKS,
-        )
+        """Create an empty table unless one exists."""
+        create_table(uri, options, schema, configuration)
 
     @property
     def version(self) -> int:
@@ -119,8 +80,7 @@ class DeltaHandle:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the version of an application's last transaction; None when it never committed."""
-        found = self._table.transaction_version(app_id)
-        return None if found is None else int(found)
+        return transaction(self._table, app_id)
 
     def columns(self) -> list[tuple[str, str]]:
         """Return (name, type) of the columns, in the table's order. Nested types read "nested"."""
@@ -145,7 +105,7 @@ class DeltaHandle:
         """
         commit = CommitProperties(max_commit_retries=0, custom_metadata={ACTIONS_KEY: 1})
         alter = self._table.alter
-        alter.set_table_properties(properties, commit_properties=commit, post_commithook_properties=_NO_HOOKS)
+        alter.set_table_properties(properties, commit_properties=commit, post_commithook_properties=NO_HOOKS)
 
     def add_columns(self, names: Sequence[str]) -> None:
         """Add text columns. Existing rows have null there.
@@ -153,9 +113,7 @@ class DeltaHandle:
         Raises:
             TableConflict: the table is not what this handle has seen.
         """
-        fields = [Field(name, PrimitiveType("string"), nullable=True) for name in names]
-        properties = CommitProperties(max_commit_retries=0)
-        self._table.alter.add_columns(fields, commit_properties=properties, post_commithook_properties=_NO_HOOKS)
+        add_columns(self._table, [Field(name, PrimitiveType("string"), nullable=True) for name in names])
 
     def commit(self, files: Sequence[DataFile], positions: dict[str, int], schema: pa.Schema) -> None:
         """Add files and move the positions, in one version.
@@ -165,7 +123,7 @@ class DeltaHandle:
                 this very commit, only a new reading tells.
         """
         adds = [_add(file, data_change=True) for file in files]
-        self._write(adds, [Transaction(app_id, end) for app_id, end in positions.items()], schema)
+        self._write(adds, positions, schema)
 
     def replace(self, old: Sequence[DataFile], new: DataFile, now_ms: int, schema: pa.Schema) -> None:
         """Replace files by one file with the same rows.
@@ -174,21 +132,11 @@ class DeltaHandle:
             TableConflict: as ``commit``.
         """
         removes = [RemoveAction(file.path, False, now_ms, file.size, {}) for file in old]
-        self._write([_add(new, data_change=False), *removes], [], schema)
+        self._write([_add(new, data_change=False), *removes], {}, schema)
 
-    def _write(self, actions: list[Any], transactions: list[Any], schema: pa.Schema) -> None:
+    def _write(self, actions: list[Any], transactions: Mapping[str, int], schema: pa.Schema) -> None:
         made = self.version + 1
-        self._table.create_write_transaction(
-            actions,
-            "append",
-            schema,
-            commit_properties=CommitProperties(
-                max_commit_retries=0,
-                app_transactions=transactions,
-                custom_metadata={ACTIONS_KEY: len(actions) + len(transactions)},
-            ),
-            post_commithook_properties=_NO_HOOKS,
-        )
+        write(self._table, actions, transactions, schema)
         # The handle does not follow by itself, and the newest version may be another writer's by now.
         self._table.load_as_version(made)
 
@@ -222,7 +170,7 @@ class DeltaHandle:
                     fragment_scan_options=checked,
                 ).to_batches()  # fmt: skip
             except (OSError, pa.ArrowException) as error:
-                raise TableError(f"{fragment.path} is damaged: {_sentence(error)}") from error
+                raise TableError(f"{fragment.path} is damaged: {cause_of(error)}") from error
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version."""
@@ -234,7 +182,7 @@ class DeltaHandle:
 
     def vacuum(self, retention_hours: int) -> int:
         """Remove files that no version within the retention refers to, including orphans. Return their number."""
-        removed = self._table.vacuum(retention_hours, dry_run=False, full=True, post_commithook_properties=_NO_HOOKS)
+        removed = self._table.vacuum(retention_hours, dry_run=False, full=True, post_commithook_properties=NO_HOOKS)
         return len(removed)
 
 

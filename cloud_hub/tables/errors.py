@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.storage.table.errors import TableError
+from weft.storage.table.errors import TableConflict, TableError
 
 __all__ = ["StreamStopped", "TableConflict", "TableDiverged", "TableError"]
 
@@ -10,10 +10,6 @@ __all__ = ["StreamStopped", "TableConflict", "TableDiverged", "TableError"]
 class TableDiverged(TableError):
     """A table that holds rows of another history than the log's. No more rows are added to it: they would be doubled
     or missing among those that are there."""
-
-
-class TableConflict(TableError):
-    """A commit that lost against another writer. Read the table again and decide again."""
 
 
 class StreamStopped(TableError):

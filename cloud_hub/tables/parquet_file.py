@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from weft.cloud_hub.tables.columns import levels_of
 from weft.cloud_hub.tables.delta import DataFile
-from weft.cloud_hub.tables.statistics import FileStatistics, statistics_columns
+from weft.cloud_hub.tables.statistics import statistics_columns
+from weft.storage.table.delta.row_groups import RowGroups
+from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
-ROW_GROUP_ROWS_MAX = 128 << 10
 PAGE_ROWS_MAX = 8 << 10
 """Rows of a page. Readers that know page indexes, as Spark, read of a row group only the pages with their time: an hour
 of five days is a hundredth of the table, and often a small part of one row group."""
 ROW_GROUP_BYTES_MAX = 64 << 20
-COMPRESSION_LEVEL = 3
 _COUNTERS = dict.fromkeys(("_offset", "_seq", "_time", "_received"), "DELTA_BINARY_PACKED")
 """Columns that mostly count up: a byte or two per value instead of eight."""
 _PLAIN = {*_COUNTERS, "_shard", "_resent", "_headers", "payload", BYTES_COLUMN}
@@ -30,50 +29,31 @@ class ParquetFile:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(
-            self._sink,
+        self._groups = RowGroups(
             schema,
-            compression="zstd",
-            compression_level=COMPRESSION_LEVEL,
+            ROW_GROUP_BYTES_MAX,
             use_dictionary=[name for name in schema.names if name not in _PLAIN],
             column_encoding=_COUNTERS,
-            # A flipped bit in a page without a checksum is mostly read as another value, without an error.
-            write_page_checksum=True,
             max_rows_per_page=PAGE_ROWS_MAX,
             write_page_index=True,
             write_statistics=[name for name in schema.names if name not in _CONTENT],
         )
-        self._group: list[pa.RecordBatch] = []
-        self._group_rows = self._group_bytes = 0
         self._statistics = FileStatistics(statistics_columns(levels_of(schema)))
         self.rows = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Take rows of the schema. They are compressed a row group at a time."""
         for batch in batches:
-            self._group.append(batch)
-            self._group_rows += batch.num_rows
-            self._group_bytes += batch.get_total_buffer_size()
+            self._groups.add(batch)
             self.rows += batch.num_rows
             self._statistics.add(batch)
-            if self._group_rows >= ROW_GROUP_ROWS_MAX or self._group_bytes >= ROW_GROUP_BYTES_MAX:
-                self._flush()
 
     def finish(self) -> memoryview:
         """Return the file's bytes. No rows can be added afterwards."""
-        self._flush()
-        self._writer.close()
-        return memoryview(self._sink.getvalue()).cast("B")
+        return self._groups.finish()
 
     def data_file(self, path: str, size: int, now_ms: int) -> DataFile:
         """Return the file's entry for a table's log."""
         first, last = self._statistics.bounds("_offset")
         shard, _ = self._statistics.bounds("_shard")
         return DataFile(path, size, self.rows, shard, first, last + 1, now_ms, self._statistics.to_json())
-
-    def _flush(self) -> None:
-        if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group, self.schema), ROW_GROUP_ROWS_MAX)
-        self._group = []
-        self._group_rows = self._group_bytes = 0

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from weft.proofs.audit.counts import LaneKey, SeqCounts, coded, lanes_of, unsigned
 from weft.proofs.audit.log_task import COLUMNS
-from weft.proofs.audit.table_task import AuditedTable, TableTask, guarded
+from weft.proofs.audit.table_task import AuditedTable, TableTask
 from weft.protocols.ranges import Range, RangeSet
 from weft.storage.chunk_log import open_cluster, table_key
 from weft.storage.hub_keys import deletion_key, deletion_prefix
 from weft.storage.object_store import AlreadyExists, ObjectStore
+from weft.storage.table.delta.calls import guarded
 from weft.storage.table.errors import TableError
 
 FORMAT: Final = 1

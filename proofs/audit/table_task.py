@@ -6,17 +6,15 @@ The files of one version never change, so tasks anywhere read the same rows as l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.fs
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
 from weft.proofs.audit.contents import add_payloads
@@ -30,6 +28,8 @@ from weft.protocols.ranges import RangeSet
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
+from weft.storage.table.delta.calls import guarded
+from weft.storage.table.delta.versions import open_table
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import app_id, table_payload
 
@@ -37,32 +37,6 @@ TASK_BYTES = 32 << 20
 """Bytes of files for one task. A longer file is shared by several, by row groups."""
 SLICES_MAX = 64
 SCAN_ROWS = 128 << 10
-
-T = TypeVar("T")
-
-
-def guarded(call: Callable[[], T]) -> T:
-    """Return what a call of deltalake or pyarrow returns.
-
-    Raises:
-        TableError: what the call raised, in one line. A Rust panic is a BaseException, and deltalake appends a
-            backtrace.
-    """
-    try:
-        return call()
-    except TableError:
-        raise
-    except Exception as error:
-        raise TableError(_sentence(error)) from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TableError(_sentence(error)) from error
-
-
-def _sentence(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 class File(NamedTuple):
@@ -141,9 +115,8 @@ class AuditedTable:
 
 
 def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, version: int | None) -> AuditedTable | None:
-    try:
-        table = DeltaTable(uri, version, storage_options=options)
-    except TableNotFoundError:
+    table = open_table(uri, options, version)
+    if table is None:
         return None
     found = {
         shard: table.transaction_version(app_id(cluster.cluster_id, stream, shard)) for shard in range(cluster.shards)

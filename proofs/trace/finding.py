@@ -19,9 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.fs
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
-from weft.proofs.audit.table_task import file_system, guarded
+from weft.proofs.audit.table_task import file_system
 from weft.proofs.trace.errors import TraceError
 from weft.proofs.trace.narrowing import Narrowing
 from weft.proofs.trace.used import Used
@@ -33,6 +32,8 @@ from weft.protocols.shard.shard_state import ShardState, lane_of
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
+from weft.storage.table.delta.calls import guarded
+from weft.storage.table.delta.versions import open_table
 from weft.storage.table.names import app_id, table_payload
 from weft.storage.table.rows import FIXED_COLUMNS, section_rows, usable_fields
 
@@ -129,9 +130,8 @@ class OpenTable(NamedTuple):
     @classmethod
     def open(cls, uri: str, options: dict[str, str]) -> OpenTable | None:
         """Return the table as it is now, or None when there is none. Blocks."""
-        try:
-            table = DeltaTable(uri, storage_options=options)
-        except TableNotFoundError:
+        table = open_table(uri, options)
+        if table is None:
             return None
         types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
         payload = table_payload(types.get("payload"), table.metadata().configuration)

@@ -8,8 +8,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from weft.proofs.audit.table_task import guarded
 from weft.proofs.trace.errors import TraceError
+from weft.storage.table.delta.calls import guarded
 from weft.storage.table.errors import TableError
 
 _INNER = "weft_rows"

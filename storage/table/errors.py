@@ -6,3 +6,7 @@ from __future__ import annotations
 class TableError(Exception):
     """A table that could not be read or changed, or does not fit the log. Nothing is lost: the log keeps the
     records."""
+
+
+class TableConflict(TableError):
+    """A commit that lost against another writer, or whose outcome is unknown. Read the table again and decide again."""

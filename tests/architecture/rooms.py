@@ -135,10 +135,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("query",),
     ),
     "storage": (
-        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps", "table"),
+        ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
         ("object_store", "segment_log"),
         ("cluster", "data_directory", "manifest", "nodes", "offset_index", "table_log"),
-        ("chunk_log",),
+        ("chunk_log", "table"),
         ("store_formats",),
     ),
     "proofs": (

@@ -14,7 +14,14 @@ from tests.architecture.house import ALLOWED, ROOT, nodes, place, sources
 
 THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "obstore": ("storage/object_store/",),
-    "deltalake": ("cloud_hub/tables/", "proofs/audit/", "proofs/trace/", "spark_sinks/", "weft/demo/"),
+    "deltalake": (
+        "storage/table/delta/",
+        "cloud_hub/tables/",
+        "proofs/audit/",
+        "proofs/trace/",
+        "spark_sinks/",
+        "weft/demo/",
+    ),
     "psycopg": ("spark_sinks/sinks/jdbc/",),
     "pyspark": ("spark_sinks/", "pyspark_weft/", "weft/commands/", "weft/demo/"),
     "aiohttp": ("edge_node/", "cloud_hub/", "replication/runner", "bounds/http_server"),

@@ -18,10 +18,10 @@ from spark_sinks.pipelines.check.report import Report
 from spark_sinks.sinks.delta.arguments import check_same_partitions
 from spark_sinks.sinks.delta.columns import arrow_columns, missing_columns
 from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.table import cause_of
 from weft.config.errors import KeyPath
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
+from weft.storage.table.delta.calls import cause_of
 
 POSITION = ("_shard", "_offset")
 """Columns by which a sink knows what it has already."""

@@ -12,24 +12,22 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta.columns import Layout
 from spark_sinks.sinks.delta.keys import codes_of
 from spark_sinks.sinks.delta.place import Place
-from spark_sinks.sinks.delta.statistics import FileStatistics
+from weft.storage.table.delta.row_groups import RowGroups
+from weft.storage.table.delta.statistics import FileStatistics
 
 FILE_BYTES_MAX = 128 << 20
 """Compressed bytes after which a task begins another file."""
-GROUP_ROWS_MAX = 128 << 10
 GROUP_BYTES_MAX = 32 << 20
 BUFFERED_BYTES_MAX = 192 << 20
 """Bytes of unfinished files that a task holds; then it finishes the largest."""
 FILES_MAX = 1000
 """Maximum number of files that one task writes in a batch: a column of too many values makes a file for each."""
-COMPRESSION_LEVEL = 3
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.@+-]{1,60}")
 _NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -67,10 +65,10 @@ class FileWriter:
         for values, rows in self._partitions(batch):
             file = self._open.setdefault(values, _OpenFile(self._schema, self._layout.statistics))
             file.add(rows)
-            if file.written >= FILE_BYTES_MAX:
+            if file.groups.written >= FILE_BYTES_MAX:
                 self._finish(values)
-        while sum(file.bytes for file in self._open.values()) > BUFFERED_BYTES_MAX:
-            self._finish(max(self._open, key=lambda values: self._open[values].bytes))
+        while sum(file.groups.bytes for file in self._open.values()) > BUFFERED_BYTES_MAX:
+            self._finish(max(self._open, key=lambda values: self._open[values].groups.bytes))
 
     def finish(self) -> list[NewFile]:
         """Write what is unfinished. Return all files, which are durable."""
@@ -101,7 +99,7 @@ class FileWriter:
                 f"values, or repartition the rows by {', '.join(self._layout.partition_by)} before the sink"
             )
         file = self._open.pop(values)
-        data = file.finish()
+        data = file.groups.finish()
         folders = [_folder(name, value) for name, value in zip(self._layout.partition_by, values, strict=True)]
         path = "/".join([*folders, f"part-{secrets.token_hex(12)}.parquet"])
         run(self._place.store.create(f"{self._place.key}/{path}", data))
@@ -110,53 +108,16 @@ class FileWriter:
 
 
 class _OpenFile:
-    """A Parquet file in memory, written a row group at a time."""
+    """A Parquet file in memory, and the bounds of its rows."""
 
     def __init__(self, schema: pa.Schema, statistics: tuple[str, ...]) -> None:
         self.statistics = FileStatistics(statistics)
-        self._sink = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            schema,
-            compression="zstd",
-            compression_level=COMPRESSION_LEVEL,
-            # A flipped bit in a page without a checksum is mostly read as another value, without an error.
-            write_page_checksum=True,
-        )
-        self._schema = schema
-        self._group: list[pa.RecordBatch] = []
-        self._group_rows = self._group_bytes = 0
-
-    @property
-    def written(self) -> int:
-        """Return the compressed bytes so far."""
-        return int(self._sink.tell())
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes that the file takes in memory, unfinished row group included."""
-        return self.written + self._group_bytes
+        self.groups = RowGroups(schema, GROUP_BYTES_MAX)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows."""
         self.statistics.add(batch)
-        self._group.append(batch)
-        self._group_rows += batch.num_rows
-        self._group_bytes += batch.nbytes
-        if self._group_rows >= GROUP_ROWS_MAX or self._group_bytes >= GROUP_BYTES_MAX:
-            self._flush()
-
-    def finish(self) -> memoryview:
-        """Return the bytes of the file."""
-        self._flush()
-        self._writer.close()
-        return memoryview(self._sink.getvalue()).cast("B")
-
-    def _flush(self) -> None:
-        if self._group:
-            self._writer.write_table(pa.Table.from_batches(self._group, self._schema), GROUP_ROWS_MAX)
-        self._group = []
-        self._group_rows = self._group_bytes = 0
+        self.groups.add(batch)
 
 
 def partition_text(value: Any) -> str | None:

@@ -24,9 +24,9 @@ from spark_sinks.sinks.delta.columns import Layout
 from spark_sinks.sinks.delta.files import FileWriter, NewFile
 from spark_sinks.sinks.delta.keys import later, match
 from spark_sinks.sinks.delta.place import Place
-from spark_sinks.sinks.delta.statistics import after_cut, bounds_of
 from spark_sinks.sinks.delta.table import HeldFile
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA
+from weft.storage.table.delta.statistics import after_cut, bounds_of
 
 SMALL_FILE_BYTES = 8 << 20
 """Size up to which a file is rewritten by the driver, its rows in one file with the new ones."""

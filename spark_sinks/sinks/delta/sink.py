@@ -35,9 +35,10 @@ from spark_sinks.sinks.delta.keys import last_of_each
 from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
 from spark_sinks.sinks.delta.place import place_of
 from spark_sinks.sinks.delta.positions import OFFSET, SHARD, PositionFilter, Positions, merged_ends
-from spark_sinks.sinks.delta.table import Conflict, DurableTable, HeldFile, Reading
+from spark_sinks.sinks.delta.table import DurableTable, HeldFile, Reading
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
 from weft.protocols.lane import NAME_RULE, valid_name
+from weft.storage.table.errors import TableConflict
 
 ATTEMPTS_MAX = 20
 """Maximum number of times that a batch is committed on top of another version because another writer was first."""
@@ -186,7 +187,7 @@ class DeltaSink:
         if batch_id <= self._batch_id:
             self._seen = {}  # a repetition, or another run
         written: _Written | None = None
-        latest: Conflict | None = None
+        latest: TableConflict | None = None
         for _ in range(ATTEMPTS_MAX):
             try:
                 continues = batch_id > 0 if replaced is None else replaced.continues
@@ -195,7 +196,7 @@ class DeltaSink:
                 if written is None or (written.positions, written.layout) != (positions, reading.layout):
                     written = self._write(frame, reading.layout, positions)
                 self._commit(frame, reading, written, replaced)
-            except Conflict as conflict:
+            except TableConflict as conflict:
                 # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
                 latest = conflict
                 if self._kept is not None:
@@ -260,7 +261,7 @@ class DeltaSink:
             raise SinkError(f"table {self.place.uri} is append-only (delta.appendOnly); leave keys out, or change that")
         if missing := missing_columns(reading.layout.schema, rows):
             reading.add_columns(missing)
-            raise Conflict("columns were added")
+            raise TableConflict("columns were added")
         return reading
 
     def _positions(self, reading: Reading) -> Positions:

@@ -1,19 +1,13 @@
-"""A Delta table through deltalake: readings of it, and versions made on top of them.
-
-deltalake does not refuse a transaction version that is already there. So what is decided from a reading is committed
-on top of the version that was read, or not at all.
-"""
+"""The table of a sink: readings of it, and versions made on top of them."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import DeltaTable
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -22,13 +16,12 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta.columns import Layout, properties_of, table_layout
 from spark_sinks.sinks.delta.files import NewFile, partition_text
 from spark_sinks.sinks.delta.place import Place
-from weft.storage.table_log import ACTIONS_KEY, TableLog
+from weft.storage.table.delta import calls
+from weft.storage.table.delta.versions import add_columns, create_table, open_table, transaction, write
+from weft.storage.table.errors import TableConflict, TableError
+from weft.storage.table_log import TableLog
 
 T = TypeVar("T")
-_CAUSE = re.compile(r"\s*(?:\x1b\[\d+m)?\u21b3(?:\x1b\[0m)?\s*(.+)")
-"""A line of a tree of causes, with or without colours."""
-_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Properties that turn deltalake's own checkpoints off: they are not synced."""
 CHECKPOINT_VERSIONS = 100
 """Versions between checkpoints."""
 WRITER_FEATURES = frozenset(
@@ -44,10 +37,6 @@ WRITER_FEATURES = frozenset(
 )
 _DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invariants")
 """Metadata of columns by which a table asks its writers to compute or check values."""
-
-
-class Conflict(Exception):
-    """A commit that lost against another writer, or whose outcome is unknown. Read the table again and decide again."""
 
 
 class HeldFile(NamedTuple):
@@ -67,34 +56,21 @@ def guarded(call: Callable[[], T], place: Place) -> T:
     """Run a deltalake call.
 
     Raises:
-        Conflict: another writer was first.
+        TableConflict: another writer was first.
         SinkError: anything else, Rust panics included.
     """
     try:
-        return call()
-    except (SinkError, Conflict):
+        return calls.guarded(call)
+    except TableConflict:
         raise
-    except CommitFailedError as error:
-        raise Conflict(cause_of(error)) from error
-    except OSError as error:
-        raise SinkError(
-            f"table {place.uri}: {cause_of(error)}. See to its disk or object store, and start the query again: "
-            "it goes on where it was"
-        ) from error
-    except Exception as error:
-        raise SinkError(f"table {place.uri}: {cause_of(error)}") from error
-    except BaseException as error:
-        # A Rust panic derives from BaseException, so that no `except Exception` swallows it; it must not end the query.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise SinkError(f"table {place.uri}: {cause_of(error)}") from error
-
-
-def cause_of(error: BaseException) -> str:
-    """Return an error of deltalake as a sentence: its first line, and of the tree of causes behind it the innermost."""
-    first, *lines = str(error).splitlines() or [type(error).__name__]
-    causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
-    return ": ".join([first, *causes[-1:]])
+    except TableError as error:
+        cause = error.__cause__
+        if isinstance(cause, SinkError):
+            raise cause from cause.__cause__
+        advice = ""
+        if isinstance(cause, OSError):
+            advice = ". See to its disk or object store, and start the query again: it goes on where it was"
+        raise SinkError(f"table {place.uri}: {error}{advice}") from cause
 
 
 class Reading:
@@ -115,10 +91,8 @@ class Reading:
         uri, options = place.location()
 
         def opened() -> Reading | None:
-            try:
-                return cls(place, DeltaTable(uri, storage_options=options))
-            except TableNotFoundError:
-                return None
+            table = open_table(uri, options)
+            return None if table is None else cls(place, table)
 
         return guarded(opened, place)
 
@@ -126,19 +100,7 @@ class Reading:
     def create(place: Place, layout: Layout) -> None:
         """Create an empty table unless one exists."""
         uri, options = place.location()
-        guarded(
-            lambda: DeltaTable.create(
-                uri,
-                layout.schema,
-                mode="ignore",
-                partition_by=list(layout.partition_by),
-                configuration=properties_of(layout),
-                storage_options=options,
-                commit_properties=CommitProperties(max_commit_retries=0),
-                post_commithook_properties=_NO_HOOKS,
-            ),
-            place,
-        )
+        guarded(lambda: create_table(uri, options, layout.schema, properties_of(layout), layout.partition_by), place)
 
     @property
     def version(self) -> int:
@@ -147,8 +109,7 @@ class Reading:
 
     def transaction(self, app_id: str) -> int | None:
         """Return the version of an application's last transaction; None when it never committed."""
-        found = self._table.transaction_version(app_id)
-        return None if found is None else int(found)
+        return transaction(self._table, app_id)
 
     def check_writable(self) -> None:
         """Check that rows can be added and removed without what this writer does not do.
@@ -170,13 +131,7 @@ class Reading:
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Add columns. Existing rows have null there. The table must be read again."""
         new = Schema.from_arrow(pa.schema(fields)).fields
-        commit = CommitProperties(max_commit_retries=0)
-        guarded(
-            lambda: self._table.alter.add_columns(
-                new, commit_properties=commit, post_commithook_properties=_NO_HOOKS
-            ),
-            self._place,
-        )  # fmt: skip
+        guarded(lambda: add_columns(self._table, new), self._place)
 
     def files(self) -> list[HeldFile]:
         """Return the files of this version."""
@@ -204,23 +159,9 @@ class Reading:
             )
             for file in removes
         ]  # fmt: skip
-        made = [Transaction(app, version) for app, version in transactions.items()]
-        guarded(lambda: self._write(actions, made), self._place)
+        schema, partition_by = self._table.schema(), self.layout.partition_by
+        guarded(lambda: write(self._table, actions, transactions, schema, partition_by), self._place)
         return self.version + 1
-
-    def _write(self, actions: list[Any], transactions: list[Any]) -> None:
-        self._table.create_write_transaction(
-            actions,
-            "append",
-            self._table.schema(),
-            partition_by=list(self.layout.partition_by) or None,
-            commit_properties=CommitProperties(
-                max_commit_retries=0,
-                app_transactions=transactions,
-                custom_metadata={ACTIONS_KEY: len(actions) + len(transactions)},
-            ),
-            post_commithook_properties=_NO_HOOKS,
-        )
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version."""
@@ -281,7 +222,7 @@ class DurableTable:
         """Commit on top of a reading; durable when this returns. Return the version.
 
         Raises:
-            Conflict, SinkError: as ``guarded``.
+            TableConflict, SinkError: as ``guarded``.
             StoreError: the store did not answer.
         """
         version = reading.commit(adds, removes, transactions, self._clock() // 1_000_000)

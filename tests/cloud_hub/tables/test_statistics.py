@@ -26,9 +26,10 @@ from weft.cloud_hub.tables.delta import DataFile, DeltaHandle
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import TableSettings
-from weft.cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, FileStatistics, statistics_columns
+from weft.cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.columns import TIMESTAMP
+from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.rows import row_schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

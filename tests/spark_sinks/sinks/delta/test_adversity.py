@@ -17,9 +17,10 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta import DeltaSink
 from spark_sinks.sinks.delta import sink as sink_module
 from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.table import Conflict, Reading, guarded
+from spark_sinks.sinks.delta.table import Reading, guarded
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delta.tables import rows
+from weft.storage.table.errors import TableConflict
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +43,7 @@ def test_a_commit_whose_answer_was_lost_loses_no_partition(
         version = commit(self, *given)
         if lost:
             lost.pop()
-            raise Conflict("the version exists")
+            raise TableConflict("the version exists")
         return version
 
     monkeypatch.setattr(Reading, "commit", unanswered)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 TEXT_CHARACTERS_MAX = 64
+"""Longest bound of a text column: the name of an edge node is never cut. Delta's own writer cuts at 32."""
 _CHARACTER_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -42,7 +43,12 @@ class FileStatistics:
             low, high = bounds_of(column)
             if low is not None:
                 known = self._bounds.get(name, (low, high))
+                # Python compares text by code points, which is the order of its UTF-8 bytes and Arrow's order.
                 self._bounds[name] = min(low, known[0]), max(high, known[1])
+
+    def bounds(self, name: str) -> tuple[Any, Any]:
+        """Return the least and the greatest value of a column that has one."""
+        return self._bounds[name]
 
     def to_json(self) -> str:
         """Return the statistics in the form of the table's log.
