@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -10,27 +11,25 @@ import sys
 from pathlib import Path
 
 import pytest
+from paho.mqtt import publish
 
 from tests.architecture.house import PACKAGES, ROOT
 from tests.support.processes import Node
 from tests.support.waiting import PATIENCE_S
 
-PAGE = ROOT / "docs" / "change" / "add-a-protocol.md"
+PAGES = ROOT / "docs" / "change"
 BLOCK = re.compile(r"^```(diff|python|yaml) (\S+)\n(.*?)^```$", re.S | re.M)
 SENT = re.compile(r"^    (plant/\S+ .*)$", re.M)
 
 pytestmark = pytest.mark.slow
 
 
-def copied(folder: Path) -> Path:
-    """The product's packages, with the links that make them one."""
+def followed(page_name: str, folder: Path) -> tuple[str, list[str]]:
+    """Make what a page says, new files and lines that are changed, in a copy of the product's packages. Return the
+    page, and the words that run ``weft`` there."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-def follow(page: str, folder: Path) -> None:
-    """Make what a page says: new files, and lines that are changed."""
+    page = (PAGES / page_name).read_text()
     for kind, name, text in BLOCK.findall(page):
         path = folder / name
         if kind != "diff":
@@ -43,16 +42,32 @@ def follow(page: str, folder: Path) -> None:
         found = path.read_text()
         assert found.count(before) == 1, f"{name} does not have once:\n{before}"
         path.write_text(found.replace(before, after))
+    return page, ["env", "-C", str(folder), sys.executable, "-m", "weft"]
 
 
-def test_a_protocol_is_a_folder_a_line_and_a_name(tmp_path: Path) -> None:
-    page, code = PAGE.read_text(), copied(tmp_path / "code")
-    follow(page, code)
-    config = tmp_path / "edge.yaml"
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """The folder of the copy, whose configuration of the page is ``edge.yaml``."""
+    return tmp_path / "code"
+
+
+def with_free_ports(code: Path) -> Path:
+    """The page's configuration, for a test beside others."""
+    config = code / "tried.yaml"
+    config.write_text(re.sub(r"127\.0\.0\.1:(1883|8080)", "127.0.0.1:0", (code / "edge.yaml").read_text()))
+    return config
+
+
+def ran(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_a_protocol_is_a_folder_a_line_and_a_name(code: Path) -> None:
+    page, weft = followed("add-a-protocol.md", code)
+    config = with_free_ports(code)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    config.write_text((code / "edge.yaml").read_text().replace(":2003", f":{port}").replace(":8080", ":0"))
-    weft = ["env", "-C", str(code), sys.executable, "-m", "weft"]
+    config.write_text(config.read_text().replace(":2003", f":{port}"))
     lines = SENT.findall(page)
     assert len(lines) == 2
     node = Node("edge", config, weft, popen=subprocess.Popen)
@@ -71,3 +86,46 @@ def test_a_protocol_is_a_folder_a_line_and_a_name(tmp_path: Path) -> None:
             assert client.recv(100) == b"", "what cannot be stored is not answered"
     finally:
         assert node.stop() == 0
+
+
+def test_a_setting_is_a_field_and_its_use(code: Path) -> None:
+    page, weft = followed("add-a-setting.md", code)
+    config = with_free_ports(code)
+    checked = ran(*weft, "edge", "check", str(config))
+    assert checked.returncode == 0, checked.stderr
+    node = Node("edge", config, weft, popen=subprocess.Popen)
+    try:
+        assert node.json("status")["links"]["uplink"]["note"] == "LTE, SIM 4711"
+    finally:
+        assert node.stop() == 0
+    config.write_text(config.read_text().replace('"LTE, SIM 4711"', "[4711]"))
+    refused = ran(*weft, "edge", "check", str(config))
+    assert refused.returncode == 2
+    (said,) = re.findall(r"^    edge\.yaml(:\d+: links.+)$", page, re.M)
+    assert said in refused.stderr
+
+
+def test_a_metric_is_a_counter_and_its_help(code: Path) -> None:
+    _, weft = followed("add-a-metric.md", code)
+    node = Node("edge", with_free_ports(code), weft, popen=subprocess.Popen)
+    try:
+        publish.single("plant/1", b"", qos=1, hostname="127.0.0.1", port=node.mqtt_port)
+        publish.single("plant/1", b"21.5", qos=1, hostname="127.0.0.1", port=node.mqtt_port)
+        text = node.text("metrics")
+        assert "weft_edge_publishes_empty_total 1.0" in text.splitlines()
+        assert "# HELP weft_edge_publishes_empty_total Messages received without a payload." in text
+    finally:
+        assert node.stop() == 0
+
+
+def test_a_command_is_a_module_and_a_line(code: Path) -> None:
+    page, weft = followed("add-a-command.md", code)
+    command = [*weft, "edge", "streams", str(code / "edge.yaml")]
+    (said,) = re.findall(r"^    (\{.+\})$", page, re.M)
+    assert json.loads(ran(*command, "--json").stdout) == json.loads(said)
+    assert "hall/+/meter" in ran(*command).stdout
+    assert "topics that each takes" in ran(*weft, "edge", "streams", "--help").stdout
+    (code / "edge.yaml").write_text("node: press-7\nstream: {}\n")
+    refused = ran(*command)
+    assert refused.returncode == 2
+    assert ":2: stream" in refused.stderr
