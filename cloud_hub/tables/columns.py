@@ -7,18 +7,20 @@ from collections.abc import Collection, Iterable
 import pyarrow as pa
 
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table.columns import ORIGIN_COLUMN
+from weft.storage.table.columns import LATER_COLUMNS
 from weft.storage.table.rows import FIXED_COLUMNS, row_schema, usable_fields
 
 
 def table_schema(columns: Collection[tuple[str, str]], payload: PayloadKind) -> pa.Schema:
     """Return the columns of ours that a table has, from (name, Delta type) of all of them.
 
-    A table of an earlier release has none for origins, or one of its owner's by that name.
+    A table of an earlier release lacks ``LATER_COLUMNS``, or has one of its owner's by such a name.
     """
     schema = row_schema(level_columns(columns), payload)
-    has_origin = (ORIGIN_COLUMN, "string") in columns
-    return schema if has_origin else schema.remove(schema.get_field_index(ORIGIN_COLUMN))
+    for name in LATER_COLUMNS:
+        if (name, "string") not in columns:
+            schema = schema.remove(schema.get_field_index(name))
+    return schema
 
 
 def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
@@ -39,7 +41,8 @@ def new_columns(names: Collection[str], told: Iterable[str]) -> list[str]:
     return usable_fields(told, names)
 
 
-def lacks_origin(names: Iterable[str]) -> bool:
-    """Return whether a table lacks the column of origins and can get it: Spark and Delta take names that differ in case
-    only for one."""
-    return ORIGIN_COLUMN not in {name.casefold() for name in names}
+def lacking(names: Iterable[str]) -> list[str]:
+    """Return which of ``LATER_COLUMNS`` a table lacks and can get: Spark and Delta take names that differ in case only
+    for one."""
+    taken = {name.casefold() for name in names}
+    return [name for name in LATER_COLUMNS if name not in taken]

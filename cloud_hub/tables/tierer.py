@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from weft.cloud_hub.tables.columns import lacks_origin, new_columns, table_schema
+from weft.cloud_hub.tables.columns import lacking, new_columns, table_schema
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
@@ -27,7 +27,6 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
-from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
 from weft.storage.table.rows import row_schema
 from weft.storage.table_log import TableLog
@@ -280,12 +279,11 @@ class Tierer:
         )
 
     async def _grow(self, handle: DeltaHandle) -> list[tuple[str, str]]:
-        """Give the table a column for every named topic level, and for origins. Return (name, type) of all columns."""
+        """Give the table a column for every named topic level, and those of later releases. Return (name, type) of all
+        columns."""
         columns = await in_thread(handle.columns)
         names = [name for name, _ in columns]
-        fresh = new_columns(names, self._declared.levels())
-        if lacks_origin(names):
-            fresh.append(ORIGIN_COLUMN)
+        fresh = [*new_columns(names, self._declared.levels()), *lacking(names)]
         if fresh:
             await in_thread(lambda: handle.add_columns(fresh))
             await self.log.sync(handle.version)

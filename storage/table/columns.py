@@ -32,6 +32,8 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 ORIGIN_COLUMN = "_origin"
 """Column of what made a record (``protocols.origin``); null for what devices sent. Tables of earlier releases lack
 it."""
+LATER_COLUMNS = (ORIGIN_COLUMN,)
+"""Text columns that tables of earlier releases lack: the hub adds them, and rows from before have null there."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(CLOCKS)
 

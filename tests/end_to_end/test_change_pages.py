@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import paho.mqtt.client as paho
 import pytest
+from deltalake import DeltaTable
 from paho.mqtt import publish
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from tests.architecture.house import PACKAGES, ROOT
-from tests.support.processes import Node
-from tests.support.waiting import PATIENCE_S
+from tests.support.processes import Log, Node
+from tests.support.waiting import PATIENCE_S, wait_until
 
 PAGES = ROOT / "docs" / "change"
 BLOCK = re.compile(r"^```(diff|python|yaml) (\S+)\n(.*?)^```$", re.S | re.M)
@@ -129,3 +136,54 @@ def test_a_command_is_a_module_and_a_line(code: Path) -> None:
     refused = ran(*command)
     assert refused.returncode == 2
     assert ":2: stream" in refused.stderr
+
+
+@pytest.mark.parametrize("hub_is_changed", [True, False])
+def test_a_frame_goes_to_hubs_that_know_its_feature(code: Path, hub_is_changed: bool) -> None:
+    _, weft = followed("add-a-frame.md", code)
+    hub_config, own = code / "tried-hub.yaml", [sys.executable, "-m", "weft"]
+    hub_config.write_text((code / "hub.yaml").read_text().replace(":8090", ":0"))
+    with Log(code / "log") as said:
+        hub = Node("hub", hub_config, weft if hub_is_changed else own, said.file, subprocess.Popen)
+        config = with_free_ports(code)
+        config.write_text(config.read_text().replace("http://127.0.0.1:8090", hub.url.rstrip("/")))
+        node = Node("edge", config, weft, popen=subprocess.Popen)
+        try:
+            wait_until(lambda: node.json("status")["links"]["uplink"]["state"] == "connected")
+            if hub_is_changed:
+                wait_until(lambda: said.has(f"default/press-7 runs on '{platform.machine()}'"))
+        finally:
+            assert (node.stop(), hub.stop()) == (0, 0)
+        assert said.has("runs on") == hub_is_changed
+        assert "REFUSE" not in said.text
+
+
+def test_a_column_comes_to_tables_that_are_there(code: Path) -> None:
+    _, weft = followed("add-a-column.md", code)
+    (code / "tried-hub.yaml").write_text((code / "hub.yaml").read_text().replace(":8090", ":0"))
+    typed = Properties(PacketTypes.PUBLISH)
+    typed.ContentType = "application/json"
+
+    def table_after(own: list[str], rows: int, properties: Properties | None) -> dict[str, list[Any]]:
+        hub = Node("hub", code / "tried-hub.yaml", own, popen=subprocess.Popen)
+        config = with_free_ports(code)
+        config.write_text(config.read_text().replace("http://127.0.0.1:8090", hub.url.rstrip("/")))
+        node = Node("edge", config, weft, popen=subprocess.Popen)
+        table = code / "hub" / "tables" / "default" / "telemetry"
+        try:
+            client = paho.Client(CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+            client.connect("127.0.0.1", node.mqtt_port)
+            client.loop_start()
+            client.publish("plant/1", b"{}", 1, properties=properties).wait_for_publish(PATIENCE_S)
+            client.disconnect()
+            client.loop_stop()
+            wait_until(lambda: table.exists() and DeltaTable(str(table)).to_pyarrow_table().num_rows == rows)
+        finally:
+            assert (node.stop(), hub.stop()) == (0, 0)
+        found: dict[str, list[Any]] = DeltaTable(str(table)).to_pyarrow_table().sort_by("_offset").to_pydict()
+        return found
+
+    before = table_after([sys.executable, "-m", "weft"], 1, typed)
+    assert "_content_type" not in before
+    assert table_after(weft, 2, typed)["_content_type"] == [None, "application/json"]
+    assert table_after(weft, 3, None)["_content_type"] == [None, "application/json", None]

@@ -85,7 +85,7 @@ def test_a_table_of_an_earlier_release_is_read_with_its_tail(
         earlier.setattr(
             "weft.cloud_hub.tables.tierer.row_schema", lambda *_: schema.remove(schema.get_field_index("_origin"))
         )
-        earlier.setattr("weft.cloud_hub.tables.tierer.lacks_origin", lambda _: False)
+        earlier.setattr("weft.cloud_hub.tables.tierer.lacking", lambda _: [])
         hub.tier()
     hub.origin = Origin(3, OriginKind.FUNCTION, "calm", "1", b"")
     hub.write()

@@ -145,7 +145,7 @@ async def test_files_of_before_and_after_are_joined(store: ObjectStore, monkeypa
     made_before(store)
     settings = TableSettings(compact_files_min=2)
     with monkeypatch.context() as earlier:
-        earlier.setattr("weft.cloud_hub.tables.tierer.lacks_origin", lambda _: False)
+        earlier.setattr("weft.cloud_hub.tables.tierer.lacking", lambda _: [])
         await writer.append(0, Run(LANE, 0, 3))
         await drain(await new_tierer(store, writer))
     assert "_origin" not in rows(store).column_names
