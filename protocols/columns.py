@@ -390,10 +390,10 @@ def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
     indexes = read_u32s(data[4 : 4 + 4 * size])
     if indexes[-1] >= count or any(map(int.__ge__, indexes, indexes[1:])):
         raise Corrupt("a headers column's record indexes do not ascend inside the batch")
-    found: dict[int, HeaderPairs] = {}
-    cost = 0
+    found, cost = dict[int, HeaderPairs](), 0
+    known: dict[bytes, HeaderPairs] = {}  # equal headers are one object: most records of a batch have the same
     for index, blob in zip(indexes, _split_blobs(data[4 + 4 * size :], size), strict=True):
-        found[index] = pairs = _decode_pairs(blob)
+        found[index] = pairs = known.get(blob) or known.setdefault(blob, _decode_pairs(blob))
         cost += HEADER_PAIR_BYTES * len(pairs)
         if cost > EXPANDED_BYTES_MAX:
             raise Corrupt(f"the headers of a batch stand for more than {EXPANDED_BYTES_MAX} bytes of rows")

@@ -1,30 +1,13 @@
-"""A message in a queue, and its deliveries."""
+"""Deliveries of the messages in a queue, which are records of the node's stream of queued messages (``LogRecord``)."""
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple, Protocol
 
-from weft.protocols.batch import HeaderPairs
-
 ENTRY_BYTES = 128
 """Bytes that a message in a queue is charged with beside its payload: its topic, its place in the log and in the
 queue's index."""
-
-
-class QueueMessage(NamedTuple):
-    """A message as it is given to consumers. ``topics.origin_of`` says by which exchange and routing key it came."""
-
-    seq: int
-    """Number of the message in the node's stream of queued messages."""
-    topic: bytes
-    payload: bytes
-    flags: int
-    """``protocols.batch.Flag`` bits."""
-    headers: HeaderPairs
-    """Headers as stored. Those of the node's own (``weft.queues``) are among them: pass over what you do not know."""
-    time: int
-    """Time at which the node took it in, ns since 1970."""
 
 
 class Holder(Protocol):

@@ -29,7 +29,7 @@ from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.expelling import Expelling, refused
 from weft.edge_node.queues.leaving import Leaving
 from weft.edge_node.queues.limits import QueueLimits, QueueShares
-from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.publishing import ExchangePublishing, Published
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.getter import Getter, Got
@@ -41,6 +41,7 @@ from weft.edge_node.queues.state.writer import MESSAGE_BYTES, QueueStateWriter
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE, routing_key_of
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.streams import QUEUES_STATE_STREAM, QUEUES_STREAM
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.timing.timer_wheel import TimerWheel
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.ranges import RangeSet
@@ -290,7 +291,7 @@ class Queues:
             first = seq if first < 0 else first
             assert isinstance(for_queues, QueueSet), "no one else admits messages"
             headers = records.headers.get(index, ())
-            message = QueueMessage(
+            message = LogRecord(
                 seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
             )  # fmt: skip
             queues = [queue for queue in for_queues.queues if not queue.deleted]

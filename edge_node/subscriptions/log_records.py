@@ -12,10 +12,13 @@ class LogRecord(NamedTuple):
     """A message as the log has it."""
 
     seq: int
+    """Number in its stream."""
     topic: bytes
     payload: bytes
     flags: int
+    """``protocols.batch.Flag`` bits."""
     headers: HeaderPairs
+    """Headers as stored. Those of the node's own (``weft.queues``) are among them: skip what you do not know."""
     time: int = 0
     """Nanoseconds since 1970."""
 

@@ -11,10 +11,11 @@ from weft.bounds import Bound, Owner
 from weft.edge_node.queues.contents.deaths import Death
 from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome, QueueMessage
+from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome
 from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.state.reader import Remembered
 from weft.edge_node.queues.state.writer import QueueStateWriter
+from weft.edge_node.subscriptions.log_records import LogRecord
 
 LOADED_BYTES_MAX = 16 << 20
 """Memory of ready messages, about."""
@@ -35,7 +36,7 @@ class DeadLetterer(Protocol):
         """Return whether it takes one more now; if not, the queue is served when it does."""
         ...
 
-    def add(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
+    def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Take over a message, which is settled when it stands where it goes."""
 
 
@@ -75,7 +76,7 @@ class Contents:
 
     # --- in
 
-    def add(self, queue: Queue, message: QueueMessage, priority: int) -> None:
+    def add(self, queue: Queue, message: LogRecord, priority: int) -> None:
         """Take a new message into a queue. ``deliver`` follows."""
         size = len(message.payload)
         self.added += 1
@@ -160,7 +161,7 @@ class Contents:
             return True
         return self.dead_letters.has_room(queue)
 
-    def bury(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
+    def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Dead-letter a message that was taken, or have it leave for good where its queue says nothing of that."""
         if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
             self.leave(queue, delivery.seq, delivery.size)
@@ -260,7 +261,7 @@ class Contents:
 
     # --- memory
 
-    def load(self, queue: Queue, message: QueueMessage) -> None:
+    def load(self, queue: Queue, message: LogRecord) -> None:
         """Keep a ready message in memory."""
         before = queue.loaded.bytes
         queue.loaded.keep(message)
@@ -268,7 +269,7 @@ class Contents:
         if not queue.consumptions:
             self._idle[queue] = None
 
-    def unload(self, queue: Queue, seq: int) -> QueueMessage | None:
+    def unload(self, queue: Queue, seq: int) -> LogRecord | None:
         """Return a message in memory, which is not kept any more."""
         before = queue.loaded.bytes
         message = queue.loaded.drop(seq)

@@ -19,7 +19,7 @@ from weft.edge_node.ingest.routes import Destination, Route
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death, left_before, with_death
 from weft.edge_node.queues.contents.delivering import Deliveries
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.targets import Admission, BoundQueues, QueueSet, own_headers
@@ -27,6 +27,7 @@ from weft.edge_node.queues.routing.topology import Topology
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.queues.topics import origin_of, topic_of
 from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import LogError, SegmentLog
 
@@ -51,7 +52,7 @@ logger = logging.getLogger(__name__)
 class _Dead(NamedTuple):
     queue: Queue
     delivery: Delivery
-    message: QueueMessage | None
+    message: LogRecord | None
     death: Death
 
 
@@ -113,7 +114,7 @@ class DeadLetters:
         self.count = 0
         """Messages that went on."""
 
-    def add(self, queue: Queue, delivery: Delivery, message: QueueMessage | None, death: Death) -> None:
+    def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
         """Take over a message, which is settled when it stands where it goes."""
         kept = message if self._held < HELD_MAX else None
         self._put([_Dead(queue, delivery, kept, death)])
@@ -188,7 +189,7 @@ class DeadLetters:
             if each.message is not None:
                 whole.append(each)
             elif record is not None:
-                whole.append(each._replace(message=QueueMessage(*record)))
+                whole.append(each._replace(message=record))
             elif each.delivery.seq < durable:
                 whole.append(each)  # the log has lost it
             else:

@@ -12,12 +12,13 @@ from weft.bounds import Owner
 from weft.edge_node.queues.contents import contents as memory
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.loaded import LOADED_ENTRY_BYTES
 from weft.edge_node.queues.queue.marks import AHEAD_MAX
-from weft.edge_node.queues.queue.queue import Consumption, Queue
+from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.sessions.store.backlog import Backlog
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.message_headers import EXPIRES
 from weft.storage.segment_log import LogError, LogFailed, SegmentLog
 
@@ -116,8 +117,9 @@ class Deliveries:
         """
         if queue.deleted or queue.returning or self._is_closed:
             return
-        # In order also where a channel has several consumers: a batch ends where it is another one's turn.
-        batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]] = []
+        # In order also where a client has several consumers: a batch ends where it is another one's turn.
+        batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
+        latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
         left, until = SLICE, self._loop.time() + DUE_S
         while left and queue.ready.count and (queue.consumptions or queue.getters):
             left = left - 1 if self._loop.time() < until else 0
@@ -144,9 +146,11 @@ class Deliveries:
             if queue.kept and seq >= queue.marks.durable:
                 self._mark(queue, consumption)
                 break
-            if not batches or batches[-1][0] is not consumption:
-                batches.append((consumption, []))
-            batches[-1][1].append(self._give(queue, consumption, message, priority))
+            batch = latest.get(consumption.client)
+            if batch is None or batch[0] is not consumption:
+                batch = latest[consumption.client] = consumption, []
+                batches.append(batch)
+            batch[1].append(self._give(queue, consumption, message, priority))
         self._send(batches)
         self._after(queue, more=not left)
 
@@ -161,7 +165,7 @@ class Deliveries:
         if queue.expires and not more:
             self._time(queue)
 
-    def _send(self, batches: list[tuple[Consumption, list[tuple[Delivery, QueueMessage]]]]) -> None:
+    def _send(self, batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]]) -> None:
         for consumption, batch in batches:
             self.delivered += len(batch)
             try:
@@ -170,8 +174,8 @@ class Deliveries:
                 logger.exception("messages of queue %r could not be sent to a consumer", consumption.queue.name)
 
     def _give(
-        self, queue: Queue, consumption: Consumption, message: QueueMessage, priority: int
-    ) -> tuple[Delivery, QueueMessage]:
+        self, queue: Queue, consumption: Consumption, message: LogRecord, priority: int
+    ) -> tuple[Delivery, LogRecord]:
         seq = message.seq
         redelivered, attempts = queue.marks.was_delivered(seq), queue.marks.attempts.get(seq, 0)
         delivery = Delivery(seq, queue.take(seq), attempts, priority, redelivered=redelivered, holder=consumption)
@@ -219,7 +223,7 @@ class Deliveries:
 
     # --- time to live
 
-    def _deadline(self, queue: Queue, message: QueueMessage) -> int:
+    def _deadline(self, queue: Queue, message: LogRecord) -> int:
         """Return when a message expires, ns since 1970; far away where it does not."""
         deadline = 1 << 63
         for name, value in message.headers:
@@ -335,7 +339,7 @@ class Deliveries:
         for seq in queue.ready.next(len(wanted)):
             record = found.get(seq)
             if record is not None:
-                self._contents.load(queue, QueueMessage(*record))
+                self._contents.load(queue, record)
             elif seq in wanted and seq < end and seq not in queue.loaded.messages:
                 queue.loaded.gone(seq)
         seq = queue.ready.peek()[0] if queue.ready.count else -1

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.queue import Queue
+from weft.edge_node.subscriptions.log_records import LogRecord
 
-Got = Callable[[tuple[Delivery, QueueMessage, int] | None], None]
+Got = Callable[[tuple[Delivery, LogRecord, int] | None], None]
 """Answer to ``Queues.get``: delivery, message, and how many are left; None from an empty queue."""
 
 
@@ -21,7 +22,7 @@ class Getter:
         self._queue = queue
         self._then = then
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Give it on, with how many are left."""
         self._then((*batch[0], self._queue.count) if batch else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from weft.edge_node.queues.message import QueueMessage
+from weft.edge_node.subscriptions.log_records import LogRecord
 
 LOADED_ENTRY_BYTES = 512
 """Memory that a message takes beside its payload, about."""
@@ -16,20 +16,20 @@ class LoadedMessages:
     __slots__ = ("_gone", "_page", "_waits", "bytes", "messages")
 
     def __init__(self) -> None:
-        self.messages: dict[int, QueueMessage] = {}
+        self.messages: dict[int, LogRecord] = {}
         """Number -> message. Changed by the methods alone."""
         self.bytes = 0
         self._gone: dict[int, None] = {}
         self._page: asyncio.Task[None] | None = None
         self._waits = False
 
-    def keep(self, message: QueueMessage) -> None:
+    def keep(self, message: LogRecord) -> None:
         """Keep a message in memory."""
         if message.seq not in self.messages:
             self.messages[message.seq] = message
             self.bytes += len(message.payload) + LOADED_ENTRY_BYTES
 
-    def drop(self, seq: int) -> QueueMessage | None:
+    def drop(self, seq: int) -> LogRecord | None:
         """Return a message, which is not kept any more."""
         message = self.messages.pop(seq, None)
         if message is not None:

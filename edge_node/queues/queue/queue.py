@@ -15,7 +15,7 @@ from weft.edge_node.queues.definitions import (
     QueueDefinition,
 )
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.consumers import Consumers
 from weft.edge_node.queues.queue.credit import UNLIMITED, Credit
 from weft.edge_node.queues.queue.loaded import LoadedMessages
@@ -25,6 +25,7 @@ from weft.edge_node.queues.queue.runs import SeqRuns
 from weft.edge_node.queues.queue.unsettled import Unsettled
 from weft.edge_node.queues.rights import PUBLISH, READ, Use, refusal
 from weft.edge_node.queues.topics import topic_of
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.message_headers import EXPIRES
 
 
@@ -111,7 +112,7 @@ class Queue:
         """Count a message that was not taken."""
         self.dropped += 1
 
-    def add(self, message: QueueMessage, priority: int) -> None:
+    def add(self, message: LogRecord, priority: int) -> None:
         """Take a new message in."""
         self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
         if not self.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
@@ -189,7 +190,7 @@ class Queue:
 class Consumer(Protocol):
     """One who reads a queue: a consumer tag of AMQP 0-9-1, a receiving link of AMQP 1.0. Compared by identity."""
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Send messages. Raise nothing, and call nothing of ``Queues`` before this returns."""
 
     def cancelled(self, error: QueueError) -> None:
@@ -232,7 +233,11 @@ class Consumption:
     @property
     def room(self) -> int:
         """Return the number of messages that the consumer takes now."""
-        return min([credit.left for credit in self.credits], default=UNLIMITED)
+        room = UNLIMITED
+        for credit in self.credits:  # a loop: asked for each message
+            left = credit.left
+            room = min(room, left)
+        return room
 
     def take(self, count: int) -> None:
         """Charge messages to the consumer's credit."""

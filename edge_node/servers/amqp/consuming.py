@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.servers.amqp.client import Client, Shared
@@ -17,6 +17,7 @@ from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.transaction import Transaction
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.methods import Method, commands, write_method
 
@@ -229,7 +230,7 @@ class Consuming:
     def _got(
         self,
         method: commands.Basic.Get,
-        found: tuple[Delivery, QueueMessage, int] | None,
+        found: tuple[Delivery, LogRecord, int] | None,
     ) -> None:
         if self._getting:
             self._getting = [each for each in self._getting if each.active]

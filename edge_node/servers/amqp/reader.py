@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.queues.topics import origin_of
 from weft.edge_node.servers.amqp.client import Client
 from weft.edge_node.servers.amqp.names import Names
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.amqp.content import content_parts
 from weft.protocols.amqp.field_table import write_text
 from weft.protocols.amqp.frames import METHOD, frame
@@ -61,15 +62,25 @@ class Reader:
         if before:
             self._client.send_all(before)
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Send messages."""
         channel, head, number = self._channel, self._head, self._number
         names, frame_bytes_max, now = self._client.peer.names, self._client.frame_bytes_max, self._wall_clock()
         parts: list[bytes | memoryview] = []
+        # What messages have in common is made once: mostly the headers of a batch of the log are one object.
+        properties: dict[int, bytes] = {}
+        origins: dict[tuple[int, bytes], bytes] = {}
         for delivery, message in batch:
-            tag = channel.next_tag(None if self._no_ack else delivery)
-            parts.append(frame(METHOD, number, head + _TAG.pack(tag, delivery.redelivered) + _origin(message, names)))
-            parts += content_parts(number, write_properties(message.headers, now), message.payload, frame_bytes_max)
+            headers, tag = message.headers, channel.next_tag(None if self._no_ack else delivery)
+            own = properties.get(id(headers))
+            if own is None:
+                own = properties[id(headers)] = write_properties(headers, now)
+            place = id(headers), message.topic
+            origin = origins.get(place)
+            if origin is None:
+                origin = origins[place] = _origin(message, names)
+            parts.append(frame(METHOD, number, head + _TAG.pack(tag, delivery.redelivered) + origin))
+            parts += content_parts(number, own, message.payload, frame_bytes_max)
         if self._before is not None:
             self._before += parts
         else:
@@ -82,7 +93,7 @@ class Reader:
 
 
 def write_get_ok(  # noqa: PLR0917
-    client: Client, number: int, tag: int, delivery: Delivery, message: QueueMessage, left: int, now: int
+    client: Client, number: int, tag: int, delivery: Delivery, message: LogRecord, left: int, now: int
 ) -> list[bytes | memoryview]:
     """Return basic.get-ok with its content, in parts.
 
@@ -97,7 +108,7 @@ def write_get_ok(  # noqa: PLR0917
     return [frame(METHOD, number, _GET_OK + fields), *content]
 
 
-def _origin(message: QueueMessage, names: Names) -> bytes:
+def _origin(message: LogRecord, names: Names) -> bytes:
     """Return exchange and routing key, as far as they fit: a topic of MQTT may be longer than a short string."""
     exchange, key = map(names.own, origin_of(message.topic, message.headers))
     data = key.encode()

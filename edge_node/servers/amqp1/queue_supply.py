@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from weft.edge_node.queues import message as queues_message
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.queues.message import Delivery, QueueMessage
+from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import Consumption, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp1.items import Item, Outcome, Outlet
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import Flag
 from weft.protocols.message_headers import EXPIRES
@@ -97,7 +98,7 @@ class QueueSupply:
 
     # --- Consumer
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Send messages."""
         refused = []
         for delivery, found in batch:

@@ -75,12 +75,15 @@ class Backlog:
             OSError, LogFailed: the log cannot be read.
         """
         found: dict[int, LogRecord] = {}
+        end, batch = self._log.durable_end(stream), None
         for seq in sorted(seqs):
-            if seq >= self._log.durable_end(stream):
+            if seq >= end:
                 break
-            batch = self._cached(stream, seq) or await self._load(stream, seq)
-            if batch is not None and batch.base_seq <= seq < batch.end_seq:
-                found[seq] = batch.record(seq)
+            if batch is None or not batch.base_seq <= seq < batch.end_seq:
+                batch = self._cached(stream, seq) or await self._load(stream, seq)
+                if batch is None or not batch.base_seq <= seq < batch.end_seq:
+                    continue
+            found[seq] = batch.record(seq)
         return found
 
     # --- batches

@@ -14,9 +14,10 @@ from weft.config.load import load
 from weft.config.models import EdgeConfig
 from weft.edge_node.node import EdgeNode
 from weft.edge_node.queues.errors import QueueError
-from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import QueueClient
+from weft.edge_node.subscriptions.log_records import LogRecord
 
 QUEUE = "jobs"
 PREFETCH = 16
@@ -45,7 +46,7 @@ class Worker:
         self.slow = slow
         self.kept: list[Delivery] = []
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         for delivery, message in batch:
             say("got", message.payload.decode(), int(delivery.redelivered))
             asyncio.get_running_loop().call_soon(self.work, delivery, message.payload.decode())

@@ -19,13 +19,14 @@ from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import Delivery, Outcome, QueueMessage
+from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.sessions.store.backlog import Backlog
 from weft.edge_node.sessions.store.settings import StateCounters, StateSettings
 from weft.edge_node.subscriptions.fan_out import FanOut
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.outbox import Outbox
 from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.edge_node.timing.timer_wheel import TimerWheel
@@ -58,14 +59,14 @@ class Taker:
     def __init__(self, room: Room, prefetch: int = 0) -> None:
         self.room = room
         self.credit = Credit(prefetch, comes_back=True) if prefetch else Credit(comes_back=True)
-        self.got: list[tuple[Delivery, QueueMessage]] = []
+        self.got: list[tuple[Delivery, LogRecord]] = []
         self.seen: dict[int, bytes] = {}
         """Number of a message -> payload, of everything that came."""
         self.unsettled: list[Delivery] = []
         self.cancelled_by: list[Reason] = []
         self.consumption: Consumption
 
-    def deliver(self, batch: list[tuple[Delivery, QueueMessage]]) -> None:
+    def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         self.got += batch
         self.room.given += [(self.consumption.queue.name, *each) for each in batch]
         self.seen |= {message.seq: message.payload for _, message in batch}
@@ -105,7 +106,7 @@ class Room:
         self.start()
 
     def start(self) -> None:
-        self.given: list[tuple[str, Delivery, QueueMessage]] = []
+        self.given: list[tuple[str, Delivery, LogRecord]] = []
         """What all consumers got, in order: queue, delivery, message."""
         loop, clock = asyncio.get_running_loop(), self.clock
         self.posted: list[Callable[[], None]] = []
@@ -215,8 +216,8 @@ class Room:
         taker.consumption = self.queues.consume(client or self.client, queue, taker, credits_, **options)
         return taker
 
-    async def get(self, queue: str = "q", **options: Any) -> tuple[Delivery, QueueMessage, int] | None:
-        found: list[tuple[Delivery, QueueMessage, int] | None] = []
+    async def get(self, queue: str = "q", **options: Any) -> tuple[Delivery, LogRecord, int] | None:
+        found: list[tuple[Delivery, LogRecord, int] | None] = []
         self.queues.get(self.client, queue, found.append, **options)
         await self.settle_down()
         assert len(found) == 1, found

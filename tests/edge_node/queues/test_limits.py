@@ -11,8 +11,9 @@ import pytest
 from tests.edge_node.queues.room import OWNER, Room
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
-from weft.edge_node.queues.message import ENTRY_BYTES, Outcome, QueueMessage
+from weft.edge_node.queues.message import ENTRY_BYTES, Outcome
 from weft.edge_node.queues.topics import origin_of
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.message_headers import EXPIRES, PRIORITY
 
 MS = 1_000_000
@@ -30,7 +31,7 @@ def dead_letters(room: Room, **arguments: Any) -> None:
     declare(room, x_dead_letter_exchange="amq.direct", x_dead_letter_routing_key="gone", **arguments)
 
 
-def deaths(message: QueueMessage) -> list[tuple[str, str, int]]:
+def deaths(message: LogRecord) -> list[tuple[str, str, int]]:
     entries = json.loads(str(dict(message.headers)["x-death"]))
     return [(each["queue"], each["reason"], each["count"]) for each in entries]
 
