@@ -53,6 +53,7 @@ class Request:
         "is_http10",
         "keeps_alive",
         "method",
+        "path",
         "size",
         "target",
         "upgrades",
@@ -62,6 +63,8 @@ class Request:
         self.method = ""
         self.target = b""
         """Path and query as they came."""
+        self.path = b""
+        """Path as it came; known with the head."""
         self.fields: list[tuple[bytes, bytes]] = []
         """Fields of the head in their order; names in lower case."""
         self.headers: dict[bytes, bytes] = {}
@@ -95,11 +98,6 @@ class Request:
     def has_body(self) -> bool:
         """Return whether the head announces a body, of whatever length."""
         return b"content-length" in self.headers or b"transfer-encoding" in self.headers
-
-    @property
-    def path(self) -> bytes:
-        """Return the path, as it came."""
-        return self.target.partition(b"?")[0]
 
     @property
     def query(self) -> dict[str, str]:
@@ -254,6 +252,7 @@ class RequestParser:
                 raise _long_head()
             if not request.target.startswith(b"/"):
                 _without_authority(request)
+            request.path = request.target.partition(b"?")[0]
             if b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
                 what = quoted(headers[b"transfer-encoding"].decode("latin-1"))
                 raise Problem(501, f"transfer coding {what} is not known; send `chunked`, or a length", closes=True)
