@@ -187,3 +187,28 @@ def test_a_column_comes_to_tables_that_are_there(code: Path) -> None:
     assert "_content_type" not in before
     assert table_after(weft, 2, typed)["_content_type"] == [None, "application/json"]
     assert table_after(weft, 3, None)["_content_type"] == [None, "application/json", None]
+
+
+@pytest.mark.spark
+def test_a_sink_is_a_section_a_call_and_a_line(code: Path) -> None:
+    _, weft = followed("add-a-sink.md", code)
+    hub_config, edge_config = code / "hub.yaml", code / "edge.yaml"
+    hub_config.write_text("listen: 127.0.0.1:0\nstore: hub\n")
+    hub = Node("hub", hub_config, weft, popen=subprocess.Popen)
+    edge_config.write_text(
+        'node: press-7\ndata_dir: data\nhttp: {bind: "127.0.0.1:0"}\nlisteners: {mqtt: {bind: "127.0.0.1:0"}}\n'
+        f'streams: {{telemetry: {{from: "plant/#"}}}}\nlinks: {{up: {{to: "{hub.url.rstrip("/")}"}}}}\n'
+    )
+    node = Node("edge", edge_config, weft, popen=subprocess.Popen)
+    try:
+        for number in range(5):
+            publish.single("plant/1", str(number), qos=1, hostname="127.0.0.1", port=node.mqtt_port)
+        wait_until(lambda: node.json("status")["links"]["up"]["records_acked"] >= 5)
+    finally:
+        assert (node.stop(), hub.stop()) == (0, 0)
+    command = [*weft, "spark", "run", str(code / "pipeline.yaml"), "--master", "local[1]", "--once"]
+    for _ in range(2):
+        done = ran(*command)
+        assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for file in sorted((code / "lines").glob("*.jsonl")) for line in file.open()]
+    assert rows == [{"_key": "plant/1", "value": str(number)} for number in range(5)]
