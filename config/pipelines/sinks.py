@@ -74,7 +74,7 @@ class Jdbc(Section, frozen=True, kw_only=True):
     keys: Annotated[
         Names | None, Meta(description="Columns that identify a row: it replaces the row with the same values.")
     ] = None
-    newest_by: Annotated[
+    order_by: Annotated[
         Name | None, Meta(description="With `keys`: column whose highest value decides which of two rows stays.")
     ] = None
     password_file: Annotated[

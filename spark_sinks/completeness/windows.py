@@ -63,7 +63,7 @@ def complete_windows(
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
         sink: gets the rows: ``DeltaSink`` with ``keys=["window_start", *by]`` and ``order_by="_log_end"``, ``JdbcSink``
-            with the same keys and ``newest_by="_log_end"``, or a function of a DataFrame and a number that grows.
+            with the same keys and ``order_by="_log_end"``, or a function of a DataFrame and a number that grows.
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
         complete: when a window counts as complete: ``Complete``, or its fields.

@@ -42,7 +42,8 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_o
         _need(path, frame.columns, (*POSITION, "payload"), "a row of a stream", report)
     if kind in ("delta", "jdbc"):
         for setting in ("keys", "order_by", "partition_by"):
-            _need((*path, setting), frame.columns, getattr(settings, setting, None) or (), setting, report)
+            wanted = getattr(settings, setting, None) or ()
+            _need((*path, setting), frame.columns, [wanted] if isinstance(wanted, str) else wanted, setting, report)
         if _is_by_position(pipeline):
             _need(path, frame.columns, POSITION, "writing each row once", report)
     if kind == "delta":

@@ -71,8 +71,8 @@ class Target(NamedTuple):
 
     table: tuple[str, ...]
     keys: tuple[str, ...]
-    newest_by: str | None
-    query: str | None
+    order_by: str | None
+    name: str | None
     positions_table: str
     replaced: Replaced | None = None
 
@@ -105,7 +105,7 @@ class Batch:
                 gone.
             psycopg.Error: PostgreSQL refuses a statement.
         """
-        self._lock(connection, f"weft {'.'.join(self.target.table)} {self.target.query or ''}")
+        self._lock(connection, f"weft {'.'.join(self.target.table)} {self.target.name or ''}")
         self._make_tables(connection)
         self._copy(connection)
         if self.target.keys:
@@ -129,7 +129,7 @@ class Batch:
             if is_new:
                 # The positions of a table that was dropped: this one has none of its rows.
                 if not self.is_first and connection.execute(self._statement(KEPT)).fetchone() is not None:
-                    raise self._gone(f"query {self.target.query}")
+                    raise self._gone(f"query {self.target.name}")
                 connection.execute(self._statement(FORGET))
         elif is_new and self.target.replaced is not None and self.target.replaced.continues:
             raise self._gone("this query")
@@ -184,7 +184,7 @@ class Batch:
             columns=sql.SQL(", ").join(self._names()),
             values=values,
             # A literal: with parameters, a % in a column's name would be taken for one.
-            query=sql.Literal(self.target.query),
+            query=sql.Literal(self.target.name),
             target=sql.Literal(self.target.table[-1]),
             keys=sql.SQL(", ").join(map(sql.Identifier, self.target.keys)),
             order=self._order(),
@@ -207,8 +207,8 @@ class Batch:
         others = {source for *_, source in found if source is not None} - {log.source}
         if others:
             raise SinkError(
-                f"query {self.target.query}: the table has rows of {others.pop()} under this name, and the batch is of "
-                f"{log.source} (hub/tenant/stream): their offsets mean different records. Give the sink another query "
+                f"query {self.target.name}: the table has rows of {others.pop()} under this name, and the batch is of "
+                f"{log.source} (hub/tenant/stream): their offsets mean different records. Give the sink another "
                 "name, or another table"
             )
         try:
@@ -290,7 +290,7 @@ class Batch:
     def _order(self) -> Composed:
         from psycopg import sql
 
-        names = [self.target.newest_by] if self.target.newest_by else []
+        names = [self.target.order_by] if self.target.order_by else []
         names += [name for name in (OFFSET,) if name in {column.name for column in self.columns}]
         return sql.Composed([sql.SQL(", {} DESC NULLS LAST").format(sql.Identifier(name)) for name in names])
 
@@ -302,21 +302,21 @@ class Batch:
             return sql.Composed([sql.SQL("NOTHING")])
         pairs = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(name) for name in others)
         newer: Composed | sql.SQL = sql.SQL("")
-        if self.target.newest_by:
-            name = sql.Identifier(self.target.newest_by)
+        if self.target.order_by:
+            name = sql.Identifier(self.target.order_by)
             newer = sql.SQL(" WHERE t.{0} IS NULL OR excluded.{0} >= t.{0}").format(name)
         return sql.SQL("UPDATE SET {}{}").format(pairs, newer)
 
     def _check_newest(self, connection: Connection) -> None:
         """Refuse rows that share their keys when only chance would choose among them."""
-        if self.target.newest_by:
+        if self.target.order_by:
             return
         is_ordered = {SHARD, OFFSET} <= {column.name for column in self.columns}
         found = connection.execute(self._statement(SHARED_BY_SHARDS if is_ordered else SHARED)).fetchone()
         if found is not None:
             named = ", ".join(f"{key}={value!r}" for key, value in zip(self.target.keys, found, strict=True))
             raise SinkError(
-                f"rows of one batch share the keys {named}, and nothing says which is the newest: give newest_by"
+                f"rows of one batch share the keys {named}, and nothing says which is the newest: give order_by"
             )
 
 

@@ -32,7 +32,7 @@ class JdbcSink:
     """Writer of micro-batches into a table of PostgreSQL, for ``foreachBatch``.
 
     Guarantee: a micro-batch is one transaction. With ``keys`` a row replaces the row with the same keys, so a batch
-    that is written again changes nothing. Without ``newest_by``, a batch that comes late replaces newer rows: one of a
+    that is written again changes nothing. Without ``order_by``, a batch that comes late replaces newer rows: one of a
     driver that was cut off and lives on, or of a query that lost its checkpoint, until it has caught up.
     ``complete_windows`` has whole windows replaced: rows that a window no longer has go in the same transaction.
 
@@ -56,9 +56,9 @@ class JdbcSink:
             It must not hold a password: libpq takes that from the driver's ``PGPASSWORD`` or ``~/.pgpass``.
         table: name of the table, or ``SCHEMA.NAME``.
         keys: columns that identify a row. None: rows are appended, and need ``_shard`` and ``_offset``.
-        newest_by: with ``keys``: of rows with the same keys the one with the highest value here stays, in a batch and
+        order_by: with ``keys``: of rows with the same keys the one with the highest value here stays, in a batch and
             in the table. Without it a later batch replaces; rows of one shard in one batch go by ``_offset``.
-        query: without ``keys``: name under which the positions are kept. Two queries that write to one table need two
+        name: without ``keys``: name under which the positions are kept. Two queries that write to one table need two
             names; the same name with another stream or another store leaves rows out.
         password_file: file on the driver whose first line is the password, read for each batch.
         positions_table: name of the table of positions, made in the schema of ``table``.
@@ -74,8 +74,8 @@ class JdbcSink:
     url: str
     table: str
     keys: Sequence[str] = ()
-    newest_by: str | None = None
-    query: str | None = None
+    order_by: str | None = None
+    name: str | None = None
     password_file: str | None = None
     positions_table: str = POSITIONS
     store: str | os.PathLike[str] | None = None
@@ -94,12 +94,12 @@ class JdbcSink:
         for name in (*self.table.split("."), self.positions_table):
             if len(name.encode()) > NAME_BYTES_MAX or "\0" in name or not name:
                 raise SinkError(f"table: PostgreSQL takes names of 1 to {NAME_BYTES_MAX} bytes; got {name!r}")
-        if not self.keys and not self.query:
+        if not self.keys and not self.name:
             raise SinkError(
-                "query: rows that are appended need a name under which their positions are kept; or give keys"
+                "name: rows that are appended need a name under which their positions are kept; or give keys"
             )
-        if self.newest_by is not None and not self.keys:
-            raise SinkError("newest_by: it chooses among rows with the same keys; give keys too")
+        if self.order_by is not None and not self.keys:
+            raise SinkError("order_by: it chooses among rows with the same keys; give keys too")
         if (self.store is None) != (self.stream is None):
             raise SinkError("store and stream go together: give both, or none of them")
         self._log()
@@ -133,7 +133,7 @@ class JdbcSink:
         if replaced.column not in self.keys:
             raise SinkError(
                 f"keys: whole ranges of {replaced.column} are replaced, so it must be among the keys. Give the sink "
-                f"keys=[{replaced.column!r}, ...] and newest_by={replaced.newest_by!r}"
+                f"keys=[{replaced.column!r}, ...] and order_by={replaced.newest_by!r}"
             )
         self._write_batch(frame, batch_id, replaced)
 
@@ -149,7 +149,7 @@ class JdbcSink:
             ends = shard_ends(rows)
             self._floors.check(batch_id, shard_starts(rows))
         table, keys = tuple(self.table.split(".")), tuple(self.keys)
-        target = Target(table, keys, self.newest_by, self.query, self.positions_table, replaced)
+        target = Target(table, keys, self.order_by, self.name, self.positions_table, replaced)
         written = self._write(Batch(target, columns, rows, self._log(), is_first=batch_id == 0))
         self._floors.take(batch_id, ends)
         if written < rows.num_rows and not self.keys:
@@ -163,7 +163,7 @@ class JdbcSink:
             SinkError: PostgreSQL cannot have them, or the sink lacks one.
         """
         names = [column.name for column in columns_of(frame.schema)]
-        wanted = [*self.keys, *([self.newest_by] if self.newest_by else [])] if self.keys else [SHARD, OFFSET]
+        wanted = [*self.keys, *([self.order_by] if self.order_by else [])] if self.keys else [SHARD, OFFSET]
         if missing := [name for name in wanted if name not in names]:
             raise SinkError(f"the rows lack {', '.join(missing)}, which JdbcSink needs; they have {', '.join(names)}")
 

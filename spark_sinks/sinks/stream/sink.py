@@ -73,7 +73,7 @@ class StreamSink:
     Args:
         hub: URL or URLs of the hub's nodes, ``http(s)://host:port``.
         stream: name of the stream to write.
-        query: name of the query; its lanes are named after it. No two queries that run may have the same.
+        name: name of the query; its lanes are named after it. No two queries that run may have the same.
         store: root of the hub's store, for looking up a lane's last record at a start.
         token_file: file with a token of scope ``edge`` for ``spark-QUERY``; without it the variable ``WEFT_TOKEN`` is
             used, if it is set. Read by the driver for each micro-batch, and sent along to its tasks.
@@ -99,7 +99,7 @@ class StreamSink:
         self,
         hub: str | Sequence[str],
         stream: str,
-        query: str,
+        name: str,
         *,
         store: str | os.PathLike[str],
         tenant: str = "default",
@@ -119,9 +119,9 @@ class StreamSink:
         urls = (hub,) if isinstance(hub, str) else tuple(hub)
         _check_urls(urls)
         _check_names(stream=stream, tenant=tenant)
-        if not valid_name(query) or len(EDGE_PREFIX + query) > NAME_CHARACTERS_MAX:
+        if not valid_name(name) or len(EDGE_PREFIX + name) > NAME_CHARACTERS_MAX:
             most = NAME_CHARACTERS_MAX - len(EDGE_PREFIX)
-            raise SinkError(f"query: expected {NAME_RULE}, here {most}; got {query!r}")
+            raise SinkError(f"name: expected {NAME_RULE}, here {most}; got {name!r}")
         kind = kind_labelled(payload)
         if kind is None:
             raise SinkError(f"payload: expected one of {', '.join(LABELS)}; got {payload!r}")
@@ -129,7 +129,7 @@ class StreamSink:
             raise SinkError(f"tasks and patience_s must be positive; got {tasks} and {patience_s}")
         self._token_file, self._ca_file, self._complete, self._tasks = token_file, ca_file, complete, tasks
         self._settings = ProducerSettings(
-            urls, stream, query, os.fspath(store), tenant, source, version, _checked(topics), kind,
+            urls, stream, name, os.fspath(store), tenant, source, version, _checked(topics), kind,
             counts=complete is not None, patience_s=patience_s,
             source_log=_source_log(source, source_store, source_tenant),
             store_options=tuple(sorted((store_options or {}).items())),

@@ -174,8 +174,8 @@ TABLE_OF_MISTAKES = [
     Wrong("a partition by bytes", SOURCE + TABLE.replace("<dir>/table", "{path: <dir>/t, partition_by: [payload]}"),
           "sink.delta", 3, "partition_by: payload is a binary"),
     Wrong("an order of the database by no column", SOURCE + "sink: {jdbc: {url: 'jdbc:postgresql://localhost/x', "
-          "table: t, keys: [machine], newest_by: at}}\ncheckpoint: <dir>/c\n",
-          "sink.jdbc", 3, "the rows lack at, which JdbcSink needs"),
+          "table: t, keys: [machine], order_by: at}}\ncheckpoint: <dir>/c\n",
+          "sink.jdbc", 3, "order_by needs the column at, which the last step does not make"),
     Wrong("a key of messages by no column",
           SOURCE + "sink: {kafka: {brokers: 'localhost:9', topic: t, key: machin}}\ncheckpoint: <dir>/c\n",
           "sink.kafka", 3, "there is no column machin here. Did you mean machine"),

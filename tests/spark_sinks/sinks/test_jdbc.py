@@ -58,7 +58,7 @@ def rows(spark: SparkSession, *offsets: tuple[int, int]) -> DataFrame:
 
 def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, database: Database) -> None:
     """A lost checkpoint gives the same records in other batches, under batch ids that were used before."""
-    sink = database.sink(query="copy")
+    sink = database.sink(name="copy")
     sink(rows(spark, (0, 0), (0, 1), (1, 0)), 0)
     sink(rows(spark, (0, 0), (0, 1), (1, 0)), 0)
     sink(rows(spark, (0, 2), (0, 2)), 1)  # two rows of one record
@@ -74,19 +74,19 @@ def test_rows_are_appended_once_whatever_the_batches_are(spark: SparkSession, da
 def test_another_table_and_one_that_was_dropped_get_all_rows(spark: SparkSession, database: Database) -> None:
     """Positions are those of a table: what one has says nothing of what another one has."""
     frame = rows(spark, (0, 0), (0, 1))
-    database.sink(query="copy")(frame, 0)
-    database.sink("more", query="copy")(frame, 0)
+    database.sink(name="copy")(frame, 0)
+    database.sink("more", name="copy")(frame, 0)
     assert database.run("SELECT count(*) FROM $more") == [(2,)]
     database.run("DROP TABLE $readings")
     for _ in range(2):
-        database.sink(query="copy")(frame, 0)
+        database.sink(name="copy")(frame, 0)
     assert database.run("SELECT count(*) FROM $readings") == [(2,)]
 
 
 def test_a_table_that_was_dropped_beside_the_checkpoint_is_not_made_with_a_hole(
     spark: SparkSession, database: Database
 ) -> None:
-    sink = database.sink(query="copy")
+    sink = database.sink(name="copy")
     sink(rows(spark, (0, 0), (0, 1)), 0)
     database.run("DROP TABLE $readings")
     with pytest.raises(SinkError, match=r"readings is gone, and query copy has written earlier batches .* checkpoint"):
@@ -97,7 +97,7 @@ def test_a_table_that_was_dropped_beside_the_checkpoint_is_not_made_with_a_hole(
 
 
 def test_a_batch_that_fails_leaves_nothing(spark: SparkSession, database: Database) -> None:
-    sink = database.sink(query="copy")
+    sink = database.sink(name="copy")
     sink(rows(spark, (0, 0)), 0)
     database.run("ALTER TABLE $readings ADD CHECK (text <> '0-2')")
     with pytest.raises(SinkError, match="violates check constraint"):
@@ -121,7 +121,7 @@ def test_every_type_arrives_whole(spark: SparkSession, database: Database) -> No
     ]  # fmt: skip
     empty = [0, 1, "", b"", datetime(1960, 1, 1, tzinfo=UTC), None, None, None, None, None, None, None, None, []]
     nul = [0, 2, "a\0b", *[None] * 11]
-    database.sink(query="types")(spark.createDataFrame([full, empty, nul], schema), 0)
+    database.sink(name="types")(spark.createDataFrame([full, empty, nul], schema), 0)
     got, second, third = database.run("SELECT * FROM $readings ORDER BY _offset")
     assert got[2:9] == (nasty, b"\x00\xff\\", time, date(1969, 12, 31), Decimal("12345678901234.000001"), True, -5)
     assert got[9:11] == (7, 0.1)
@@ -142,12 +142,12 @@ def test_rows_replace_those_with_their_keys(spark: SparkSession, database: Datab
     sink(batch(("m1", 2, 1.5), ("m3", 1, 3.0)), 1)
     expected = [("m1", 2, 1.5), ("m2", 1, 2.0), ("m3", 1, 3.0)]
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
-    newest = database.sink(keys=["machine"], newest_by="n")
+    newest = database.sink(keys=["machine"], order_by="n")
     newest(batch(("m1", 1, 9.9), ("m2", 3, 2.3), ("m2", 2, 2.2)), 2)
     expected[1] = ("m2", 3, 2.3)
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
     with pytest.raises(
-        SinkError, match="share the keys machine='m2', and nothing says which is the newest: give newest"
+        SinkError, match="share the keys machine='m2', and nothing says which is the newest: give order_by"
     ):
         sink(batch(("m2", 3, 2.3), ("m2", 2, 2.2)), 3)
     assert database.run("SELECT * FROM $readings ORDER BY machine") == expected
@@ -182,7 +182,7 @@ def test_rows_from_behind_are_refused(
     spark: SparkSession, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They would be left out as rows that the table has. Those of a repetition are, and are counted."""
-    sink = database.sink(query="copy")
+    sink = database.sink(name="copy")
     sink(rows(spark, (0, 5), (1, 0)), 0)
     with pytest.raises(SinkError, match=r"a row of offset 3 of shard 0 comes behind .*, which ended at 6"):
         sink(rows(spark, (0, 3), (0, 6)), 1)
@@ -195,7 +195,7 @@ def test_rows_from_behind_are_refused(
 @pytest.mark.slow
 def test_a_log_that_was_restored_from_a_backup_is_refused(spark: SparkSession, hub: Hub, database: Database) -> None:
     def sink(**changes: Any) -> JdbcSink:
-        return database.sink(**{"query": "100%", "store": hub.root, "stream": STREAM, **changes})
+        return database.sink(**{"name": "100%", "store": hub.root, "stream": STREAM, **changes})
 
     hub.write(1)
     restore = hub.backup()
@@ -229,18 +229,18 @@ def test_a_table_that_does_not_suit_says_what_to_do(spark: SparkSession, databas
     database.run("CREATE TABLE $readings (_shard integer, _offset bigint, text integer)")
     frame = rows(spark, (0, 0))
     with pytest.raises(SinkError, match=r'column "text" is of type integer .*; cast the column to the table'):
-        database.sink(query="q")(frame, 0)
+        database.sink(name="q")(frame, 0)
     database.run("CREATE TABLE $keyless (_shard integer, _offset bigint, text text)")
     with pytest.raises(SinkError, match=r"CREATE UNIQUE INDEX ON .*keyless .text"):
         database.sink("keyless", keys=["text"])(frame, 0)
     with pytest.raises(SinkError, match="does not exist; add the column to the table, or drop it"):
-        database.sink(query="q")(frame.selectExpr("*", "1 AS more"), 0)
+        database.sink(name="q")(frame.selectExpr("*", "1 AS more"), 0)
     with pytest.raises(SinkError, match="the rows lack _offset"):
-        database.sink(query="q")(frame.drop("_offset"), 0)
+        database.sink(name="q")(frame.drop("_offset"), 0)
     with pytest.raises(SinkError, match=r"column gap: the type interval .* cannot be written; cast it"):
-        database.sink(query="q")(frame.selectExpr("*", "INTERVAL '1' DAY AS gap"), 0)
+        database.sink(name="q")(frame.selectExpr("*", "INTERVAL '1' DAY AS gap"), 0)
     with pytest.raises(SinkError, match="rename it"):
-        database.sink(query="q")(frame.withColumnRenamed("text", "t" * 64), 0)
+        database.sink(name="q")(frame.withColumnRenamed("text", "t" * 64), 0)
 
 
 @pytest.mark.parametrize(
@@ -254,18 +254,18 @@ def test_a_table_that_does_not_suit_says_what_to_do(spark: SparkSession, databas
 )
 def test_a_password_in_the_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(SinkError) as refused:
-        JdbcSink(url, "t", query="q")
+        JdbcSink(url, "t", name="q")
     assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({}, "query: rows that are appended need a name"),
+        ({}, "name: rows that are appended need a name"),
         ({"keys": "machine"}, r"write \['machine'\]"),
-        ({"query": "q", "newest_by": "n"}, "give keys too"),
-        ({"query": "q", "table": "a.b.c"}, "expected NAME or SCHEMA.NAME"),
-        ({"query": "q", "table": "a." + "t" * 64}, "names of 1 to 63 bytes"),
+        ({"name": "q", "order_by": "n"}, "give keys too"),
+        ({"name": "q", "table": "a.b.c"}, "expected NAME or SCHEMA.NAME"),
+        ({"name": "q", "table": "a." + "t" * 64}, "names of 1 to 63 bytes"),
     ],
 )
 def test_arguments_are_checked_before_anything_starts(arguments: dict[str, Any], sentence: str) -> None:
@@ -279,7 +279,7 @@ def test_the_password_comes_from_a_file_and_goes_nowhere(
     monkeypatch.delenv("PGPASSWORD")
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n")
-    sink = database.sink(query="q", password_file=str(file))
+    sink = database.sink(name="q", password_file=str(file))
     sink(rows(spark, (0, 0)), 0)
     assert database.run("SELECT count(*) FROM $readings") == [(1,)]
     assert PASSWORD.encode() not in pickle.dumps(sink)
@@ -289,7 +289,7 @@ def test_the_password_comes_from_a_file_and_goes_nowhere(
         sink(rows(spark, (0, 1)), 1)
     assert "wrong-one" not in str(refused.value)
     with pytest.raises(SinkError, match="password_file: /nowhere cannot be read: No such file"):
-        database.sink(query="q", password_file="/nowhere")(rows(spark, (0, 1)), 1)
+        database.sink(name="q", password_file="/nowhere")(rows(spark, (0, 1)), 1)
 
 
 @pytest.mark.slow
@@ -298,7 +298,7 @@ def test_a_stream_is_in_the_table_once_after_its_checkpoint_is_lost(
 ) -> None:
     def drain(checkpoint: str) -> None:
         frame = spark.readStream.format("weft").options(store=hub.root, stream=STREAM).load()
-        writer = frame.writeStream.foreachBatch(database.sink(query="copy")).trigger(availableNow=True)
+        writer = frame.writeStream.foreachBatch(database.sink(name="copy")).trigger(availableNow=True)
         writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
 
     hub.write(2)
@@ -312,7 +312,7 @@ def test_a_stream_is_in_the_table_once_after_its_checkpoint_is_lost(
 
 
 def test_ranges_are_replaced_whole_but_for_newer_rows(spark: SparkSession, database: Database) -> None:
-    sink = database.sink("hours", keys=["window_start", "machine"], newest_by="_log_end")
+    sink = database.sink("hours", keys=["window_start", "machine"], order_by="_log_end")
     hour_us, schema = 3_600_000_000, "window_start timestamp, machine string, _log_end long"
 
     def hours(*values: tuple[int, str, int]) -> DataFrame:

@@ -124,9 +124,9 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
     own_hub.config_path.write_text(f"{own_hub.config_path.read_text()}tokens_file: {tokens}\n")
     frame = spark.createDataFrame([], "_shard int, _offset long, key string, payload string, time timestamp")
 
-    def check(query: str = "checked", **changes: Any) -> None:
+    def check(name: str = "checked", **changes: Any) -> None:
         given: dict[str, Any] = {"store": own_hub.store, "token_file": good, "patience_s": 0.5}
-        StreamSink(own_hub.url, "checked", query, **given | changes).check(frame)
+        StreamSink(own_hub.url, "checked", name, **given | changes).check(frame)
 
     with pytest.raises(SinkError, match=r"has taken nothing of spark-checked for 0\.5 s: .*[Rr]efused"):
         check()
@@ -136,7 +136,7 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
         check(patience_s=20)
         refused: list[tuple[dict[str, Any], str]] = [
             ({"token_file": None}, r"does not accept the token, or there is none \(401\)"),
-            ({"query": "dirty"}, "the hub refuses spark-dirty: the token 'checked' is not for edge spark-dirty"),
+            ({"name": "dirty"}, "the hub refuses spark-dirty: the token 'checked' is not for edge spark-dirty"),
             ({"store": other.root}, "name the store of this hub"),
             ({"store": tmp_path / "nowhere"}, "holds no hub"),
         ]
@@ -183,14 +183,14 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
         ({"hub": []}, "at least one node"),
         ({"hub": "https://me:secret@hub"}, "without a password"),
         ({"stream": "No"}, "stream: expected lower-case"),
-        ({"query": "x" * 60}, "query: expected .* here 58"),
+        ({"name": "x" * 60}, "name: expected .* here 58"),
         ({"payload": "xml"}, "payload: expected one of bytes, text, json; got 'xml'"),
         ({"topics": ["a/#/b"]}, "topics: "),
         ({"tasks": 0}, "must be positive"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(arguments: dict[str, object], sentence: str) -> None:
-    given: dict[str, object] = {"hub": "http://127.0.0.1:8090", "stream": "s", "query": "q", "store": "store"}
+    given: dict[str, object] = {"hub": "http://127.0.0.1:8090", "stream": "s", "name": "q", "store": "store"}
     with pytest.raises(SinkError, match=sentence) as caught:
         StreamSink(**(given | arguments))  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
