@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bench.mqtt.lines import LABELS
 from bench.spark.lines import spark, spark_kafka
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PAGE_WIDTH = 120
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 GROUP_TITLES = {
     "shapes": "QoS 1",
@@ -295,7 +297,13 @@ def block(name: str) -> str:
 
 def render(page: str) -> str:
     """Return the page with new tables."""
-    return BLOCK.sub(lambda match: match[1] + block(match[2]) + match[3], page)
+    return BLOCK.sub(lambda match: match[1] + wrapped(block(match[2])) + match[3], page)
+
+
+def wrapped(text: str) -> str:
+    """Return text whose lines of prose are as long as the page's, and whose tables are as they were."""
+    lines = text.splitlines()
+    return "".join((line if line.startswith("|") else textwrap.fill(line, PAGE_WIDTH)) + "\n" for line in lines)
 
 
 def main() -> None:
