@@ -34,7 +34,7 @@ def test_a_killed_driver_appends_each_row_once(hub: Hub, tmp_path: Path, monkeyp
                 return [*connection.execute("SELECT _edge, _seq, payload FROM readings ORDER BY 1, 2")]
 
         def job(kill: str = "", kill_batch: int = 0) -> None:
-            sink = {"url": server.url, "table": "readings", "query": "copy"}
+            sink = {"url": server.url, "table": "readings", "name": "copy"}
             run(Settings(hub.root, STREAM, str(checkpoint), sink, kill, kill_batch))
 
         job(COPIED, 1)
