@@ -84,19 +84,15 @@ def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
 
 
 def _stream(pipeline: Pipeline, settings: StreamTarget) -> Sink:
-    from spark_sinks.sinks import StreamSink
+    from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
 
+    source = pipeline.source
     return StreamSink(
-        settings.hub,
-        settings.stream,
+        TargetStream(
+            settings.hub, settings.stream, source.store, settings.tenant, settings.token_file, settings.ca_file
+        ),
         pipeline.name,
-        store=pipeline.source.store,
-        tenant=settings.tenant,
-        token_file=settings.token_file,
-        ca_file=settings.ca_file,
-        source=pipeline.source.stream,
-        source_store=pipeline.source.store,
-        source_tenant=pipeline.source.tenant,
+        source=SourceStream(source.stream, source.store, source.tenant),
         topics=settings.topics or (),
         payload=settings.payload,
     )

@@ -9,20 +9,23 @@ if TYPE_CHECKING:
     from spark_sinks.sinks.delta.sink import DeltaSink
     from spark_sinks.sinks.jdbc.sink import JdbcSink
     from spark_sinks.sinks.kafka import KafkaSink
+    from spark_sinks.sinks.stream.ends import SourceStream, TargetStream
     from spark_sinks.sinks.stream.sink import StreamSink
 
 _PLACES = {
     "DeltaSink": "spark_sinks.sinks.delta.sink",
     "JdbcSink": "spark_sinks.sinks.jdbc.sink",
     "KafkaSink": "spark_sinks.sinks.kafka",
+    "SourceStream": "spark_sinks.sinks.stream.ends",
     "StreamSink": "spark_sinks.sinks.stream.sink",
+    "TargetStream": "spark_sinks.sinks.stream.ends",
 }
-"""Sink -> module, imported when it is asked for: each needs libraries that the others do without."""
-__all__ = ["DeltaSink", "JdbcSink", "KafkaSink", "StreamSink"]
+"""Name -> module, imported when it is asked for: each needs libraries that the others do without."""
+__all__ = ["DeltaSink", "JdbcSink", "KafkaSink", "SourceStream", "StreamSink", "TargetStream"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a sink by its name."""
+    """Return a sink, or an argument of one, by its name."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_sinks import complete_until, lanes, read
-from spark_sinks.sinks import DeltaSink, StreamSink
+from spark_sinks.sinks import DeltaSink, SourceStream, StreamSink, TargetStream
 from tests.spark_sinks.cluster.jobs.start import run
 
 RECORDS_PER_BATCH = 100
@@ -18,7 +18,7 @@ def main(spark: SparkSession, told: Any) -> Any:
     whole = read(spark, stream, store=store)
     source = spark.read.format("weft").option("store", store).option("stream", stream).load()
     table = DeltaSink(f"{place}/copied", store=store, stream=stream, name="copied")
-    back = StreamSink(told["hub"], "back", "back", store=store, source=stream)
+    back = StreamSink(TargetStream(told["hub"], "back", store), "back", source=SourceStream(stream))
     for sink, checkpoint in ((table, "of-table"), (back, "of-stream"), (back, "of-stream-lost")):
         _copy(spark, store, stream, sink, f"{place}/checkpoint-{checkpoint}")
     return {

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from spark_sinks import complete_until
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks import StreamSink
+from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
 from spark_sinks.sinks.stream.rows import ordered
 from tests.spark_sinks.conftest import EDGES, Hub
 from tests.spark_sinks.sinks.stream.conftest import StreamHub
@@ -49,7 +49,7 @@ def test_a_derived_stream_has_each_row_once_after_restarts_and_a_lost_checkpoint
 ) -> None:
     source = Hub(str(tmp_path / "source"))
     source.write(6)
-    sink = StreamSink(own_hub.url, "clean", "evens", store=own_hub.store)
+    sink = StreamSink(TargetStream(own_hub.url, "clean", own_hub.store), "evens")
     checkpoint = tmp_path / "checkpoint"
     run(even_seqs(source, spark, max_records_per_trigger=130), sink, checkpoint)
     first = own_hub.stream_records("clean")
@@ -60,7 +60,7 @@ def test_a_derived_stream_has_each_row_once_after_restarts_and_a_lost_checkpoint
     own_hub.kill()
     own_hub.start()
     source.write(1)
-    again = pickle.loads(pickle.dumps(StreamSink(own_hub.url, "clean", "evens", store=own_hub.store)))
+    again = pickle.loads(pickle.dumps(StreamSink(TargetStream(own_hub.url, "clean", own_hub.store), "evens")))
     run(even_seqs(source, spark), again, checkpoint)
     records = own_hub.stream_records("clean")
     assert sorted(record["payload"] for record in records) == expected(source)
@@ -79,7 +79,7 @@ def test_marks_say_up_to_when_the_derived_stream_is_complete(
         ],
         "_shard int, _offset long, key string, payload string, time timestamp",
     )
-    sink = StreamSink(hub.url, "marked", "marked", store=hub.store, complete=lambda frame, batch_id: moment)
+    sink = StreamSink(TargetStream(hub.url, "marked", hub.store), "marked", complete=lambda frame, batch_id: moment)
     sink(frame, 0)
     assert sink.last is not None
     assert (sink.last.sent, sink.last.skipped) == (2, 0)
@@ -89,7 +89,8 @@ def test_marks_say_up_to_when_the_derived_stream_is_complete(
     # A micro-batch without rows of shard 1 moves its lane, too; a moment that goes back moves none.
     moments = [moment + timedelta(minutes=5), moment]
     for batch_id, _ in enumerate(list(moments), 1):
-        later = StreamSink(hub.url, "marked", "marked", store=hub.store, complete=lambda frame, _: moments.pop(0))
+        target = TargetStream(hub.url, "marked", hub.store)
+        later = StreamSink(target, "marked", complete=lambda frame, _: moments.pop(0))
         later(frame.where("_shard = 0").withColumn("_offset", F.col("_offset") + batch_id), batch_id)
         answer = get_json(f"{hub.url}/v1/streams/marked/completeness")
         assert answer["complete_up_to"] == "2023-11-14T22:20:00.000000000Z"
@@ -107,7 +108,7 @@ def test_the_sources_own_moment_below_a_micro_batch_is_the_derived_streams(
         ends = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2]
         return complete_until(spark, "telemetry", store=source.root, at=ends).moment
 
-    sink = StreamSink(hub.url, "timely", "timely", store=hub.store, complete=below)
+    sink = StreamSink(TargetStream(hub.url, "timely", hub.store), "timely", complete=below)
     named = {"store": source.root, "stream": "telemetry", "max_records_per_trigger": 120}
     frame = spark.readStream.format("weft").options(**named).load()
     run(frame.where("_seq % 10 = 0").withColumnRenamed("_key", "key"), sink, checkpoint)
@@ -124,9 +125,10 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
     own_hub.config_path.write_text(f"{own_hub.config_path.read_text()}tokens_file: {tokens}\n")
     frame = spark.createDataFrame([], "_shard int, _offset long, key string, payload string, time timestamp")
 
-    def check(name: str = "checked", **changes: Any) -> None:
-        given: dict[str, Any] = {"store": own_hub.store, "token_file": good, "patience_s": 0.5}
-        StreamSink(own_hub.url, "checked", name, **given | changes).check(frame)
+    def check(name: str = "checked", patience_s: float = 0.5, **changes: Any) -> None:
+        given: dict[str, Any] = {"store": own_hub.store, "token_file": good}
+        target = TargetStream(own_hub.url, "checked", **given | changes)
+        StreamSink(target, name, patience_s=patience_s).check(frame)
 
     with pytest.raises(SinkError, match=r"has taken nothing of spark-checked for 0\.5 s: .*[Rr]efused"):
         check()
@@ -161,7 +163,7 @@ def test_a_check_asks_the_hub_and_writes_nothing(spark: SparkSession, tmp_path: 
 def test_a_frame_without_what_a_record_needs_is_refused(
     spark: SparkSession, hub: StreamHub, columns: str, sentence: str
 ) -> None:
-    sink = StreamSink(hub.url, "shape", "shape", store=hub.store)
+    sink = StreamSink(TargetStream(hub.url, "shape", hub.store), "shape")
     with pytest.raises(SinkError, match=sentence):
         sink(spark.createDataFrame([], columns), 0)
 
@@ -172,7 +174,7 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
         "_shard int, _offset long, key string, payload string, time timestamp",
     )
     with pytest.raises(SinkError) as caught:
-        StreamSink(hub.url, "shape", "shape", store=hub.store)(frame, 0)
+        StreamSink(TargetStream(hub.url, "shape", hub.store), "shape")(frame, 0)
     assert str(caught.value).startswith("the row of offset 1 of shard 0 has no payload (null)")
 
 
@@ -181,6 +183,7 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
     [
         ({"hub": "127.0.0.1:8090"}, "hub: expected http://host:port"),
         ({"hub": []}, "at least one node"),
+        ({"target": "http://127.0.0.1:8090"}, r"target: expected TargetStream\(hub, stream, store\), got str"),
         ({"hub": "https://me:secret@hub"}, "without a password"),
         ({"stream": "No"}, "stream: expected lower-case"),
         ({"name": "x" * 60}, "name: expected .* here 58"),
@@ -190,10 +193,24 @@ def test_a_tasks_error_is_one_sentence(spark: SparkSession, tmp_path: Path, hub:
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(arguments: dict[str, object], sentence: str) -> None:
-    given: dict[str, object] = {"hub": "http://127.0.0.1:8090", "stream": "s", "name": "q", "store": "store"}
+    of_target: dict[str, Any] = {"hub": "http://127.0.0.1:8090", "stream": "s", "store": "store"}
+    given: dict[str, Any] = {"name": "q"}
+    for name, value in arguments.items():
+        (of_target if name in of_target else given)[name] = value
     with pytest.raises(SinkError, match=sentence) as caught:
-        StreamSink(**(given | arguments))  # type: ignore[arg-type]
+        StreamSink(**{"target": TargetStream(**of_target), **given})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("stream", ["", "No"])
+def test_a_source_that_cannot_be_is_refused_at_once(stream: str) -> None:
+    with pytest.raises(SinkError, match="source: "):
+        SourceStream(stream, "store")
+
+
+def test_the_text_of_a_target_holds_no_keys_of_its_store() -> None:
+    target = TargetStream("http://127.0.0.1:8090", "s", "s3://b/p", store_options={"AWS_SECRET_ACCESS_KEY": "hidden"})
+    assert "hidden" not in repr(target) + repr(StreamSink(target, "q"))
 
 
 def test_rows_that_differ_in_headers_alone_have_one_order(spark: SparkSession) -> None:

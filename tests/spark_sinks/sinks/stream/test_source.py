@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks import StreamSink
+from spark_sinks.sinks import SourceStream, StreamSink, TargetStream
 from spark_sinks.sinks.stream import task
 from spark_sinks.source.options import parse_options
 from tests.spark_sinks.conftest import STREAM, Hub
@@ -25,10 +25,10 @@ class Sending:
     def __init__(self, spark: SparkSession, hub: StreamHub, source: Hub, name: str) -> None:
         self.spark, self.hub, self.source, self.name = spark, hub, source, name
 
-    def run(self, **changes: object) -> None:
+    def run(self, store: str | None = "") -> None:
         """Send everything, as after the loss of the checkpoint."""
-        named = {"source": STREAM, "source_store": self.source.root, **changes}
-        sink = StreamSink(self.hub.url, self.name, self.name, store=self.hub.store, **named)  # type: ignore[arg-type]
+        target = TargetStream(self.hub.url, self.name, self.hub.store)
+        sink = StreamSink(target, self.name, source=SourceStream(STREAM, self.source.root if store == "" else store))
         sink(self.source.load(self.spark).withColumnRenamed("_key", "key"), 0)
 
     def sent(self) -> list[str]:
@@ -84,7 +84,7 @@ def test_lanes_of_an_earlier_release_go_on_and_say_the_chunk_from_then_on(
 ) -> None:
     sending = Sending(spark, hub, source, "earlier")
     source.write(1)
-    sending.run(source_store=None)
+    sending.run(store=None)
     assert not [record for record in hub.stream_records("earlier") if "weft.position-chunk" in dict(record["headers"])]
     source.write(1)
     sending.run()

@@ -1,0 +1,131 @@
+"""The two ends of a ``StreamSink``: the stream that it writes, and the one that its rows come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from spark_sinks.errors import ReadError, SinkError
+from spark_sinks.source.options import ReadOptions, parse_options
+from spark_sinks.source.store_options import with_environment
+from weft.protocols.lane import NAME_RULE, valid_name
+
+TOKEN_VARIABLE = "WEFT_TOKEN"  # noqa: S105  (its name)
+TOKEN_BYTES_MAX = 4096
+CA_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True)
+class TargetStream:
+    """Stream of a hub to write into.
+
+    Raises:
+        SinkError: an argument is not what it should be.
+    """
+
+    hub: str | Sequence[str]
+    """URL or URLs of the hub's nodes, ``http(s)://host:port``."""
+    stream: str
+    store: str | os.PathLike[str]
+    """Root of the hub's store, in which a start looks up the last record of each lane."""
+    tenant: str = "default"
+    token_file: str | os.PathLike[str] | None = None
+    """File with a token of scope ``edge`` for ``spark-NAME``; without it the variable ``WEFT_TOKEN`` is used, if it is
+    set. The driver reads it for each micro-batch and sends the token along to its tasks."""
+    ca_file: str | os.PathLike[str] | None = None
+    """Certificate authorities of the hub in PEM; by default the system's."""
+    store_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """For the object store: ``{"AWS_REGION": ...}``."""
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _check_urls(self.urls)
+        for argument, name in (("stream", self.stream), ("tenant", self.tenant)):
+            if not valid_name(name):
+                raise SinkError(f"{argument}: expected {NAME_RULE}; got {name!r}")
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Return the nodes of the hub, to be tried in turn."""
+        return (self.hub,) if isinstance(self.hub, str) else tuple(self.hub)
+
+    def token(self) -> str | None:
+        """Read the token of the file or of the environment; None without either."""
+        text, where = _text("token_file", self.token_file, TOKEN_BYTES_MAX), f"token_file {self.token_file}"
+        if text is None:
+            text, where = os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE
+        if text is None:
+            return None
+        words = text.split()
+        if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
+            raise SinkError(f"{where}: expected one token on one line; write it again")
+        return words[0]
+
+    def ca(self) -> str | None:
+        """Read the certificate authorities; None trusts the system's."""
+        return _text("ca_file", self.ca_file, CA_BYTES_MAX)
+
+    def all_store_options(self) -> tuple[tuple[str, str], ...]:
+        """Return the options of the store with those of this process's environment, sorted."""
+        options = dict(self.store_options)
+        if os.fspath(self.store).startswith("s3://"):
+            options = with_environment(options, os.environ)
+        return tuple(sorted(options.items()))
+
+
+@dataclass(frozen=True)
+class SourceStream:
+    """Stream whose records cause the rows.
+
+    With ``store`` a start compares what the target has with the end of the source, and refuses a source that was
+    restored to an earlier state.
+
+    Raises:
+        SinkError: an argument is not what it should be.
+    """
+
+    stream: str
+    """Part of the identity of the lanes: a query over another source has lanes of its own."""
+    store: str | os.PathLike[str] | None = None
+    """Root of the store of the hub that has the stream."""
+    tenant: str = "default"
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        _ = self.log
+
+    @property
+    def log(self) -> ReadOptions | None:
+        """Return what to read the source's log with; None without its store."""
+        if self.store is None:
+            return None
+        try:
+            return parse_options({"store": os.fspath(self.store), "stream": self.stream, "tenant": self.tenant})
+        except ReadError as error:
+            raise SinkError(f"source: {error}") from None
+
+
+def _text(argument: str, path: str | os.PathLike[str] | None, bytes_max: int) -> str | None:
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(bytes_max + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SinkError(f"{argument} {os.fspath(path)} cannot be read: {error}") from None
+    if len(text) > bytes_max:
+        raise SinkError(f"{argument} {os.fspath(path)} has more than {bytes_max} characters")
+    return text
+
+
+def _check_urls(urls: Sequence[str]) -> None:
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise SinkError(
+                f"hub: expected http://host:port or https://host:port without a password; got {parts.scheme}://{parts.hostname}"
+            )
+    if not urls:
+        raise SinkError("hub: expected the URL of at least one node, such as http://127.0.0.1:8090")
