@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from docs import downsampling
-from docs.generate import PICTURE, REFERENCE, pages
-from docs.picture import missing, picture
+from docs.tools import downsampling
+from docs.tools.generate import PICTURE, REFERENCE, pages
+from docs.tools.picture import missing, picture
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS
 from weft.config.models import EdgeConfig, HubConfig
 from weft.config.schema import settings

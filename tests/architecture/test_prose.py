@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from docs.prose import findings, texts
+from docs.tools.prose import findings, texts
 
 LONG = "one two three four five six seven eight nine ten " * 3
 

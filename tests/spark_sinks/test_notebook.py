@@ -8,7 +8,7 @@ import re
 import pytest
 from PIL import Image
 
-from docs.prose import Text, findings
+from docs.tools.prose import Text, findings
 from docs.tutorial.notebook import PATH, execute, pictures, read_notebook, texts
 
 

@@ -1,4 +1,4 @@
-"""Check of how the project writes: docstrings, comments, help and messages. ``python -m docs.prose`` prints findings.
+"""Check of how the project writes: docstrings, comments, help and messages. ``python -m docs.tools.prose`` prints them.
 
 The rules are few and exact, so that there are no exceptions to list:
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = (
     "bench", "bounds", "cloud_hub", "config", "docs", "edge_node", "proofs", "protocols", "pyspark_weft",
     "replication", "spark_sinks", "storage", "tests", "weft",

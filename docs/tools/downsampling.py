@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
-from docs.plots import Panel, plot
+from docs.tools.plots import Panel, plot
 from weft.config.functions.reduce import Deadband, Sample, SwingingDoor
 from weft.config.functions.windows import Window
 from weft.config.units import format_duration
@@ -38,7 +38,7 @@ _SECOND = 10**9
 _HOUR_S = 3600
 _BATCH_ROWS = 1000
 _DAY = 86_400 * _SECOND
-_GENERATED = "<!-- Written by docs/downsampling.py from the code and the demo's data. Edit the code. -->"
+_GENERATED = "<!-- Written by docs/tools/downsampling.py from the code and the demo's data. Edit the code. -->"
 
 
 class Signal(NamedTuple):

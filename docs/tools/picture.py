@@ -102,7 +102,7 @@ def picture() -> str:
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" fill="{INK}" font-size="13" '
                 'font-family="Verdana, DejaVu Sans, sans-serif" role="img" aria-labelledby="title">',
-                "<!-- Written by docs/generate.py from the code. Edit docs/picture.py. -->",
+                "<!-- Written by docs/tools/generate.py from the code. Edit docs/tools/picture.py. -->",
                 '<title id="title">Folders, rooms and the way of a record from a device to a table</title>',
                 f'<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
                 f'<path d="M0,0 L8,4 L0,8 z" fill="{WAY}"/></marker>',

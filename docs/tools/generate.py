@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from docs import downsampling
-from docs.picture import picture
+from docs.tools import downsampling
+from docs.tools.picture import picture
 from weft.cli import cli
 from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
 from weft.config.models import EdgeConfig, HubConfig
@@ -41,10 +41,10 @@ _ERRORS = """With `--json` an error is one line of JSON, the last on standard er
 - `weft audit --json` of a table that lacks records
 - `weft edge check --json` and `weft hub check --json` of a wrong configuration, which print `errors` and `warnings`,
   both in the form of `problems`."""
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parents[1]
 REFERENCE = DOCS / "reference"
 PICTURE = DOCS / "architecture.svg"
-_GENERATED = "<!-- Written by docs/generate.py from the code. Edit the code. -->"
+_GENERATED = "<!-- Written by docs/tools/generate.py from the code. Edit the code. -->"
 
 
 def pages() -> dict[str, str]:
