@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.edge_node.servers.http.harness import CONFIG, HttpNode, running
 from tests.edge_node.servers.mqtt.harness import RawClient
 from tests.support import live_node
+from tests.support.waiting import until
 from weft.bounds.turn_budget import TurnBudget
 from weft.config.units import Address
 from weft.edge_node.ingest import turn
@@ -25,6 +26,7 @@ from weft.edge_node.servers.http.connection import HttpConnection
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.settings import HttpSettings
+from weft.edge_node.servers.http.steps import Steps
 from weft.edge_node.servers.http.writes import storing
 from weft.protocols.errors import UnsupportedVersion
 from weft.protocols.mqtt.packets import PubAck, Publish
@@ -279,15 +281,24 @@ async def test_points_go_on_behind_the_line_that_was_stored_last(
             assert await post(http) == (status, answer)
 
 
-async def test_a_key_that_is_forgotten_meanwhile_costs_no_numbers(tmp_path: Path) -> None:
+async def test_a_key_that_is_forgotten_meanwhile_costs_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user's oldest keys are forgotten first, also that of a request under way."""
     async with running(tmp_path, more="state: {idempotency_keys_per_user: 2}") as http:
         readers = [await subscriber(http, f"reader-{number}") for number in range(4)]
-        asked = asyncio.create_task(http.post(PATH, json.dumps(MANY).encode(), **JSON, Idempotency_Key="k"))
-        await readers[0].receive()
-        for number in range(4):
-            await http.post("/v1/topics/nowhere", b"1", Idempotency_Key=f"other-{number}")
-        assert not asked.done()
+        held: list[Steps] = []
+        go_on = Steps._in_turn
+        with monkeypatch.context() as patch:
+            stores = count_stores(patch)
+            patch.setattr(TurnBudget, "spend", lambda self, cost=1: False)
+            patch.setattr(Steps, "_in_turn", lambda self: held.append(self) if any(stores) else go_on(self))
+            asked = asyncio.create_task(http.post(PATH, json.dumps(MANY).encode(), **JSON, Idempotency_Key="k"))
+            await readers[0].receive()
+            for number in range(4):
+                await http.post("/v1/topics/nowhere", b"1", Idempotency_Key=f"other-{number}")
+        (steps,) = held
+        steps._in_turn()
         _, answer, _ = await asked
         assert (answer["first_seq"], answer["count"]) == (0, len(MANY))
 
@@ -311,13 +322,19 @@ async def test_a_request_whose_client_is_gone_is_left(
 ) -> None:
     """Nothing of it is held, nor goes on with routes that do not learn of new subscribers."""
     opened: list[asyncio.Transport] = []
-    made = HttpConnection.connection_made
+    ended: list[Exception | None] = []
+    made, lost = HttpConnection.connection_made, HttpConnection.connection_lost
 
-    def noted(self: HttpConnection, transport: asyncio.Transport) -> None:
+    def note_begin(self: HttpConnection, transport: asyncio.Transport) -> None:
         made(self, transport)
         opened.append(transport)
 
-    monkeypatch.setattr(HttpConnection, "connection_made", noted)
+    def note_end(self: HttpConnection, why: Exception | None) -> None:
+        lost(self, why)
+        ended.append(why)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", note_begin)
+    monkeypatch.setattr(HttpConnection, "connection_lost", note_end)
     monkeypatch.setattr(TurnBudget, "spend", lambda self, cost=1: False)
     _, writer = await asyncio.open_connection("127.0.0.1", http.port)
     body = json.dumps(MANY).encode()
@@ -325,6 +342,7 @@ async def test_a_request_whose_client_is_gone_is_left(
     writer.write(head % (PATH.encode(), len(body)) + body)
     await readers[0].receive()
     opened[0].abort()  # a client that has gone is not seen for certain while it is not read
+    await until(lambda: ended)
     writer.close()
     count = len(await stored(http))
     await http.post(PATH, b"-2")
