@@ -33,6 +33,7 @@ from weft.cloud_hub.api.views import (
     table_status_view,
     table_view,
 )
+from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.links import link_log
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.links.link_log import HubLinkLog
@@ -105,15 +106,14 @@ class Hub:
     ) -> None:
         self._settings = settings
         self._given_store = store
-        self._wall_clock = wall_clock
-        self._boot_clock = boot_clock
+        self._clock = HubClock(wall_clock, boot_clock)
         self._rules = rules
         self._membership: Membership | None = None
         self._keeper: LaneKeeper | None = None
         self._collector: Collector | None = None
         self._random_bits = random.SystemRandom().getrandbits
         self._refusals = Refusals(time.monotonic)
-        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, wall_clock)
+        self._links = OpenLinks(settings.links_max, settings.links_per_token_max, self._refusals, self._clock.now)
         self._link_log = HubLinkLog(time.monotonic)
         self._throttle = Throttle()
         self._tables: TableService | None = None
@@ -154,6 +154,7 @@ class Hub:
         await check_store(store, self._rules.level)  # before the probe, which writes
         await probe(store, open_store(settings.store, settings.store_options) if is_bucket else None)
         self.cluster = await open_cluster(store, settings.shards, release_level=self._rules.level)
+        await self._clock.measure(store)
         node_id = f"{self._random_bits(64):016x}"
         self._membership = Membership(
             store,
@@ -161,7 +162,7 @@ class Hub:
             software=_software(),
             level=self.cluster.level,
             release_level=self._rules.level,
-            wall_clock=self._wall_clock,
+            clock=self._clock,
         )
         self._shards = Shards(
             self.cluster.shards, settings.process, settings.processes, lambda shard: self._sequencer(store, shard)
@@ -179,14 +180,13 @@ class Hub:
         return Sequencer(
             self._log(store, shard),
             self._settings.sequencer,
-            wall_clock=self._wall_clock,
-            boot_clock=self._boot_clock,
+            clock=self._clock,
             random_bits=self._random_bits,
             level=lambda: self._membership.writes if self._membership else 1,
         )
 
     def _log(self, store: ObjectStore, shard: int) -> ShardLog:
-        return ShardLog(store, self.cluster, shard, self._boot_clock, rules=self._rules)
+        return ShardLog(store, self.cluster, shard, self._clock.boot, rules=self._rules)
 
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None and self._settings.process == 0:
@@ -196,21 +196,21 @@ class Hub:
             from weft.cloud_hub.tables.settings import TableSettings
 
             settings = TableSettings(interval_s=self._settings.table_interval_s)
-            self._tables = TableService(store, self.cluster, settings=settings, clock=self._wall_clock)
+            self._tables = TableService(
+                store, self.cluster, settings=settings, clock=self._clock.now,
+                is_sound=lambda: self._clock.wrong() is None,
+            )  # fmt: skip
             self._tables.start()
             logs = [self._log(store, shard) for shard in range(self.cluster.shards)]
             self._keeper = LaneKeeper(
-                logs, self._tables.position, self._settings, wall_clock=self._wall_clock, random_bits=self._random_bits
+                logs, self._tables.position, self._settings, clock=self._clock, random_bits=self._random_bits
             )
             self._keeper.start()
             self._start_collector([self._log(store, shard) for shard in range(self.cluster.shards)], self._tables)
 
     def _start_collector(self, logs: list[ShardLog], tables: TableService) -> None:
         if self._settings.retain_log_s is not None:
-            self._collector = Collector(
-                logs, tables.first_untabled, self._settings.retain_log_s, wall_clock=self._wall_clock,
-                boot_clock=self._boot_clock,
-            )  # fmt: skip
+            self._collector = Collector(logs, tables.first_untabled, self._settings.retain_log_s, clock=self._clock)
             self._collector.start()
 
     async def _listen(self, shards: Shards) -> None:
@@ -218,7 +218,7 @@ class Hub:
         link_log.logger.addFilter(self._throttle)
         peers, links = self._settings.peers, self._links
         moments = StreamCompleteness(
-            shards, self._settings.expected_edges, self._wall_clock, peers=peers, table_error=self._table_error
+            shards, self._settings.expected_edges, self._clock, peers=peers, table_error=self._table_error
         )
         known = self.table_rows, self._tables is not None, time.monotonic, moments.expecting()
         self._figures = StreamFigures(shards, *known, peers=peers)
@@ -227,7 +227,9 @@ class Hub:
         self._rates.start()
         collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if shards.process == 0 else None
-        metrics = Metrics(shards, figures, self._links, collected, tables=self._tables, refusals=self._refusals)
+        metrics = Metrics(
+            shards, figures, self._links, self._clock, collected, tables=self._tables, refusals=self._refusals
+        )
         longest = self._settings.response_bytes_max
         api = Api(
             self,
@@ -241,7 +243,7 @@ class Hub:
                 states,
                 links.by_edge(),
                 links.last_release,
-                self._wall_clock(),
+                self._clock.now(),
                 peers=peers,
                 behind=moments.behind,
                 lost=moments.lost,
@@ -291,12 +293,14 @@ class Hub:
             self._links.check_room(identity)
             if self._membership is not None and self._membership.is_outdated:
                 raise ApiError(503, "the hub's cluster has outgrown this node's release", "connect to another node")
+            if (wrong := self._clock.wrong()) is not None:
+                raise ApiError(503, wrong, ADVICE)
         except ApiError as error:
             self._link_log.turned_away(peer, f"refused ({error.status}): {error.error}; {error.advice}")
             raise
         assert self._shards is not None, "the hub has not been started"
         link = EdgeLink(
-            self._shards, identity, self._wall_clock, self._link_log, peer, refusals=self._refusals,
+            self._shards, identity, self._clock.now, self._link_log, peer, refusals=self._refusals,
             elsewhere=elsewhere(self._settings, request.host),
         )  # fmt: skip
         with self._links.opened(link, identity):
@@ -306,9 +310,9 @@ class Hub:
                 settings.receiver(),
                 self.cluster.cluster_id.hex(),
                 software=_software(),
-                wall_clock=self._wall_clock,
+                wall_clock=self._clock.now,
             )
-        await note_refused(link, response, self._wall_clock, self._random_bits)
+        await note_refused(link, response, self._clock.sound, self._random_bits)
         return response
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
@@ -348,7 +352,8 @@ class Hub:
                 reasons.append(f"shard {shard} is not loaded")
             elif silent_s > STORE_SILENCE_S:
                 reasons.append(f"the store has not answered for {approximate_duration(silent_s)} (shard {shard})")
-        return self.unhealthy() + (reasons if len(reasons) == len(self._own()) else [])
+        doubted = self._clock.doubted()
+        return self.unhealthy() + ([doubted] if doubted else []) + (reasons if len(reasons) == len(self._own()) else [])
 
     def _table_error(self, key: StreamKey) -> str | None:
         return self._tables.error_of(key) if self._tables else None
@@ -362,6 +367,7 @@ class Hub:
         return {
             "software": _software(),
             "cluster_id": self.cluster.cluster_id.hex(),
+            "clock": {"off_seconds": self._clock.off_ns / 1e9, "trouble": self._clock.doubted()},
             "level": self._membership.level if self._membership else self.cluster.level,
             "release_level": self._rules.level,
             "process": self._settings.process,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from weft.cloud_hub.clock import HubClock
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.storage import nodes
 from weft.storage.cluster import ClusterUnusable, raise_level, read_level
@@ -35,7 +36,7 @@ class Membership:
         node_id: another one for each process and each start.
         level: the cluster's, as it was just read.
         release_level: the highest level that this release knows.
-        wall_clock: nanoseconds since 1970.
+        clock: held against the store's each time that the entry is written again.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Membership:
         software: str,
         level: int,
         release_level: int,
-        wall_clock: Callable[[], int],
+        clock: HubClock,
     ) -> None:
         self.node_id = node_id
         self.level = level
@@ -54,7 +55,9 @@ class Membership:
         self.release_level = release_level
         self._store = store
         self._software = software
-        self._wall_clock = wall_clock
+        self._clock = clock
+        self._wrote: tuple[int, int] | None = None
+        """The boot clock before and after the entry was last written; None when that is not clear."""
         self._url = ""
         self._repeats = Repeats()
         self._tasks: list[asyncio.Task[None]] = []
@@ -94,8 +97,13 @@ class Membership:
                 logger.info("the entry of this node stays in the store for five minutes: %s", error)
 
     async def _announce(self) -> None:
-        entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._wall_clock())
-        await nodes.announce(self._store, entry)
+        entry = NodeEntry(self.node_id, self._url, self._software, self.release_level, self._clock.now())
+        last, self._wrote = self._wrote, None
+        before = self._clock.boot()
+        written = await nodes.announce(self._store, entry)
+        self._wrote = before, self._clock.boot()
+        if last is not None and written is not None:
+            self._clock.wrote(*last, written)
 
     async def _read_level(self) -> None:
         level = await read_level(self._store)

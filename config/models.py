@@ -225,7 +225,8 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             description="Time without a word from an edge's stream after which it no longer holds completeness back, "
             "once all of it is in the table. Without a last word it leaves an open gap. It counts again when the edge "
-            "comes back. `null` for never; `weft hub retire` does the same at once."
+            "comes back. The hub looks twice, an hour apart, and never ends more than a tenth of a shard's lanes at "
+            "once. `null` for never; `weft hub retire` does the same at once."
         ),
     ] = field(default=90 * 86_400.0, name="retired_after")
     dropped_after_s: Annotated[

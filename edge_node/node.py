@@ -57,8 +57,9 @@ from weft.edge_node.status.outage import SAMPLE_INTERVAL_S
 from weft.edge_node.status.pages import Pages
 from weft.edge_node.status.shortage_log import ShortageLog
 from weft.edge_node.streams import FUNCTIONS_STREAM, HTTP_STREAM, QUEUES_STREAM, UNROUTED_STREAM
-from weft.edge_node.timing.clock import clock_reader, wall_clock, wall_clock_error
+from weft.edge_node.timing.clock import clock_reader, wall_clock
 from weft.protocols.lane import NodeName
+from weft.storage.kernel_clock import wall_clock_error
 from weft.storage.segment_log import SegmentLog
 
 if TYPE_CHECKING:

@@ -86,6 +86,10 @@ class FileSystem(Protocol):
         """Return the length of a file in bytes."""
         ...
 
+    def modified(self, path: str) -> int:
+        """Return when a file was last written: nanoseconds since 1970, by the clock of who keeps the file system."""
+        ...
+
     def exists(self, path: str) -> bool:
         """Return whether the name exists."""
         ...
@@ -226,6 +230,9 @@ class OSFileSystem:
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
+
+    def modified(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

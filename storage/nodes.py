@@ -10,7 +10,7 @@ import contextlib
 import msgspec
 
 from weft.storage import hub_keys
-from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
+from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, Written
 
 STALE_NS = 300 * 1_000_000_000
 """Age at which an entry counts for no running node any more."""
@@ -28,8 +28,8 @@ class NodeEntry(msgspec.Struct, frozen=True):
     """Nanoseconds since 1970 by the node's clock."""
 
 
-async def announce(store: ObjectStore, entry: NodeEntry) -> None:
-    """Write a node's entry, or write it again.
+async def announce(store: ObjectStore, entry: NodeEntry) -> Written | None:
+    """Write a node's entry, or write it again. Return when the store wrote the earlier one, if it records that.
 
     Raises:
         StoreError: the store did not answer.
@@ -37,11 +37,13 @@ async def announce(store: ObjectStore, entry: NodeEntry) -> None:
     key, data = hub_keys.node_key(entry.id), msgspec.json.encode(entry)
     with contextlib.suppress(AlreadyExists, PreconditionFailed):  # its own earlier attempt: the next one is soon
         try:
-            etag = (await store.get(key)).etag
+            found = await store.get(key)
         except NotFound:
             await store.create(key, data)
         else:
-            await store.swap(key, data, etag)
+            await store.swap(key, data, found.etag)
+            return found.written
+    return None
 
 
 async def withdraw(store: ObjectStore, node_id: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
 from bench.common import encode_batch
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -186,7 +187,7 @@ async def measure(server: Server, seconds: float, speed: float) -> Measured:
     )
     sequencers = [
         Sequencer(
-            ShardLog(store, cluster, shard), fast, wall_clock=time.time_ns, boot_clock=BOOT_CLOCK,
+            ShardLog(store, cluster, shard), fast, clock=HubClock(time.time_ns, BOOT_CLOCK),
             random_bits=random.SystemRandom().getrandbits,
         )
         for shard in range(SHARDS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weft.bounds.refusals import Refused
 from weft.cloud_hub.api.stream_figures import StreamFigures
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.cloud_hub.shard.counters import ShardCounters
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -28,6 +29,7 @@ class Metrics:
         sequencers: the shards that this process holds at the moment.
         streams: figures of streams, over all shards; None in a process that leaves them to another.
         links: the open links.
+        clock: the node's; while it is wrong, no stream is complete up to any time.
         collected: the shards whose old chunks this process deletes.
         tables: the tables; None in a process that leaves them to another.
         refusals: what bounds refused.
@@ -38,6 +40,7 @@ class Metrics:
         sequencers: Iterable[Sequencer],
         streams: StreamFigures | None,
         links: Sized,
+        clock: HubClock,
         collected: Sequence[ShardCollector] = (),
         *,
         tables: TableService | None = None,
@@ -46,6 +49,7 @@ class Metrics:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
+        self._clock = clock
         self._collected = collected
         self._tables = tables
         self._refusals = refusals
@@ -59,6 +63,8 @@ class Metrics:
 
     def _samples(self) -> Iterator[AnySample]:
         yield Sample("weft_hub_links", len(self._links))
+        yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
+        is_wrong = self._clock.wrong() is not None
         for refused in self._refusals:
             owner = "others" if refused.owner is None else str(refused.owner)
             yield Sample("weft_hub_refusals_total", refused.times, (refused.bound, owner))
@@ -78,7 +84,7 @@ class Metrics:
         yield _sum("weft_hub_commit_latency_seconds", [each.counters.commit for each in self._sequencers])
         for figures in self._streams.figures if self._streams is not None else ():
             labels = (figures.tenant, figures.stream)
-            complete_up_to = 0 if figures.complete_up_to is None else figures.complete_up_to / _NS
+            complete_up_to = 0 if is_wrong or figures.complete_up_to is None else figures.complete_up_to / _NS
             yield Sample("weft_hub_stream_records", figures.records, labels)
             yield Sample("weft_hub_stream_complete_up_to_timestamp_seconds", complete_up_to, labels)
             if figures.lag_records is not None:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summarise
+from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
 from weft.protocols.shard.completeness import Completeness, HeldBack, Lost, Reason, Tally
@@ -23,7 +24,7 @@ class StreamCompleteness:
     Args:
         shards: the shards that this process holds at the moment.
         expected: stream -> names and patterns of edges without which it is never complete.
-        wall_clock: nanoseconds since 1970.
+        clock: the node's; while it is wrong, nothing is claimed.
         peers: whether another cluster may have what this one lacks.
         table_error: returns why a stream's table is not being updated; None when it is.
     """
@@ -32,7 +33,7 @@ class StreamCompleteness:
         self,
         shards: Iterable[Sequencer],
         expected: Mapping[StreamKey, tuple[str, ...]],
-        wall_clock: Callable[[], int],
+        clock: HubClock,
         *,
         peers: bool = False,
         table_error: Callable[[StreamKey], str | None] = lambda _: None,
@@ -41,7 +42,7 @@ class StreamCompleteness:
         self.peers = peers
         self._shards = shards
         self._expected = expected
-        self._wall_clock = wall_clock
+        self._clock = clock
 
     async def of(self, states: Sequence[ShardState], tenant: str, stream: str) -> Completeness:
         """Return the moment up to which a stream is complete, and what holds it back, without holding the loop.
@@ -53,7 +54,7 @@ class StreamCompleteness:
         """
         expected = self._expected.get((tenant, stream), ())
         ended = renamed_lanes(states, tenant, stream, peers=self.peers)
-        tally = Tally(expected, self._wall_clock(), peers=self.peers, behind=self.behind, lost=self.lost, renamed=ended)
+        tally = Tally(expected, self._clock.now(), peers=self.peers, behind=self.behind, lost=self.lost, renamed=ended)
         for state in states:
             for gap in state.open_gaps.get((tenant, stream), ()):
                 tally.add_gap(gap)
@@ -66,14 +67,19 @@ class StreamCompleteness:
                         tally.add(lane, held)
                 await asyncio.sleep(0)
         answer, error = tally.answer(), self._table_error((tenant, stream))
-        if error is None:
-            return answer
-        return answer._replace(held_back_by=[_stands_still(tenant, stream, error), *answer.held_back_by])
+        if error is not None:
+            answer = answer._replace(held_back_by=[_stands_still(tenant, stream, error), *answer.held_back_by])
+        if (wrong := self._clock.wrong()) is not None:
+            # Which edges are silent, and which left as not seen for long, is by a clock.
+            by_clock = HeldBack("", None, Reason.HUB_CLOCK, None, None, wrong, ADVICE)
+            answer = answer._replace(complete_up_to=None, held_back_by=[by_clock, *answer.held_back_by])
+        return answer
 
     async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
         """Return facts about a stream's lanes, its moment among them, without holding the loop."""
         expected = self._expected.get((tenant, stream), ())
-        return await summarise(states, tenant, stream, expected, peers=self.peers)
+        found = await summarise(states, tenant, stream, expected, peers=self.peers)
+        return found if self._clock.wrong() is None else found._replace(complete_up_to=None)
 
     def expecting(self) -> dict[StreamKey, Callable[[], Awaitable[int | None]]]:
         """Return the streams that expect edges, each with a function that returns its moment."""

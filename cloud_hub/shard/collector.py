@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.protocols.errors import CodecError, Corrupt
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
@@ -41,8 +42,7 @@ class ShardCollector:
 
     Args:
         retain_s: time that chunks are kept at least, by the time at which they were made.
-        wall_clock: nanoseconds since 1970.
-        boot_clock: nanoseconds on a clock that counts suspend.
+        clock: the node's; while it is wrong, nothing is deleted.
     """
 
     def __init__(
@@ -51,8 +51,7 @@ class ShardCollector:
         tabled: Tabled,
         retain_s: float,
         *,
-        wall_clock: Callable[[], int],
-        boot_clock: Callable[[], int],
+        clock: HubClock,
         grace_s: float = GRACE_S,
     ) -> None:
         self.shard = log.shard
@@ -63,8 +62,7 @@ class ShardCollector:
         self._log = log
         self._tabled = tabled
         self._retain = int(retain_s * _NS)
-        self._wall_clock = wall_clock
-        self._boot_clock = boot_clock
+        self._clock = clock
         self._grace = int(grace_s * _NS)
         self._seen: deque[tuple[int, int]] = deque()
         """Watermarks with the boot time at which this node knew of them, ascending."""
@@ -75,8 +73,9 @@ class ShardCollector:
         Return whether there is more to delete at once.
 
         Raises:
-            StoreError, Corrupt, NotFound, CollectedPast: the next round will do.
+            StoreError, Corrupt, NotFound, CollectedPast, ClockWrong: the next round will do.
         """
+        self._clock.sound()
         tabled = await self._tabled(self.shard)
         if tabled is None:
             return False  # also for what is below the watermark: someone may need it to mend a table
@@ -94,12 +93,12 @@ class ShardCollector:
             # The store was restored to an earlier state. What is known of the later one says nothing about it.
             self._seen.clear()
         if not self._seen or self._seen[-1][1] < watermark:
-            self._seen.append((self._boot_clock(), watermark))
+            self._seen.append((self._clock.boot(), watermark))
         self.watermark = watermark
 
     def _ripe(self) -> int:
         """Return the newest watermark that every reader and writer has had the time to see."""
-        until = self._boot_clock() - self._grace
+        until = self._clock.boot() - self._grace
         while len(self._seen) > 1 and self._seen[1][0] <= until:
             self._seen.popleft()
         return self._seen[0][1] if self._seen and self._seen[0][0] <= until else 0
@@ -119,7 +118,7 @@ class ShardCollector:
 
     async def _first_kept(self, low: int, high: int) -> int:
         """Return the first chunk from ``low`` on that is younger than ``retain_s``, at most ``high``."""
-        until = self._wall_clock() - self._retain
+        until = self._clock.sound() - self._retain
         while low < high:
             middle = (low + high) // 2
             chunk = await self._log.index(middle)
@@ -176,14 +175,10 @@ class Collector:
         tabled: Tabled,
         retain_s: float,
         *,
-        wall_clock: Callable[[], int],
-        boot_clock: Callable[[], int],
+        clock: HubClock,
         grace_s: float = GRACE_S,
     ) -> None:
-        self.shards = [
-            ShardCollector(log, tabled, retain_s, wall_clock=wall_clock, boot_clock=boot_clock, grace_s=grace_s)
-            for log in logs
-        ]
+        self.shards = [ShardCollector(log, tabled, retain_s, clock=clock, grace_s=grace_s) for log in logs]
         self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
         self._task: asyncio.Task[None] | None = None
 
@@ -209,6 +204,6 @@ class Collector:
         for shard in self.shards:
             try:
                 more |= await shard.look()
-            except (StoreError, CodecError, NotFound, CollectedPast) as error:
+            except (StoreError, CodecError, NotFound, CollectedPast, ClockWrong) as error:
                 logger.warning("shard %d: old chunks were not collected: %s", shard.shard, error)
         return more

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from weft.cloud_hub.clock import ClockWrong
 from weft.cloud_hub.shard.lane_ends import Ending, write_ending
 from weft.protocols.chunk import Control, ControlKind
 from weft.protocols.errors import CodecError
@@ -29,6 +30,7 @@ def conflicts(state: ShardState, refused: Mapping[Lane, int], reason: str) -> li
     Args:
         refused: lane -> the epoch that was refused.
         reason: for people, as the refused node got it.
+        wall_clock: nanoseconds since 1970; it may raise ``ClockWrong``.
     """
     found = []
     for lane, epoch in refused.items():
@@ -60,7 +62,7 @@ async def note_conflicts(
 
     try:
         ending = await write_ending(log, plan, wall_clock=wall_clock, random_bits=random_bits)
-    except (StoreError, CodecError) as error:
+    except (StoreError, CodecError, ClockWrong) as error:
         logger.warning("shard %d: a conflict was not noted: %s", log.shard, error)
         return
     for control in ending.controls:

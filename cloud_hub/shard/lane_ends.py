@@ -148,7 +148,7 @@ async def write_ending(
     """Bring the plan's changes into the log, beside any nodes that write it.
 
     Args:
-        wall_clock: nanoseconds since 1970.
+        wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
         random_bits: for the chunk's nonce.
 
     Returns:

@@ -7,11 +7,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
 from weft.protocols.chunk import ControlKind
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
+from weft.protocols.shard.lane_state import lane_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import StoreError
@@ -20,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 """Interval at which lanes are looked through. A round reads the state of every shard once."""
+TWICE_NS = 3_590 * 1_000_000_000
+"""Time between two looks that both found a lane silent, before it ends. A clock that is set meanwhile, a store that is
+restored or a hub that was down for long shows by then: edges that are there have said something."""
+PART_MAX = 10
+"""A round ends at most one lane in so many of a shard, unless all are of one edge. A fleet that falls silent at once is
+an outage, or a clock that is wrong."""
 _NS = 1_000_000_000
 _NEVER = 1 << 63
 
@@ -34,7 +42,7 @@ class LaneKeeper:
         logs: the logs of all shards.
         position: how far the tables are. A lane ends only after all of it is in its table.
         settings: ``retired_after_s`` and ``dropped_after_s``.
-        wall_clock: nanoseconds since 1970.
+        clock: the node's; while it is wrong, no lane ends.
         random_bits: for nonces.
     """
 
@@ -44,7 +52,7 @@ class LaneKeeper:
         position: TablePosition,
         settings: HubSettings,
         *,
-        wall_clock: Callable[[], int],
+        clock: HubClock,
         random_bits: Callable[[int], int],
     ) -> None:
         self._logs = logs
@@ -52,10 +60,12 @@ class LaneKeeper:
         after_s = settings.retired_after_s
         self._retired_after = _NEVER if after_s is None else int(after_s * _NS)
         self._dropped_after = _NEVER if after_s is None else int(settings.dropped_after_s * _NS)
-        self._wall_clock = wall_clock
+        self._clock = clock
         self._random_bits = random_bits
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
         """Per stream and shard, an end that the log had, and when: a table need not reach an end that moves on."""
+        self._silent: dict[int, dict[Lane, int]] = {}
+        """Shard -> the lanes that the last look found silent for too long, and the boot time of the first that did."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -79,9 +89,9 @@ class LaneKeeper:
         for log in self._logs:
             try:
                 ending = await lane_ends.write_ending(
-                    log, self._plan, wall_clock=self._wall_clock, random_bits=self._random_bits
+                    log, self._plan, wall_clock=self._clock.sound, random_bits=self._random_bits
                 )
-            except (StoreError, CodecError) as error:
+            except (StoreError, CodecError, ClockWrong) as error:
                 logger.warning("shard %d: lanes were not looked through: %s", log.shard, error)
                 continue
             except Exception:
@@ -90,14 +100,40 @@ class LaneKeeper:
                 continue
             for control in ending.controls:
                 did = "no longer counts" if control.kind == ControlKind.RETIRE else "left the state"
-                lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
-                logger.info("lane %s was not seen for long: it %s", lane, did)
+                logger.info("lane %s was not seen for long: it %s", lane_of(control), did)
 
     async def _plan(self, state: ShardState) -> lane_ends.Ending:
         def is_tiered(lane: Lane) -> bool:
             return self._is_tiered(state, lane)
 
-        return lane_ends.by_age(state, self._wall_clock(), self._retired_after, self._dropped_after, is_tiered)
+        now = self._clock.sound()
+        found = lane_ends.by_age(state, now, self._retired_after, self._dropped_after, is_tiered)
+        return self._bounded(state, self._seen_twice(state, found))
+
+    def _seen_twice(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
+        """Return the ends of lanes that an earlier look found silent, too, and of those that never had anything."""
+        now, before = self._clock.boot(), self._silent.get(state.shard, {})
+        silent, controls = dict[Lane, int](), []
+        for control in found.controls:
+            lane = lane_of(control)
+            since = silent[lane] = before.get(lane, now)
+            if state.lanes[lane].is_empty or now - since >= TWICE_NS:
+                controls.append(control)
+        self._silent[state.shard] = silent
+        return found._replace(controls=controls)
+
+    def _bounded(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
+        """Return the ends without the retirements, where these are a large part of the shard."""
+        retired = [lane_of(control) for control in found.controls if control.kind == ControlKind.RETIRE]
+        counted = sum(held.retired is None for held in state.lanes.values())
+        if len({(lane.tenant, lane.edge) for lane in retired}) < 2 or len(retired) * PART_MAX <= counted:
+            return found
+        logger.error(
+            "shard %d: %d of %d lanes were not seen for long, such as %s. So many are not retired at once: look at the "
+            "hub's clock and at the edges. `weft hub retire` ends those that are gone", state.shard, len(retired),
+            counted, retired[0],
+        )  # fmt: skip
+        return found._replace(controls=[each for each in found.controls if each.kind != ControlKind.RETIRE])
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
         """Return whether the table has come past an end that the log had after the lane was last seen."""

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from weft.cloud_hub.clock import ADVICE, HubClock, OtherNodes
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.bounds import Full, Room
 from weft.cloud_hub.shard.chunk_builder import ChunkBuilder
@@ -54,8 +56,7 @@ class Sequencer:
     fills it later gets what it sent.
 
     Args:
-        wall_clock: nanoseconds since 1970.
-        boot_clock: nanoseconds on a clock that counts suspend (CLOCK_BOOTTIME).
+        clock: the node's; while it is wrong, the shard writes nothing.
         random_bits: for nonces and jitter.
         level: the cluster's level, which bounds what may be written.
     """
@@ -65,25 +66,25 @@ class Sequencer:
         log: ShardLog,
         settings: SequencerSettings,
         *,
-        wall_clock: Callable[[], int],
-        boot_clock: Callable[[], int],
+        clock: HubClock,
         random_bits: Callable[[int], int],
         level: Callable[[], int] = lambda: 1,
     ) -> None:
         self.log = log
         self.counters = ShardCounters()
         self._settings = settings
-        self._wall_clock = wall_clock
+        self._clock = clock
         self._random_bits = random_bits
         self._level = level
         self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._retry_loop = RetryLoop(
             f"shard {log.shard}", settings.retry_min_s, settings.retry_max_s, random_bits,
-            patience_s=settings.unavailable_after_s, on_long_trouble=self._send_away,
+            patience_s=settings.unavailable_after_s, on_long_trouble=partial(self.sessions.send_away, log.shard),
         )  # fmt: skip
         self._ended = EndedLanes(log)
-        self._guard = WatermarkGuard(log, boot_clock, settings.watermark_validity_s)
+        self._guard = WatermarkGuard(log, clock.boot, settings.watermark_validity_s)
         self._snapshots = Snapshotter(
             log, settings.snapshot_interval_s, settings.snapshot_chunks, self._now, random_bits
         )
@@ -92,7 +93,6 @@ class Sequencer:
         """Number of the last chunk when the state was last loaded."""
         self.loaded = False
         """True while ``state`` is the log's. Otherwise the shard takes nothing and its content is unknown."""
-        self.sessions = ShardSessions(settings.pending_bytes_max, settings.ranges_per_lane_max, self._wake.set)
         self._room = Room(settings, self.sessions.told)
         self._attempts: dict[int, _Attempt] = {}
         """Attempts at chunk ``n + 1`` by nonce, by which a node recognises its own chunk in the log."""
@@ -102,10 +102,11 @@ class Sequencer:
         """Set after the first attempt to load the state."""
         self._looked = asyncio.Event()
         """Set after each look at the log."""
+        self._others = OtherNodes(clock)
 
     @property
     def state(self) -> ShardState:
-        """Return the state at the last chunk known to this node. Do not change it, and do not keep it across awaits."""
+        """Return the state at the last chunk known to this node. Never change it, nor keep it across awaits."""
         return self._state
 
     @property
@@ -143,6 +144,7 @@ class Sequencer:
         await self._tried.wait()
 
     async def _load(self) -> None:
+        self._others.look()
         state = await self.log.load()
         self._snapshots.loaded((await self.log.manifest())[0].snapshot_n)
         self._state, self._loaded_n, self.loaded = state, state.n, True
@@ -158,6 +160,7 @@ class Sequencer:
             await self._looked.wait()
 
     def _note_look(self) -> None:
+        self._others.looked()
         self._schedule.looked(self._now())
         self._looked.set()
 
@@ -199,7 +202,7 @@ class Sequencer:
             self.sessions.refuse_gaps(session, held)
             return True
         self._schedule.records_came(self._now())
-        return self.sessions.take_batches(session, batches, self._wall_clock())
+        return self.sessions.take_batches(session, batches, self._clock.now())
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
         """Take a gap notice; it is committed and acknowledged as records are."""
@@ -227,14 +230,6 @@ class Sequencer:
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone."""
         self.sessions.leave(session)
-
-    def _send_away(self, trouble: str) -> None:
-        """Close every lane, so that edges go to another node: its way to the store may work."""
-        self.sessions.send_away(
-            RefuseCode.UNAVAILABLE,
-            f"shard {self.log.shard} of this hub node has trouble with its store: {trouble}",
-            "nothing is lost, and the edge tries the hub's other nodes; look at this node's store and its credentials",
-        )
 
     # -- the loop
 
@@ -300,8 +295,7 @@ class Sequencer:
             if loaded or not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
-        # Nothing waits between the check above and the acknowledgements.
-        self.sessions.settle(self._state)
+        self.sessions.settle(self._state)  # nothing waits between the check above and the acknowledgements
         self._snapshots.consider(self._state)
         now = self._now()
         self._schedule.end_commit(since, now, records_left=self.sessions.pending_bytes > 0)
@@ -315,6 +309,11 @@ class Sequencer:
         return self._draft()
 
     def _draft(self) -> Drafted | None:
+        now = self._clock.now()
+        if (wrong := self._clock.wrong(now)) is not None:
+            # A chunk's time is for good: what waits goes to a node whose clock is right, or comes again.
+            self.sessions.refuse_all(RefuseCode.UNAVAILABLE, wrong, ADVICE)
+            return None
         for lane, held in self._ended.states(self._state, (session.lane for session in self.sessions)):
             self.sessions.fence_by(lane, held)
         self.sessions.fence_pending(self._state)
@@ -323,15 +322,14 @@ class Sequencer:
         return Drafting(
             self._state,
             lambda: ChunkBuilder(self._state, bytes_max, level, self._ended),
-            lambda builder: builder.finish(self._wall_clock(), self._random_bits(64), marks_due),
+            lambda builder: builder.finish(now, self._random_bits(64), marks_due),
             self.sessions.told.waits,
         ).draft(self.sessions)
 
     async def _place(self, drafted: Drafted) -> bool:
         """Try to make the draft the next chunk.
 
-        Return whether a chunk of this node was placed there. If not, the state may have moved on: build the chunk
-        again.
+        Return whether a chunk of this node was placed there. If not, the state may have moved on: build it again.
         """
         draft, folded = drafted
         n = draft.chunk.header.n
@@ -354,6 +352,7 @@ class Sequencer:
     async def _read_on(self) -> bool:
         """Apply the following chunks, up to the log's head. Return whether a chunk of this node was among them."""
         own = False
+        self._others.look()
         async for chunk in self.log.indexes(self._state.n + 1):
             own |= self._accept(self._state.fold(chunk))
         self._note_look()
@@ -362,12 +361,14 @@ class Sequencer:
     def _accept(self, folded: Folded) -> bool:
         """Apply the next chunk, of any node. Return whether this node wrote it."""
         chunk = folded.chunk
+        attempt = self._attempts.get(chunk.header.nonce)
+        if attempt is None:
+            self._others.wrote(chunk.header.created, self._state.created)
         decided = [lane for lane in self._state.conflicts if (held := folded.lanes.get(lane)) and not held.conflict]
         log_ends(self._state, folded)
         taken_over = folded.new_epochs(self._state.lanes)
         self._state.accept(folded)
         self._ended.forget(folded.lanes)
-        attempt = self._attempts.get(chunk.header.nonce)
         self._attempts.clear()  # this position is decided: no attempt at it can land any more
         for session in attempt.openings if attempt else ():
             session.claim.granted = True
@@ -382,8 +383,7 @@ class Sequencer:
 
     async def _follow(self) -> None:
         """Keep up with other nodes while there is nothing to commit, which serves readers and fences old sessions."""
-        # Nothing is acknowledged here, so the log's own, rarer look at the watermark is enough.
-        try:
+        try:  # nothing is acknowledged here, so the log's own, rarer look at the watermark is enough
             await self._retry_loop.run(self._read_on)
         except CollectedPast:
             await self._reload()

@@ -263,9 +263,13 @@ class ShardSessions:
         message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has the most that the hub keeps"
         self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
 
-    def send_away(self, code: RefuseCode, message: str, advice: str) -> None:
-        """Close every lane towards its link. What was taken over stays pending: it is committed when the store works
-        again, unless another node has it by then."""
+    def send_away(self, shard: int, trouble: str) -> None:
+        """Close every lane, so that edges go to another node: its way to the store may work. What was taken over stays
+        pending: it is committed when the store works again, unless another node has it by then."""
+        code, message = RefuseCode.UNAVAILABLE, f"shard {shard} of this hub node has trouble with its store: {trouble}"
+        advice = (
+            "nothing is lost, and the edge tries the hub's other nodes; look at this node's store and its credentials"
+        )
         for session in [session for lane in list(self._lanes.values()) for session in lane if not session.closed]:
             if session.opening or not session.items:
                 self.refuse(session, code, message, advice)

@@ -32,6 +32,7 @@ class Maintenance:
 
     Args:
         clock: nanoseconds since 1970.
+        is_sound: whether the clock can be believed; otherwise no file is removed as old.
         monotonic: seconds of a clock that never jumps.
     """
 
@@ -42,6 +43,7 @@ class Maintenance:
         *,
         settings: TableSettings = DEFAULTS,
         clock: Callable[[], int] = time.time_ns,
+        is_sound: Callable[[], bool] = lambda: True,
         monotonic: Callable[[], float] = time.monotonic,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
@@ -49,13 +51,14 @@ class Maintenance:
         self._tierer = tierer
         self._settings = settings
         self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
+        self._is_sound = is_sound
         self._vacuumed = monotonic()
         self._seen_version = -1
         self._looked = False
 
     @property
     def _vacuum_due(self) -> bool:
-        return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s
+        return self._monotonic() - self._vacuumed >= self._settings.vacuum_interval_s and self._is_sound()
 
     @property
     def is_due(self) -> bool:

@@ -110,6 +110,7 @@ class TableService:
 
     Args:
         clock: nanoseconds since 1970.
+        is_sound: whether the clock can be believed; otherwise no file is removed as old.
         monotonic: seconds.
     """
 
@@ -120,10 +121,11 @@ class TableService:
         *,
         settings: TableSettings = DEFAULTS,
         clock: Callable[[], int] = time.time_ns,
+        is_sound: Callable[[], bool] = lambda: True,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._cluster, self._settings = store, cluster, settings
-        self._clock, self._monotonic = clock, monotonic
+        self._clock, self._is_sound, self._monotonic = clock, is_sound, monotonic
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
@@ -289,7 +291,9 @@ class TableService:
                 clock=self._clock,
                 monotonic=self._monotonic,
             )
-            maintenance = Maintenance(self._store, tierer, settings=self._settings, clock=self._clock)
+            maintenance = Maintenance(
+                self._store, tierer, settings=self._settings, clock=self._clock, is_sound=self._is_sound
+            )
             self._streams[key] = _Stream(tierer, maintenance)
         return self._streams[key]
 

@@ -20,6 +20,11 @@ HUB_METRICS = (
     ),
     Metric("weft_hub_links", "gauge", "Edges connected to this node."),
     Metric(
+        "weft_hub_clock_off_seconds",
+        "gauge",
+        "Least time by which the node's clock is ahead of the store's (negative: behind); 0 while it is right.",
+    ),
+    Metric(
         "weft_hub_refusals_total",
         "counter",
         "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",

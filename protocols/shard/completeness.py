@@ -41,6 +41,7 @@ class Reason(StrEnum):
     CLOCK = "clock_behind"
     SILENT = "silent"
     TABLE = "table_stands_still"
+    HUB_CLOCK = "hub_clock_wrong"
 
 
 class HeldBack(NamedTuple):

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from weft.protocols.chunk_footer import ORIGINS_MAX, GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.chunk_footer import ORIGINS_MAX, Control, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.fields import U32, Epoch, Nanoseconds
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin, by_number
@@ -357,8 +357,8 @@ def _best(known: Mark | None, pending: list[Mark], end: int) -> Mark | None:
     return max([*proven, *([known] if known else [])], key=lambda mark: mark.time, default=None)
 
 
-def lane_of(update: LaneUpdate) -> Lane:
-    """Return the lane that a chunk's footer entry is about."""
+def lane_of(update: LaneUpdate | Control) -> Lane:
+    """Return the lane that a chunk's footer entry or a control record is about."""
     return tuple.__new__(Lane, (update.tenant, update.edge, update.log_id, update.stream))  # as Lane(...), and faster
 
 

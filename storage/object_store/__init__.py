@@ -6,7 +6,7 @@
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.opening import open_store
 from weft.storage.object_store.probe import probe
-from weft.storage.object_store.protocol import Listed, Object, ObjectStore
+from weft.storage.object_store.protocol import Listed, Object, ObjectStore, Written
 
 __all__ = [
     "AlreadyExists",
@@ -17,6 +17,7 @@ __all__ = [
     "PreconditionFailed",
     "StoreError",
     "StoreUnfit",
+    "Written",
     "open_store",
     "probe",
 ]

@@ -27,6 +27,7 @@ from weft.storage.object_store.protocol import (
     Listed,
     Listing,
     Object,
+    Written,
     check_key,
     check_prefix,
     clamp_range,
@@ -186,8 +187,10 @@ class DirectoryStore:
     def _get(self, key: str) -> Object:
         path = self._path(key)
         data = self._fs.read(path)
+        written = self._fs.modified(path)
         self._fs.sync_directory(os.path.dirname(path))
-        return Object(data, content_etag(data))
+        # By this machine's clock, or by that of a file server: which of them is not known.
+        return Object(data, content_etag(data), Written(written, by_store=False))
 
     def _get_range(self, key: str, start: int, length: int) -> bytes:
         # Members of the store's group may read what they may not write.

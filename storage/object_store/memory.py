@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Callable
 from hashlib import blake2b
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit
-from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from weft.storage.object_store.protocol import (
+    Buffer,
+    Listed,
+    Listing,
+    Object,
+    Written,
+    check_key,
+    check_prefix,
+    clamp_range,
+)
 
 
 def content_etag(data: Buffer) -> str:
@@ -16,9 +26,14 @@ def content_etag(data: Buffer) -> str:
 
 
 class MemoryStore:
-    """An ``ObjectStore`` in a dict. No method waits, so every call is atomic within an event loop."""
+    """An ``ObjectStore`` in a dict. No method waits, so every call is atomic within an event loop.
 
-    def __init__(self) -> None:
+    Args:
+        clock: nanoseconds since 1970 by the store's clock; without it, objects do not record when they were written.
+    """
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock
         self._objects: dict[str, Object] = {}
         self._keys: list[str] = []
 
@@ -74,5 +89,6 @@ class MemoryStore:
         raise StoreUnfit(f"{key}: a store in memory cannot hold tables; give the hub a directory or a bucket")
 
     def _put(self, key: str, data: Buffer) -> str:
-        self._objects[key] = Object(bytes(data), content_etag(data))
+        written = Written(self._clock(), by_store=True) if self._clock is not None else None
+        self._objects[key] = Object(bytes(data), content_etag(data), written)
         return self._objects[key].etag

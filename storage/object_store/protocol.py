@@ -16,6 +16,15 @@ KEY_PART_CHARACTERS_MAX = 200
 _PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=@+~-]{{0,{KEY_PART_CHARACTERS_MAX - 1}}}")
 
 
+class Written(NamedTuple):
+    """The moment at which an object was written, by the clock of who keeps the store."""
+
+    time: int
+    """Nanoseconds since 1970, rounded down to seconds by buckets."""
+    by_store: bool
+    """True where that clock is not this machine's: a server's."""
+
+
 class Object(NamedTuple):
     """An object as it was at one instant."""
 
@@ -23,6 +32,8 @@ class Object(NamedTuple):
     etag: str
     """Name of this content for ``swap``. Derived from the bytes, so equal bytes may have equal etags: a caller that
     swaps in a loop puts a counter into the object."""
+    written: Written | None = None
+    """None where the store does not record it."""
 
 
 class Listed(NamedTuple):

@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
-from weft.storage.object_store.protocol import Buffer, Listed, Listing, Object, check_key, check_prefix, clamp_range
+from weft.storage.object_store.protocol import (
+    Buffer,
+    Listed,
+    Listing,
+    Object,
+    Written,
+    check_key,
+    check_prefix,
+    clamp_range,
+)
 from weft.storage.object_store.s3_endpoint import ALLOW_HTTP, allows_http, endpoint_of
 from weft.storage.object_store.s3_overlap import Answer, ask, put_overlapping
 from weft.storage.object_store.s3_sentence import sentence
@@ -87,7 +96,8 @@ class S3Store:
         with self._answers(check_key(key)):
             result = await self._reads.get_async(key)
             etag = _etag(key, result.meta["e_tag"])
-            return Object(bytes(await result.bytes_async()), etag)
+            written = Written(int(result.meta["last_modified"].timestamp()) * 1_000_000_000, by_store=True)
+            return Object(bytes(await result.bytes_async()), etag, written)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a range: one ranged GET; a negative start is a suffix range."""

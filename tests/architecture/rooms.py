@@ -160,7 +160,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runner",),
     ),
     "cloud_hub": (
-        ("check", "membership", "settings", "tables"),
+        ("check", "clock", "settings"),
+        ("membership", "tables"),
         ("shard",),
         ("api",),
         ("links", "preflight", "siblings"),

@@ -7,10 +7,11 @@ import random
 from collections import Counter
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SequencerNode, check_log
+from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log
 from tests.cloud_hub.routes import Route
 from tests.cloud_hub.senders import Edge
 from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
 from weft.protocols import chunk
 from weft.protocols.chunk import Chunk
@@ -120,7 +121,7 @@ async def _simulate(seed: int) -> int:
     collectors = [
         ShardCollector(
             ShardLog(store, CLUSTER, 0, now_ns), table.tabled, rng.choice([1.0, 60.0]),
-            wall_clock=now_ns, boot_clock=now_ns, grace_s=GRACE_S,
+            clock=HubClock(lambda: TRUE_START + now_ns(), now_ns), grace_s=GRACE_S,
         )
         for _ in range(2)
     ]  # fmt: skip

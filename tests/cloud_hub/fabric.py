@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 from tests.cloud_hub.faulty_store import FaultyStore
-from tests.cloud_hub.virtual_time import now_ns
+from tests.cloud_hub.virtual_time import NS, now_ns
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import SequencerSettings
 from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession, SessionRefused
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -31,6 +32,8 @@ SETTINGS = SequencerSettings(
     retry_min_s=0.02, retry_max_s=0.5, snapshot_chunks=7, snapshot_interval_s=5.0, unavailable_after_s=1e9,
 )  # fmt: skip
 CLOCK = ClockReading(1, 1, ClockState.SYNCED)
+TRUE_START = 1_800_000_000 * NS
+"""Time by right clocks when a history begins."""
 
 
 def payload(lane: Lane, seq: int) -> bytes:
@@ -54,12 +57,12 @@ def make_sequencer(
     *,
     rules: FoldRules = RELEASE,
     level: Callable[[], int] = lambda: 1,
+    clock: HubClock | None = None,
 ) -> Sequencer:
     return Sequencer(
         ShardLog(store, cluster, 0, now_ns, rules=rules),
         settings,
-        wall_clock=now_ns,
-        boot_clock=now_ns,
+        clock=clock or HubClock(now_ns, now_ns),
         random_bits=rng.getrandbits,
         level=level,
     )
@@ -77,14 +80,25 @@ class SequencerNode:
         """Of the cluster, as the node last read it."""
         self.sequencer: Sequencer | None = None
         self.is_asleep = False
+        self.off_s = 0.0
+        """By how much the node's wall clock is ahead, where the store has a clock."""
+        self.is_synchronised = True
+        self.clock = HubClock(self.wall, now_ns)
         self.names: str | None = None
         """URL of the node that this one sends edges to."""
 
+    def wall(self) -> int:
+        return TRUE_START + now_ns() + int(self.off_s * NS)
+
     async def start(self) -> None:
         faults, self.store.faults = self.store.faults, type(self.store.faults)()
+        clock = HubClock(self.wall, now_ns, lambda: self.is_synchronised)
+        await clock.measure(self.store)
+        self.clock = clock
         sequencer = make_sequencer(
-            self.store, self.rng, self.settings, rules=self.rules, level=lambda: min(self.level, self.rules.level)
-        )
+            self.store, self.rng, self.settings, rules=self.rules, level=lambda: min(self.level, self.rules.level),
+            clock=clock,
+        )  # fmt: skip
         await sequencer.start()
         self.store.faults = faults
         self.sequencer = sequencer

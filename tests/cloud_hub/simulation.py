@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
-from tests.cloud_hub.fabric import CLUSTER, SequencerNode, check_log, make_sequencer, read_chunks
+from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log, make_sequencer, read_chunks
 from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
 from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
+from tests.cloud_hub.virtual_time import now_ns
+from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
 from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
@@ -43,6 +45,9 @@ def _add(kept: bytes | None, data: bytes) -> bytes:
     return (int.from_bytes(kept or b"", "little") + int.from_bytes(data, "little")).to_bytes(8, "little")
 
 
+OFF_MAX_NS = WRONG_NS + TOOK_MAX_NS + PRECISION_NS
+OFF_S = (-1.7e9, -3600.0, 90.0, 3600.0, 91 * 86_400.0, 14 * 365.25 * 86_400.0)
+"""By how much wrong clocks are ahead: one without a battery begins in 1970."""
 LATER = FoldRules(2, {COUNTED: Extension(2, _count, _add)})
 
 
@@ -103,6 +108,23 @@ async def _upgrade(nodes: list[SequencerNode], rng: random.Random) -> None:
         node.store.faults = CALM
 
 
+async def _jump_clocks(nodes: list[SequencerNode], rng: random.Random) -> None:
+    """Clocks are set wrong and right again, and nodes are started while theirs is wrong."""
+    for node in nodes:
+        node.is_synchronised = False
+    for _ in range(10):
+        await asyncio.sleep(rng.uniform(0.1, 0.8))
+        node = rng.choice(nodes)
+        node.off_s = rng.choice([0.0, 3.0, 20.0, *OFF_S])
+        match rng.choice(["set", "restart", "look"]):
+            case "restart":
+                await _restart(node, rng)
+            case "look":
+                await node.clock.measure(node.store)
+    for node in nodes:
+        node.off_s = 0.0
+
+
 async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random.Random) -> None:
     """Collect, while one node may be suspended for all the time that others write and that takes."""
     await asyncio.sleep(rng.random())
@@ -141,7 +163,7 @@ async def _acts(
 
 async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     rng = random.Random(seed)
-    inner = MemoryStore()
+    inner = MemoryStore((lambda: TRUE_START + now_ns()) if storm is _jump_clocks else None)
     nodes = [SequencerNode(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
     relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
@@ -162,6 +184,9 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
         for task in reading:
             task.cancel()
     chunks = await read_chunks(inner, collector.collected)
+    for chunk, _ in chunks if storm is _jump_clocks else ():
+        off = chunk.header.created - TRUE_START
+        assert -OFF_MAX_NS <= off <= now_ns() + OFF_MAX_NS, f"chunk {chunk.header.n} is off by {off / 1e9} s"
     healed = {edge.lane: edge.relay.has for edge in edges if edge.relay is not None}
     state, records = check_log(chunks, healed, rules)
     for edge in edges:
@@ -230,6 +255,15 @@ def simulate_upgrade(seed: int) -> ShardState:
         AssertionError: a promise was broken; a note says for which seed.
     """
     return _run(seed, _upgrade, LATER)
+
+
+def simulate_clocks(seed: int) -> ShardState:
+    """One history of nodes whose clocks are set now and then, over a store with a clock that is right.
+
+    Raises:
+        AssertionError: a promise was broken, or a chunk has the time of a wrong clock; a note says for which seed.
+    """
+    return _run(seed, _jump_clocks, RELEASE)
 
 
 def _run(seed: int, storm: Storm, rules: FoldRules) -> ShardState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_fold import LATER
 from weft.cloud_hub import membership
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.membership import Membership, NotFinalized, finalize
 from weft.storage import hub_keys, nodes
 from weft.storage.chunk_log import ClusterUnusable, open_cluster
@@ -24,7 +26,12 @@ from weft.storage.object_store.memory import MemoryStore
 
 def member(store: ObjectStore, name: str, level: int, release_level: int) -> Membership:
     return Membership(
-        store, name, software=f"weft 0.{release_level}", level=level, release_level=release_level, wall_clock=now_ns
+        store,
+        name,
+        software=f"weft 0.{release_level}",
+        level=level,
+        release_level=release_level,
+        clock=HubClock(now_ns, now_ns),
     )
 
 
@@ -144,7 +151,7 @@ async def test_a_node_shows_its_level_and_announces_itself_while_it_runs(tmp_pat
     async with running_hub(store) as hub:
         _, status = await get(hub, "/v1/status")
         assert (status["level"], status["release_level"]) == (1, 1)
-        (entry,) = await nodes.running(store, hub._wall_clock())
+        (entry,) = await nodes.running(store, time.time_ns())
         assert (entry.url, entry.level) == (hub.url, 1)
     assert await nodes.running(store, entry.seen) == []
     await raise_level(store, LATER.level)

@@ -4,7 +4,10 @@ processes: what was claimed is counted again by the clock of the test."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -24,6 +27,7 @@ from weft.storage.object_store import open_store
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PATIENCE_S = 30.0
 HOUR_S = 3600.0
+YEAR_S = 365.25 * 86_400
 
 
 class Claim(NamedTuple):
@@ -43,6 +47,19 @@ def held_back(hub: DemoHub) -> Any:
     return get_json(f"{hub.url}/v1/streams/{STREAM}/completeness")["held_back_by"]
 
 
+def is_wrong(hub: DemoHub) -> bool:
+    """Whether the hub says that it does not believe its clock, and claims nothing."""
+    answer = get_json(f"{hub.url}/v1/streams/{STREAM}/completeness")
+    held_back = answer["held_back_by"]
+    return bool(held_back) and held_back[0]["reason"] == "hub_clock_wrong" and answer["complete_up_to"] is None
+
+
+def retire(hub: DemoHub, edge: str, clock: SteppingClock) -> subprocess.CompletedProcess[str]:
+    """Run the command on the hub's machine, whose clock is the hub's."""
+    command = [sys.executable, "-m", "weft", "hub", "retire", str(hub.config_path), edge, "--reason", "gone", "--yes"]
+    return subprocess.run(command, env=os.environ | clock.environment, capture_output=True, text=True, check=False)
+
+
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -58,7 +75,8 @@ def rows_by_time(hub: DemoHub) -> list[str]:
 
 @pytest.mark.timeout(200)
 def test_a_hub_whose_clock_is_set_claims_nothing_false(tmp_path: Path) -> None:
-    """An hour ahead and an hour back, also over a restart: edges whose clocks are disciplined say what the time is."""
+    """Years ahead, an hour ahead and an hour back, also over a restart: while it is wrong, the hub claims nothing at
+    all, and edges go on when it is right again."""
     fleet = Fleet(tmp_path, random.Random(7))
     hub = fleet.hub
     hub_clock = SteppingClock(tmp_path / "hub-clock")
@@ -79,13 +97,18 @@ def test_a_hub_whose_clock_is_set_claims_nothing_false(tmp_path: Path) -> None:
             edge.start()
         loads = [fleet.load(edge, f"{edge.name}-") for edge in fleet.edges]
         wait_until(lambda: claimed_since(""), PATIENCE_S, "a first claim")
+        hub_clock.set(14 * YEAR_S)
+        wait_until(lambda: is_wrong(hub), PATIENCE_S, "the hub to find its clock wrong while it runs")
         for offset in (HOUR_S, -HOUR_S, 0.0):
             hub_clock.set(offset)
             fleet.clock.set(offset / -1800)  # one edge's, the other way by two seconds
             fleet.kill_hub()
             since = now()
-            if offset < 0:  # a mark of an edge that is ahead of the hub is taken as one for the hub's now
-                wait_until(lambda: len(held_back(hub)) == len(fleet.edges), PATIENCE_S, "all edges to be held back")
+            if offset:
+                wait_until(lambda: is_wrong(hub), PATIENCE_S, "the hub to find its clock wrong after its start")
+                refused = retire(hub, fleet.edges[2].name, hub_clock)
+                assert refused.returncode == 1
+                assert "nothing was written: this machine's clock is 60.0 minutes" in refused.stderr
             else:
                 wait_until(partial(claimed_since, since), PATIENCE_S, partial(held_back, hub))
         for load in loads:

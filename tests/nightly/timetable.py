@@ -68,6 +68,13 @@ def _simulation(seed: int) -> int:
     return 1
 
 
+def _clocks(seed: int) -> int:
+    from tests.cloud_hub.simulation import simulate_clocks
+
+    simulate_clocks(seed)
+    return 1
+
+
 def _upgrade(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_upgrade
 
@@ -143,7 +150,12 @@ JOBS: Mapping[str, Job] = {
     "simulation": searched(
         "simulation", "histories of a shard", _simulation,
         "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
-        minutes=45, slice_seeds=500, slice_units=500, slice_s=40,
+        minutes=35, slice_seeds=500, slice_units=500, slice_s=40,
+    ),
+    "clocks": searched(
+        "clocks", "histories of hubs whose clocks are set", _clocks,
+        "tests/cloud_hub/test_clock.py::test_no_chunk_has_the_time_of_a_wrong_clock_in_many_histories",
+        minutes=20, slice_seeds=250, slice_units=250, slice_s=50,
     ),
     "upgrade": searched(
         "upgrade", "histories of an upgrade", _upgrade,
@@ -152,7 +164,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "collecting": searched(
         "collecting", "histories of a collected shard", _collecting, "tests/cloud_hub/test_collecting.py",
-        minutes=40, slice_seeds=250, slice_units=250, slice_s=58,
+        minutes=30, slice_seeds=250, slice_units=250, slice_s=58,
     ),
     # Processes that are killed.
     "kills": pytest_job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import time
 from collections.abc import Callable
 
 from tests.storage.fake_disk import Inode, Resize, Write, survivors
@@ -239,6 +240,10 @@ class FakeFileSystem:
     def size(self, path: str) -> int:
         self.call("size", path)
         return len(self.node(path).live)
+
+    def modified(self, path: str) -> int:
+        self.node(path)
+        return time.time_ns()
 
     def exists(self, path: str) -> bool:
         self.call("exists", path)

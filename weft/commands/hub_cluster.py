@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +36,7 @@ def on_edge(function: Callable[..., None]) -> Callable[..., None]:
 
 def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
     """Run ``work`` with the store of a configuration, and tell its troubles."""
+    from weft.cloud_hub.clock import ClockWrong
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
 
@@ -49,6 +49,8 @@ def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T
         return asyncio.run(run())
     except ClusterUnusable as error:
         raise Failed(f"{uri}: {error}") from None
+    except ClockWrong as error:
+        raise Failed(f"nothing was written: {error}") from None
     except StoreError as error:
         raise Failed(f"{uri}: {store_trouble(uri, error)}") from None
 
@@ -63,6 +65,7 @@ def finalize(config_file: str, *, yes: bool) -> None:
     of an earlier release runs, and names it.
     """
     from weft.cloud_hub import membership
+    from weft.cloud_hub.clock import sound_clock
     from weft.protocols.shard.shard_state import LEVEL_MAX
 
     if not yes:
@@ -73,7 +76,7 @@ def finalize(config_file: str, *, yes: bool) -> None:
         )
 
     async def work(store: ObjectStore) -> tuple[int, int]:
-        return await membership.finalize(store, LEVEL_MAX, time.time_ns())
+        return await membership.finalize(store, LEVEL_MAX, (await sound_clock(store))())
 
     try:
         before, after = on_store(config_file, work)
@@ -183,6 +186,7 @@ def _end(
     plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
 ) -> tuple[Ending, ShardState]:
     """Write what a plan makes of an edge's lanes, those that left included. Return it and the state with it."""
+    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError
     from weft.protocols.lane import format_log_id
@@ -204,7 +208,7 @@ def _end(
             return await plan(state, log, lanes)
 
         ended = await lane_ends.write_ending(
-            log, ending, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
+            log, ending, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
         )
         return ended, await log.load()
 

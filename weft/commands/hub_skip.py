@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -36,6 +35,7 @@ def skip(  # noqa: PLR0917
     audit` name them as skipped, with the reason. It cannot be taken back: records that are rows already stay rows, and
     the others never become any.
     """
+    from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.shard import lane_ends, skips
     from weft.protocols.errors import CodecError
     from weft.storage.chunk_log import ShardLog, open_cluster
@@ -50,7 +50,7 @@ def skip(  # noqa: PLR0917
             return await skips.skip(state, log, (tenant, stream), first, end, reason)
 
         return await lane_ends.write_ending(
-            log, plan, wall_clock=time.time_ns, random_bits=random.SystemRandom().getrandbits
+            log, plan, wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits
         )
 
     if not yes:

@@ -85,6 +85,9 @@ class _Untouched(FileSystem):
     def size(self, path: str) -> int:
         return self._disk.size(path)
 
+    def modified(self, path: str) -> int:
+        return self._disk.modified(path)
+
     def exists(self, path: str) -> bool:
         return self._disk.exists(path)
 

@@ -12,6 +12,7 @@ from weft.cloud_hub.api.pages import encoded, lanes_after, position
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_summary import SLICE_LANES, summarise
 from weft.cloud_hub.api.views import lane_view
+from weft.cloud_hub.clock import HubClock
 from weft.protocols.chunk import GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
@@ -68,7 +69,7 @@ async def test_a_renamed_lane_counts_no_more_though_its_names_are_in_different_s
         other.epoch = epoch
         held = states({lane("old"): former, lane("new"): other})
         assert (await summarise(held, "default", "t")).complete_up_to == moment * SECOND
-        answer = await StreamCompleteness([], {}, lambda: 0).of(held, "default", "t")
+        answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
         assert answer.complete_up_to == moment * SECOND
         assert [each.edge for each in answer.covers] == (["new"] if moment == 90 else ["old", "new"])
 
@@ -78,7 +79,7 @@ async def test_open_gaps_of_all_shards_are_told_with_those_of_lanes_that_left() 
     ended.retired = Retirement(95 * SECOND, RetiredBy.AGE, "not seen for 90 days")
     held = states({lane("a"): at(90), lane("gone"): ended})
     held[0].open_gaps["default", "t"] = [OpenGap("left", 1, 5, None, 80 * SECOND)]
-    answer = await StreamCompleteness([], {}, lambda: 0).of(held, "default", "t")
+    answer = await StreamCompleteness([], {}, HubClock(lambda: 0, lambda: 0)).of(held, "default", "t")
     assert answer.complete_up_to == 90 * SECOND, "they are named, and hold nothing back"
     assert [(gap.edge, gap.since, gap.until) for gap in answer.open_gaps] == [
         ("gone", 70 * SECOND, 95 * SECOND), ("left", None, 80 * SECOND),
@@ -148,7 +149,7 @@ async def test_a_page_ends_where_it_would_be_too_long() -> None:
 async def test_what_holds_back_the_most_is_named_however_the_lanes_come() -> None:
     lanes = {lane(f"e{n:03}"): at(n + 1) for n in range(3 * HELD_BACK_MAX)}
     now = 10_000 * SECOND
-    moments = StreamCompleteness([], {("default", "t"): ("z*", "e001")}, lambda: now)
+    moments = StreamCompleteness([], {("default", "t"): ("z*", "e001")}, HubClock(lambda: now, lambda: now))
     answer = await moments.of(states(dict(reversed(lanes.items())), 5), "default", "t")
     assert answer.held_back_by == completeness(lanes, ("z*", "e001"), now).held_back_by
     assert [each.edge for each in answer.held_back_by[:3]] == ["z*", "e000", "e001"]
@@ -162,7 +163,7 @@ async def test_two_hundred_thousand_lanes_never_hold_the_loop() -> None:
     longest, last = 0.0, time.thread_time()  # the wall clock depends on what else the machine does
 
     async def list_streams() -> int:
-        moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, lambda: 0)
+        moments = StreamCompleteness([], {("default", "s0"): ("edge-1*", "elsewhere")}, HubClock(lambda: 0, lambda: 0))
         answer = await moments.of(held, "default", "s0")
         assert (len(answer.covers), answer.complete_up_to) == (10_000, None)
         lanes, more = await lanes_after(held, "default", "s0", "edge-5/0000000000000001", 1000)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, Run, contents, expected, table
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, ShardCollector
 from weft.cloud_hub.tables.service import TableService
@@ -80,7 +81,7 @@ Make = Callable[[], ShardCollector]
 def make(log: LogWriter, tables: Tables, clocks: Clocks) -> Make:
     def made() -> ShardCollector:
         shard = ShardLog(log.store, log.cluster, 0, clocks.boot)
-        return ShardCollector(shard, tables, RETAIN_S, wall_clock=clocks.wall, boot_clock=clocks.boot)
+        return ShardCollector(shard, tables, RETAIN_S, clock=HubClock(clocks.wall, clocks.boot))
 
     return made
 
@@ -194,7 +195,7 @@ async def test_without_snapshots_nothing_is_collected(store: ObjectStore, tables
     await log.append(0, Run(LANE, 0, 10))
     clocks.since = 100 * MINUTE
     shard = ShardLog(store, log.cluster, 0)
-    await ShardCollector(shard, tables, 60.0, wall_clock=clocks.wall, boot_clock=clocks.boot).look()
+    await ShardCollector(shard, tables, 60.0, clock=HubClock(clocks.wall, clocks.boot)).look()
     assert (await shard.manifest())[0] == Manifest()
 
 
@@ -219,7 +220,7 @@ async def test_one_shard_in_trouble_keeps_no_other(
         return 30
 
     logs = [ShardLog(log.store, log.cluster, shard) for shard in (1, 0)]
-    await Collector(logs, tabled, RETAIN_S, wall_clock=clocks.wall, boot_clock=clocks.boot).look()
+    await Collector(logs, tabled, RETAIN_S, clock=HubClock(clocks.wall, clocks.boot)).look()
     assert await watermark(log) == 18
     assert "shard 1: old chunks were not collected" in caplog.text
 
@@ -284,7 +285,7 @@ async def test_readers_that_slept_through_a_collection_go_on(folder: ObjectStore
     await service.run_once()
     clocks.since = 60 * MINUTE
     shard = ShardLog(folder, log.cluster, 0)
-    collector = ShardCollector(shard, service.first_untabled, 60.0, wall_clock=clocks.wall, boot_clock=clocks.boot)
+    collector = ShardCollector(shard, service.first_untabled, 60.0, clock=HubClock(clocks.wall, clocks.boot))
     await collector.look()
     clocks.since += 1000 * SECOND
     await collector.look()

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SETTINGS, SequencerNode, Session, check_log, read_chunks
+from tests.cloud_hub.fabric import CLUSTER, SETTINGS, TRUE_START, SequencerNode, Session, check_log, read_chunks
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_shard_state import complete_up_to
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard import lane_ends
+from weft.cloud_hub.shard import lane_ends, lane_keeper
 from weft.cloud_hub.shard.lane_ends import EndedLanes, Ending
 from weft.cloud_hub.shard.lane_keeper import LaneKeeper
 from weft.cloud_hub.shard.sequencer import Sequencer
@@ -66,8 +67,18 @@ class Hub:
     def keeper(self) -> LaneKeeper:
         return LaneKeeper(
             [self.log], lambda *_: self.position, HubSettings("memory"),
-            wall_clock=lambda: now_ns() + int(self.ahead_s * NS), random_bits=self.random.getrandbits,
+            clock=HubClock(self.time, self.time), random_bits=self.random.getrandbits,
         )  # fmt: skip
+
+    def time(self) -> int:
+        return TRUE_START + now_ns() + int(self.ahead_s * NS)
+
+    async def look(self, keeper: LaneKeeper | None = None) -> None:
+        """Two rounds of a keeper: what is silent in both of them ends."""
+        keeper = keeper or self.keeper()
+        await keeper.look()
+        self.ahead_s += lane_keeper.INTERVAL_S
+        await keeper.look()
 
     async def session(self, lane: Lane = LANE, epoch: int = 1, flags: int = 0) -> Session:
         session = Session(self.sequencer, lane, epoch, ["plant/{line}"], flags=flags)
@@ -178,14 +189,14 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         await session.until_acked(0, 5)
         hub.sequencer.leave(session.lane_session)
         hub.ahead_s += 89 * DAY_S
-        await keeper.look()
+        await hub.look(keeper)
         assert (await hub.state()).lanes[LANE].retired is None
         hub.ahead_s += 2 * DAY_S
         hub.position = 4
-        await keeper.look()
+        await hub.look(keeper)
         assert (await hub.state()).lanes[LANE].retired is None, "one record is not in its table yet"
         hub.position = 5
-        await keeper.look()
+        await hub.look(keeper)
         retired = (await hub.state()).lanes[LANE].retired
         assert retired is not None
         assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
@@ -193,9 +204,9 @@ def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_bac
         assert (await hub.state()).lanes[LANE].counts
         hub.sequencer.leave(back.lane_session)
         hub.ahead_s += 91 * DAY_S
-        await keeper.look()
+        await hub.look(keeper)
         hub.ahead_s += 31 * DAY_S
-        await keeper.look()
+        await hub.look(keeper)
         state = await hub.state()
         assert (state.lanes, state.drops) == ({}, 1)
         await hub.session(epoch=3)
@@ -226,8 +237,9 @@ def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_
 
 
 def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_closes(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lane_keeper, "PART_MAX", 1)
     caplog.set_level("INFO")
 
     async def story(hub: Hub) -> None:
@@ -243,7 +255,7 @@ def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_c
         for session in (stopped, lost):
             hub.sequencer.leave(session.lane_session)
         hub.ahead_s += 91 * DAY_S
-        await keeper.look()
+        await hub.look(keeper)
         state = await hub.state()
         [(lane, gap)] = lane_ends.open_gaps(state, [LANE, OTHER])
         retired = state.lanes[LANE].retired
@@ -253,7 +265,7 @@ def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_c
         assert f"lane {LANE} is retired. Open gap: edge-1/" in caplog.text
         assert f"lane {OTHER} is retired" not in caplog.text
         hub.ahead_s += 31 * DAY_S
-        await keeper.look()
+        await hub.look(keeper)
         state = await hub.state()
         assert state.lanes == {}
         assert state.open_gaps["default", "telemetry"] == [gap]
@@ -275,8 +287,62 @@ def test_records_that_came_after_a_first_absence_must_be_in_the_table_too() -> N
             await session.until_acked(0, 5 * epoch)
             hub.sequencer.leave(session.lane_session)
             hub.ahead_s += 91 * DAY_S
-            await keeper.look()
+            await hub.look(keeper)
             assert ((await hub.state()).lanes[LANE].retired is not None) is retires
+
+    play(story)
+
+
+def test_a_keeper_looks_twice_an_hour_apart_before_a_lane_ends() -> None:
+    """Proof q5: a clock that is 91 days ahead for one round ended the whole fleet."""
+
+    async def story(hub: Hub) -> None:
+        keeper, session = hub.keeper(), await hub.session()
+        await session.send(0, 5)
+        await session.until_acked(0, 5)
+        hub.ahead_s += 91 * DAY_S
+        await keeper.look()
+        hub.ahead_s -= 91 * DAY_S
+        for _ in range(3):
+            hub.ahead_s += lane_keeper.INTERVAL_S
+            await keeper.look()
+        assert (await hub.state()).lanes[LANE].retired is None
+        hub.ahead_s += 91 * DAY_S
+        await keeper.look()
+        hub.ahead_s += lane_keeper.INTERVAL_S / 2
+        await keeper.look()
+        await hub.keeper().look()  # one that was just started has seen nothing yet
+        assert (await hub.state()).lanes[LANE].retired is None
+        hub.ahead_s += lane_keeper.INTERVAL_S / 2
+        await keeper.look()
+        assert (await hub.state()).lanes[LANE].retired is not None
+        hub.sequencer.leave(session.lane_session)
+
+    play(story)
+
+
+def test_a_fleet_that_falls_silent_at_once_is_not_retired(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(hub: Hub) -> None:
+        lanes = [Lane("default", f"edge-{number}", number + 1, "t") for number in range(21)]
+        for lane in lanes:
+            session = await hub.session(lane)
+            await session.send(0, 1)
+            await session.until_acked(0, 1)
+            hub.sequencer.leave(session.lane_session)
+        hub.ahead_s += 91 * DAY_S
+        await hub.look()
+        assert all(held.retired is None for held in (await hub.state()).lanes.values())
+        assert "21 of 21 lanes were not seen for long, such as" in caplog.text
+        for node in hub.nodes:
+            node.off_s = hub.ahead_s
+        for lane in lanes[2:]:
+            back = await hub.session(lane, epoch=2)
+            await back.send(1, 2)
+            await back.until_acked(1, 2)
+            hub.sequencer.leave(back.lane_session)
+        await hub.look()
+        retired = [lane for lane, held in (await hub.state()).lanes.items() if held.retired is not None]
+        assert retired == lanes[:2], "a tenth of the shard is no fleet"
 
     play(story)
 
@@ -289,7 +355,7 @@ def test_a_mistake_in_one_round_does_not_end_the_rounds(
 
     async def story(hub: Hub) -> None:
         monkeypatch.setattr(lane_ends, "write_ending", fail)
-        await hub.keeper().look()
+        await hub.look()
         assert "not written: too long" in caplog.text
         monkeypatch.undo()
 
@@ -309,7 +375,7 @@ def test_a_lane_whose_state_has_no_room_in_a_record_stays(monkeypatch: pytest.Mo
             hub.sequencer.leave(session.lane_session)
         for days in (91, 31):
             hub.ahead_s += days * DAY_S
-            await hub.keeper().look()
+            await hub.look()
         assert list((await hub.state()).lanes) == [LANE]
 
     play(story)

@@ -13,6 +13,7 @@ from spark_sinks.source.data_source import WeftStreamReader
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.positions import CHUNKS
 from tests.spark_sinks.conftest import STREAM, Hub
+from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.manifest import changed
@@ -79,7 +80,7 @@ async def _collect(hub: Hub) -> int:
         async def tabled(_: int, n: int = state.n) -> int:
             return n + 1
 
-        collector = ShardCollector(log, tabled, 0.0, wall_clock=lambda: 1 << 62, boot_clock=lambda: now)
+        collector = ShardCollector(log, tabled, 0.0, clock=HubClock(lambda: 1 << 62, lambda: now))
         await collector.look()
         now = int(2 * GRACE_S * 1e9)
         await collector.look()

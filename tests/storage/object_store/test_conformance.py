@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable
 
 import pytest
 
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, probe
+from weft.storage.object_store.directory import DirectoryStore
+from weft.storage.object_store.memory import MemoryStore
 from weft.storage.object_store.protocol import Listed
 
 
@@ -23,7 +26,14 @@ async def outcome(call: Awaitable[object]) -> object:
 class TestCreate:
     async def test_it_reads_back_whole_with_the_etag_it_returned(self, store: ObjectStore) -> None:
         etag = await store.create("a/b/c", b"hello")
-        assert await store.get("a/b/c") == (b"hello", etag)
+        assert (await store.get("a/b/c"))[:2] == (b"hello", etag)
+
+    async def test_it_says_when_it_was_written_if_the_store_records_that(self, store: ObjectStore) -> None:
+        await store.create("a", b"hello")
+        written = (await store.get("a")).written
+        assert (written is None) == isinstance(store, MemoryStore)
+        assert written is None or abs(written.time - time.time_ns()) < 60 * 10**9
+        assert written is None or written.by_store is (not isinstance(store, DirectoryStore))
 
     async def test_a_second_create_fails_and_changes_nothing(self, store: ObjectStore) -> None:
         await store.create("a", b"first")
@@ -54,7 +64,7 @@ class TestCreate:
             answers = await asyncio.gather(*(outcome(store.create(key, b"%d" % n)) for n in range(8)))
             winners = [n for n, answer in enumerate(answers) if answer is not AlreadyExists]
             assert len(winners) == 1
-            assert await store.get(key) == (b"%d" % winners[0], answers[winners[0]])
+            assert (await store.get(key))[:2] == (b"%d" % winners[0], answers[winners[0]])
 
     async def test_it_may_be_made_again_after_deletion(self, store: ObjectStore) -> None:
         await store.create("a", b"1")
@@ -67,7 +77,7 @@ class TestSwap:
     async def test_it_replaces_and_gives_the_new_etag(self, store: ObjectStore) -> None:
         first = await store.create("a", b"1")
         second = await store.swap("a", b"2", first)
-        assert await store.get("a") == (b"2", second)
+        assert (await store.get("a"))[:2] == (b"2", second)
         assert second != first
 
     async def test_a_stale_etag_changes_nothing(self, store: ObjectStore) -> None:
@@ -91,7 +101,7 @@ class TestSwap:
         async def count() -> None:
             done = 0
             while done < 10:
-                data, etag = await store.get("counter")
+                data, etag, _ = await store.get("counter")
                 done += await outcome(store.swap("counter", b"%d" % (int(data) + 1), etag)) is not PreconditionFailed
 
         await asyncio.gather(*(count() for _ in range(4)))

@@ -190,7 +190,7 @@ async def main():
             pass
     done = 0
     while done < 20:
-        data, etag = await store.get("counter")
+        data, etag, _ = await store.get("counter")
         try:
             await store.swap("counter", b"%d" % (int(data) + 1), etag)
             done += 1

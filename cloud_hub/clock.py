@@ -1,0 +1,241 @@
+"""A hub node's own clock, held against the store's and against what other nodes write.
+
+What a hub writes is permanent: a chunk "of 2040" dates every later chunk of its shard, and lanes that a clock three
+months ahead retires no longer hold completeness back. So a node believes its wall clock only as far as others agree.
+
+Each look bounds the difference between a reference's time and this machine's boot clock, which no one sets. So a wall
+clock that is set after a look is found out at once, and not at the next look.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from weft.config.units import approximate_duration
+from weft.storage.chunk_log import BOOT_CLOCK
+from weft.storage.kernel_clock import synchronised_reader
+from weft.storage.object_store import ObjectStore, Written
+from weft.storage.object_store.probe import PREFIX
+
+logger = logging.getLogger(__name__)
+
+SECOND = 10**9
+DOUBTED_NS = 5 * SECOND
+"""Error above which the node is not ready. A synchronised clock is off by milliseconds; stores tell seconds."""
+WRONG_NS = 60 * SECOND
+"""Error above which the node takes no links, writes no chunk, retires, collects and claims nothing."""
+PRECISION_NS = SECOND
+"""Resolution of a store's times: HTTP dates have seconds (RFC 9110, section 5.6.7)."""
+LOOKS = 5
+"""Number of recent looks that count: one odd answer among them does not stop a node."""
+CHUNKS_MIN, CHUNKS_KEPT_NS = 3, 300 * SECOND
+"""Number of chunks of other nodes that make a word, and the time for which they count. Where no store decides it is one
+word against another: a node that is stopped by it goes on when the others write no more."""
+TOOK_MAX_NS = 10 * SECOND
+"""Longest write that says something: of a node that was paused meanwhile, the look would not tell minutes apart."""
+
+ADVICE = "set it, or let a time source do it (NTP)"
+
+
+class ClockWrong(Exception):
+    """The error of a node that would have to believe its own clock, which is wrong."""
+
+
+class _Difference(NamedTuple):
+    """Bounds of a reference's time minus this machine's boot clock, ns."""
+
+    low: int
+    high: int
+
+    def apart(self, other: _Difference) -> int:
+        """Return the nanoseconds between the two ranges; negative where they overlap."""
+        return max(self.low - other.high, other.low - self.high)
+
+
+class HubClock:
+    """The wall clock of one hub process, with the word of others on it.
+
+    A bucket's server has a clock of its own, and decides. A folder's times are mostly by this machine's clock: they
+    follow it when it is set, which is believed only while the kernel calls the clock synchronised. Where neither
+    decides, chunks of other nodes count.
+
+    Args:
+        wall: nanoseconds since 1970.
+        boot: nanoseconds on a clock that counts suspend.
+        is_synchronised: whether a time source keeps the wall clock right.
+    """
+
+    def __init__(
+        self, wall: Callable[[], int], boot: Callable[[], int], is_synchronised: Callable[[], bool] | None = None
+    ) -> None:
+        self.now = wall
+        self.boot = boot
+        self._is_synchronised = is_synchronised or synchronised_reader()
+        self._looks: deque[_Difference] = deque(maxlen=LOOKS)
+        self._chunks: deque[tuple[int, _Difference]] = deque(maxlen=LOOKS)
+        """Each with the boot clock when it was read."""
+        self._by_store = False
+        self._was = 0
+        """Grade of the clock that was last logged: 0 sound, 1 doubted, 2 wrong."""
+
+    async def measure(self, store: ObjectStore) -> None:
+        """Hold the clock against the store's, by an object that is written for it and removed again.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        key = f"{PREFIX}/{os.urandom(8).hex()}/clock"
+        for _ in range(LOOKS):
+            before = self.boot()
+            await store.create(key, b"weft: what time is it?")
+            after = self.boot()
+            try:
+                found = await store.get(key)
+            finally:
+                await store.delete(key)
+            if found.written is None:
+                return
+            self.wrote(before, after, found.written)
+            if self._looks and not self._grade(self.off_ns):
+                return  # only an answer that disagrees, or took too long, is asked for again
+
+    def wrote(self, before: int, after: int, written: Written) -> None:
+        """Note when an object of this node was written by the store's clock.
+
+        Args:
+            before, after: the boot clock just before and after the write.
+        """
+        if after - before > TOOK_MAX_NS:
+            return
+        found = _Difference(written.time - after, written.time + PRECISION_NS - before)
+        # A folder's clock that jumps is this machine's own, which was set: rightly, if a time source did it.
+        jumps = bool(self._looks) and found.apart(self._looks[-1]) > WRONG_NS
+        if written.by_store or not jumps or self._is_synchronised():
+            self._looks.append(found)
+        self._by_store = written.by_store
+        self.wrong()
+
+    def read_chunk(self, created: int, absent: int) -> None:
+        """Note the time in a chunk that another node has just written.
+
+        Args:
+            created: by the other node's clock.
+            absent: the boot clock when the chunk was not there yet.
+        """
+        now = self.boot()
+        self._chunks.append((now, _Difference(created - now, created + PRECISION_NS - absent)))
+
+    @property
+    def off_ns(self) -> int:
+        """Return by how much the clock is ahead (negative: behind) at least, as most of the recent looks have it."""
+        return self._off_at(self.now())
+
+    def wrong(self, now: int | None = None) -> str | None:
+        """Return why the clock cannot be believed; None while it can.
+
+        Args:
+            now: the reading that is going to be used, since the next one may be after the clock was set.
+        """
+        off = self._off_at(self.now() if now is None else now)
+        self._log(off)
+        return self._sentence(off) if self._grade(off) == 2 else None
+
+    def doubted(self) -> str | None:
+        """Return by how much the clock is off, if by seconds or more; None while it is right."""
+        off = self.off_ns
+        return self._sentence(off) if self._grade(off) else None
+
+    def sound(self) -> int:
+        """Return the time.
+
+        Raises:
+            ClockWrong: the clock cannot be believed.
+        """
+        now = self.now()
+        if (reason := self.wrong(now)) is not None:
+            raise ClockWrong(f"{reason}; {ADVICE}")
+        return now
+
+    def _off_at(self, now: int) -> int:
+        boot = self.boot()
+        by_store = _median(self._looks, now - boot)
+        if self._by_store or abs(by_store) > WRONG_NS or not self._chunks or self._is_synchronised():
+            return by_store
+        fresh = [found for read, found in self._chunks if boot - read < CHUNKS_KEPT_NS]
+        return _median(fresh, now - boot) if len(fresh) >= CHUNKS_MIN else by_store
+
+    def _sentence(self, off: int) -> str:
+        by_store = self._by_store or _median(self._looks, self.now() - self.boot())
+        whose = "the store's" if by_store else "those of other nodes"
+        far = approximate_duration(abs(off) / SECOND)
+        return f"this machine's clock is {far} {'ahead of' if off > 0 else 'behind'} {whose}"
+
+    def _grade(self, off: int) -> int:
+        return (abs(off) > DOUBTED_NS) + (abs(off) > WRONG_NS)
+
+    def _log(self, off: int) -> None:
+        grade, was = self._grade(off), self._was
+        self._was = grade
+        if grade == was:
+            return
+        if grade == 2:
+            nothing = "until it is set, the node takes no links, writes no chunk, retires, collects and claims nothing"
+            logger.error("%s: %s; %s", self._sentence(off), nothing, ADVICE)
+        elif grade == 1:
+            logger.warning("%s: the node is not ready; %s", self._sentence(off), ADVICE)
+        else:
+            logger.info("this machine's clock agrees with the store's again")
+
+
+def _median(looks: Iterable[_Difference], ahead: int) -> int:
+    """Return by how much a clock that is ``ahead`` of the boot clock is off at least, as more than half of the looks
+    have it."""
+    found = sorted(max(ahead - look.high, min(ahead - look.low, 0)) for look in looks)
+    if not found:
+        return 0
+    low, high = found[(len(found) - 1) // 2], found[len(found) // 2]
+    return max(low, min(high, 0))  # of two in the middle the one nearer to 0: half of the looks are not most
+
+
+class OtherNodes:
+    """The chunks that other nodes write to one shard, as their word on this node's clock."""
+
+    def __init__(self, clock: HubClock) -> None:
+        self._clock = clock
+        self._began = self._absent = clock.boot()
+
+    def look(self) -> None:
+        """Note that a look at the log begins."""
+        self._began = self._clock.boot()
+
+    def looked(self) -> None:
+        """Note that the look is over: what it did not find is written after it began."""
+        self._absent = self._began
+
+    def wrote(self, created: int, before: int) -> None:
+        """Take a chunk that the look under way has found.
+
+        Args:
+            created: its time.
+            before: that of the chunk before it. A node whose clock is behind repeats it, and says nothing.
+        """
+        if created > before:
+            self._clock.read_chunk(created, self._absent)
+
+
+async def sound_clock(store: ObjectStore) -> Callable[[], int]:
+    """Return this machine's wall clock, for a command that writes to the log: held once against the store's.
+
+    Raises:
+        ClockWrong: from the function, too, if the clock is set meanwhile.
+        StoreError: the store did not answer.
+    """
+    clock = HubClock(time.time_ns, BOOT_CLOCK)
+    await clock.measure(store)
+    clock.sound()
+    return clock.sound

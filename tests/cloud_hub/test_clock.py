@@ -1,0 +1,286 @@
+"""A hub node believes its clock only as far as others agree: what is permanent never has the time of a wrong one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cloud_hub.fabric import make_batch
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.simulation import OFF_S, simulate_clocks
+from tests.cloud_hub.test_simulation import is_broken
+from tests.support.slices import SLICE
+from tests.support.waiting import PATIENCE_S, until
+from weft.cloud_hub import hub as hubs
+from weft.cloud_hub.clock import (
+    DOUBTED_NS,
+    PRECISION_NS,
+    SECOND,
+    TOOK_MAX_NS,
+    WRONG_NS,
+    ClockWrong,
+    HubClock,
+    OtherNodes,
+)
+from weft.protocols.lane import Lane
+from weft.replication.runner import LinkIdentity
+from weft.storage.hub_keys import chunk_prefix
+from weft.storage.object_store import Written, open_store
+from weft.storage.object_store.memory import MemoryStore
+
+NOW = 1_800_000_000 * SECOND
+DAY = 86_400 * SECOND
+
+
+class Machine:
+    """A machine whose true time is known, and whose clock may be wrong."""
+
+    def __init__(self, *, by_store: bool = True, is_synchronised: bool = False) -> None:
+        self.boot = 77 * SECOND
+        self.off = 0
+        self.store_off = 0
+        self.by_store = by_store
+        self.is_synchronised = is_synchronised
+        self.clock = HubClock(lambda: self.true + self.off, lambda: self.boot, lambda: self.is_synchronised)
+
+    @property
+    def true(self) -> int:
+        return NOW + self.boot
+
+    def look(self, after_s: float = 60.0, took_s: float = 0.1) -> None:
+        """A minute passes, and an object is written, as the store sees it in the middle."""
+        self.boot += int(after_s * SECOND)
+        before = self.boot
+        self.boot += int(took_s * SECOND)
+        off = self.store_off if self.by_store else self.off
+        time = self.true - int(took_s * SECOND) // 2 + off
+        self.clock.wrote(before, self.boot, Written(time // SECOND * SECOND, self.by_store))
+
+
+@pytest.mark.parametrize(
+    ("off_s", "is_doubted", "is_wrong"),
+    [(0, 0, 0), (4, 0, 0), (-4, 0, 0), (10, 1, 0), (-10, 1, 0), (120, 1, 1), (-120, 1, 1), *((s, 1, 1) for s in OFF_S)],
+)
+def test_a_clock_is_doubted_by_seconds_and_wrong_by_a_minute(off_s: float, is_doubted: int, is_wrong: int) -> None:
+    machine = Machine()
+    machine.off = int(off_s * SECOND)
+    machine.look()
+    assert (machine.clock.doubted() is not None, machine.clock.wrong() is not None) == (is_doubted, is_wrong)
+    if is_wrong:
+        with pytest.raises(ClockWrong, match="set it, or let a time source do it"):
+            machine.clock.sound()
+
+
+def test_it_says_by_how_much_and_against_what() -> None:
+    machine = Machine()
+    machine.look()
+    machine.off = 91 * DAY
+    assert machine.clock.wrong() == "this machine's clock is 91.0 days ahead of the store's"
+    machine.off = -3 * 3600 * SECOND
+    assert machine.clock.wrong() == "this machine's clock is 3.0 hours behind the store's"
+
+
+def test_a_clock_that_is_set_is_found_out_before_the_next_look() -> None:
+    machine = Machine()
+    machine.look()
+    assert machine.clock.sound() == machine.true
+    machine.off = 3600 * SECOND
+    assert machine.clock.wrong() is not None
+    machine.off = 0
+    assert machine.clock.wrong() is None
+
+
+@pytest.mark.parametrize("by_store", [True, False])
+def test_one_odd_answer_of_a_store_stops_no_node(*, by_store: bool) -> None:
+    machine = Machine(by_store=by_store, is_synchronised=True)
+    for _ in range(3):
+        machine.look()
+    machine.store_off = 14 * 365 * DAY
+    machine.look()
+    assert machine.clock.doubted() is None
+    machine.store_off = 0
+    machine.look()
+    assert machine.clock.doubted() is None
+
+
+def test_a_store_whose_clock_was_set_is_believed_after_some_looks() -> None:
+    machine = Machine()
+    machine.off = machine.store_off = -3600 * SECOND
+    machine.look()
+    machine.off = machine.store_off = 0
+    for _ in range(5):
+        machine.look()
+    assert machine.clock.doubted() is None
+
+
+@pytest.mark.parametrize("is_synchronised", [True, False])
+def test_a_folder_follows_the_clock_which_is_believed_if_a_time_source_set_it(*, is_synchronised: bool) -> None:
+    machine = Machine(by_store=False, is_synchronised=is_synchronised)
+    machine.look()
+    machine.off = 14 * 365 * DAY
+    for _ in range(9):
+        machine.look()
+    assert (machine.clock.wrong() is None) is is_synchronised
+
+
+def test_a_folder_follows_small_steps() -> None:
+    machine = Machine(by_store=False)
+    for _ in range(100):
+        machine.look()
+        machine.off += 3 * SECOND
+    machine.look()
+    assert machine.clock.wrong() is None
+
+
+def test_without_any_word_a_clock_is_believed() -> None:
+    machine = Machine()
+    machine.off = 14 * 365 * DAY
+    assert machine.clock.doubted() is None
+    assert machine.clock.sound() == machine.true + machine.off
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_chunks_of_other_nodes_count_where_neither_store_nor_kernel_decides(off_s: float) -> None:
+    machine = Machine(by_store=False)
+    others = OtherNodes(machine.clock)
+    machine.off = int(off_s * SECOND)
+    machine.look()
+    before = 0
+    for _ in range(3):
+        assert machine.clock.wrong() is None, "one word is not enough"
+        others.look()
+        others.looked()
+        created = machine.true + SECOND
+        machine.boot += 2 * SECOND
+        others.look()
+        others.wrote(created, before)
+        others.wrote(created, created)  # a node whose clock is behind the log repeats the log's
+        others.looked()
+        before = created
+    assert "those of other nodes" in (machine.clock.wrong() or "")
+    machine.boot += 301 * SECOND
+    assert machine.clock.wrong() is None, "the others are gone"
+    machine.boot -= 301 * SECOND
+    machine.is_synchronised = True
+    assert machine.clock.doubted() is None
+    machine.is_synchronised, machine.by_store = False, True
+    machine.off = 0
+    machine.look()
+    assert machine.clock.doubted() is None
+
+
+offsets = st.integers(-20 * 365 * DAY, 20 * 365 * DAY) | st.integers(-90 * SECOND, 90 * SECOND)
+looks = st.tuples(st.floats(0.1, 600), st.floats(0, 9) | st.floats(11, 100))
+
+
+@given(offsets, st.lists(looks, min_size=1, max_size=7))
+def test_what_is_claimed_of_a_clock_is_never_more_than_its_error(off: int, steps: list[tuple[float, float]]) -> None:
+    """However long writes take: a slow store makes it less certain, never wrong."""
+    machine = Machine()
+    machine.off = off
+    for after, took in steps:
+        machine.look(after, took)
+    found = machine.clock.off_ns
+    assert found == 0 or (found > 0) == (off > 0)
+    assert abs(found) <= abs(off)
+    assert (machine.clock.wrong() is None) or abs(off) > WRONG_NS
+    counted = [int(took * SECOND) for _, took in steps if took * SECOND <= TOOK_MAX_NS]
+    if not counted:
+        assert found == 0
+        return
+    longest = max(counted)
+    if abs(off) > WRONG_NS + longest + 2 * PRECISION_NS:
+        assert machine.clock.wrong() is not None
+    if abs(off) > DOUBTED_NS + longest + 2 * PRECISION_NS:
+        assert machine.clock.doubted() is not None
+
+
+# --- a hub
+
+
+async def until_answered(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await is_so():  # noqa: ASYNC110 - what a hub answers
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["bucket", "folder"])
+async def test_a_hub_whose_clock_is_wrong_takes_no_links_and_claims_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    off = 0
+
+    class SetClock(HubClock):
+        def __init__(self, wall: Callable[[], int], boot: Callable[[], int]) -> None:
+            super().__init__(lambda: wall() + off, boot, lambda: False)
+
+    monkeypatch.setattr(hubs, "HubClock", SetClock)
+    store = MemoryStore(time.time_ns) if kind == "bucket" else open_store(str(tmp_path))
+    log = EdgeLog()
+
+    async def chunks() -> int:
+        return sum([len(await store.list(chunk_prefix(shard))) for shard in range(2)])
+
+    async def completeness() -> dict[str, object]:
+        answer = (await get(hub, "/v1/streams/telemetry/completeness"))[1]
+        assert isinstance(answer, dict)
+        return answer
+
+    async with running_hub(store) as hub, running_link(hub, log, LinkIdentity("default", "edge", 7, "weft 0.1.0")):
+
+        async def complete() -> bool:
+            return (await completeness()).get("complete_up_to") is not None
+
+        async def goes_on() -> bool:
+            return await chunks() > before
+
+        await until_answered(complete)
+        off = 14 * 365 * DAY
+        status, text = await get(hub, "/readyz")
+        assert status == 503
+        assert "this machine's clock is 14.0 years ahead of the store's" in str(text)
+        answer = await completeness()
+        assert answer["complete_up_to"] is None
+        assert "hub_clock_wrong" in str(answer["held_back_by"])
+        await asyncio.sleep(0.2)  # marks were due several times
+        before = await chunks()
+        await asyncio.sleep(0.3)
+        assert await chunks() == before
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(f"{hub.url}/v1/link")
+        assert refused.value.status == 503
+        assert (await get(hub, "/v1/status"))[1]["clock"]["trouble"].startswith("this machine's clock is 14")
+        assert caplog.text.count("takes no links, writes no chunk, retires, collects and claims nothing") == 1
+        off = 0
+        assert (await get(hub, "/readyz"))[0] == 200
+        await until(lambda: bool(hub.status()["links"]))
+        await until_answered(complete)
+        log.append(*make_batch(Lane("default", "edge", 7, "telemetry"), 0, 5))
+        await until_answered(goes_on)
+
+
+# --- histories
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_chunk_has_the_time_of_a_wrong_clock_in_histories(seed: int) -> None:
+    simulate_clocks(seed)
+
+
+@pytest.mark.search
+def test_no_chunk_has_the_time_of_a_wrong_clock_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=60, night=800):
+        simulate_clocks(seed)
+
+
+def test_a_node_that_believes_its_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HubClock, "wrong", lambda self: None)
+    assert is_broken(simulate_clocks)
