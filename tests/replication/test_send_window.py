@@ -41,3 +41,18 @@ def test_a_sender_that_has_little_to_send_learns_nothing() -> None:
         now += COMMIT
         window.acknowledged(1000, 1, 0, 100, now)
     assert window.bytes == START_BYTES
+
+
+def test_a_lane_that_was_closed_is_measured_no_more() -> None:
+    """Its acknowledgement never comes. Without another probe the window would stay as it is for good."""
+    window, now = SendWindow(), 0
+    window.allow(MOST)
+    window.sent(1, 99, now, was_empty=True)
+    window.forget(2)  # another lane's end changes nothing
+    window.forget(1)
+    window.sent(3, 7, now, was_empty=False)
+    window.was_full()
+    now += COMMIT
+    window.acknowledged(2 * START_BYTES, 3, 0, 8, now)
+    window.sent(3, 9, now, was_empty=True)
+    assert window.bytes > START_BYTES

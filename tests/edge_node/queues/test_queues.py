@@ -9,8 +9,10 @@ import pytest
 
 from tests.edge_node.queues.room import Room
 from tests.support.waiting import PATIENCE_S
+from weft.edge_node.queues import leaving
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import Outcome
+from weft.edge_node.queues.state import writer
 
 
 async def test_a_message_goes_to_its_queue_and_is_confirmed_when_it_is_durable() -> None:
@@ -65,6 +67,77 @@ async def test_a_restart_in_order_flags_only_what_was_delivered() -> None:
     assert taker.payloads == [b"%d" % number for number in range(2, 20)]
     assert taker.flagged == [b"%d" % number for number in range(2, 7)]
     assert [delivery.attempts for delivery, _ in taker.got[:6]] == [1, 1, 1, 1, 1, 0]
+
+
+async def test_a_restart_knows_the_bytes_of_what_is_left() -> None:
+    """`x-max-length-bytes` and the owners' shares count by them."""
+    room = Room()
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    room.publish(*(b"x" * (100 * number) for number in range(1, 9)))
+    taker = room.consume(prefetch=8)
+    await room.settle_down()
+    for count in (1, 2, 1):  # two of the settlements are in one commit
+        taker.settle(count=count)
+    await room.settle_down()
+    taker.settle(count=1)
+    await room.settle_down()
+    left = sum(100 * number for number in range(6, 9))
+    room.power_cut()
+    assert (room.queue().count, room.queue().ready.bytes) == (3, left)
+    await room.restart()
+    assert room.queue().ready.bytes == left
+    await room.drain()
+    await room.restart()
+    assert room.queue().ready.bytes == 0
+
+
+async def test_only_durable_exchanges_outlive_a_restart() -> None:
+    room = Room()
+    declare = room.queues.declarations.declare_exchange
+    declare(room.client, "lasting", durable=True)
+    declare(room.client, "passing")
+    before = len(list(room.queues._registry.topology.exchanges))
+    await room.restart()
+    assert "lasting" in room.queues._registry.topology.exchanges
+    assert "passing" not in room.queues._registry.topology.exchanges
+    assert len(room.queues._registry.topology.exchanges) == before - 1
+    room.queues.declarations.declare_exchange(room.client, "passing", "fanout")
+
+
+async def test_a_node_that_stops_lets_go_of_all_that_its_clients_have() -> None:
+    """A client that leaves behind much does it in turns, which a stop does not wait for."""
+    room = Room()
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    room.publish(b"1", b"2")
+    client = room.new_client()
+    for number in range(3 * leaving.SLICE):
+        room.queues.declarations.declare_queue(client, f"own-{number}", exclusive=True)
+    taker = room.consume(client=client)
+    await room.settle_down()
+    assert taker.payloads == [b"1", b"2"]
+    room.queues.gone(client)
+    assert len(room.queues._registry.queues) > leaving.SLICE, "it takes turns"
+    room.queues.close()
+    assert list(room.queues._registry.queues) == ["q"]
+    assert room.queue().count == 2
+    room.commit()
+    room.log.close()
+    room.wheel.close()
+    room.start()
+    assert await room.drain() == [b"1", b"2"]
+
+
+async def test_many_messages_are_a_reason_for_a_copy_of_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start reads all messages since the last copy, however small they are."""
+    monkeypatch.setattr(writer, "COPY_MESSAGES_BYTES", 20 * writer.MESSAGE_BYTES)
+    room = Room()
+    room.queues.declarations.declare_queue(room.client, "q", durable=True)
+    await room.settle_down()
+    assert room.queues._writer.copied_bytes == 0
+    room.publish(*([b"1"] * 30))
+    await room.settle_down()
+    room.queues._writer.copy_if_due()
+    assert room.queues._writer.copied_bytes > 0
 
 
 async def test_messages_come_in_order_from_memory_and_from_the_log() -> None:
