@@ -6,6 +6,7 @@ names files whose bytes are gone. Here everything is durable before something de
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -153,21 +154,45 @@ class Maintenance:
 def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[DataFile]]:
     """Return for each shard with enough small files the neighbours that one rewrite joins, offsets ascending.
 
-    Neighbours, so that the joined file still has a narrow range of offsets, by which readers skip it.
+    Neighbours, so that the joined file still has a narrow range of offsets, by which readers skip it. And files of like
+    size: a joined file has ``compact_files_min`` times the records of each of its parts, or it is not small any more.
+    So a record is rewritten a few times until it rests, however slowly its stream grows.
     """
     runs = []
     ordered = sorted(files, key=attrgetter("shard", "first_offset"))
     for _, group in groupby(ordered, key=attrgetter("shard")):
-        found = [run for run in _runs(list(group), settings) if len(run) > 1]
-        if sum(map(len, found)) >= settings.compact_files_min:
-            runs.append(max(found, key=len))
+        found = list(group)
+        for tier in sorted({_tier(file, settings) for file in found}, reverse=True):
+            worth = [run for run in _runs(found, settings, tier) if _is_worth_while(run, settings)]
+            if worth:
+                runs.append(max(worth, key=len))
+                break
     return runs
 
 
-def _runs(files: Sequence[DataFile], settings: TableSettings) -> Iterator[list[DataFile]]:
+def _tier(file: DataFile, settings: TableSettings) -> int:
+    return int(math.log(max(1, _records(file)), settings.compact_files_min))
+
+
+def _records(file: DataFile) -> int:
+    # Of bytes the smallest files have many that a joined one does not have.
+    return file.end_offset - file.first_offset
+
+
+def _is_worth_while(run: Sequence[DataFile], settings: TableSettings) -> bool:
+    if len(run) < 2:
+        return False
+    counts = [_records(file) for file in run]
+    grows = sum(counts) >= settings.compact_files_min * max(counts)
+    rests = sum(file.size for file in run) >= settings.compact_file_bytes_max
+    return grows or rests or len(run) >= settings.compact_files_max
+
+
+def _runs(files: Sequence[DataFile], settings: TableSettings, tier: int) -> Iterator[list[DataFile]]:
+    """Yield the runs of neighbours that are small and in no higher tier."""
     run: list[DataFile] = []
     for file in files:
-        small = file.size < settings.compact_file_bytes_max
+        small = file.size < settings.compact_file_bytes_max and _tier(file, settings) <= tier
         overlaps = bool(run) and file.first_offset < run[-1].end_offset
         too_much = sum(item.size for item in run) + file.size > settings.compact_bytes_max
         if run and (not small or overlaps or too_much):

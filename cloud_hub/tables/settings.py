@@ -24,8 +24,10 @@ class TableSettings:
     """Time of making rows after which a step ends. What is left waits until the other streams have had their turn."""
     join_seconds_max: float = 10.0
     """Time of joining small files after which a rewrite takes no further one."""
-    compact_files_min: int = 32
-    """Number of small files of one shard that make a rewrite worth while."""
+    compact_files_min: int = 16
+    """Number of small files of one shard and of like size that make a rewrite worth while."""
+    compact_files_max: int = 256
+    """Number of small neighbours that are joined whatever their sizes are."""
     compact_file_bytes_max: int = 32 << 20
     """Size from which a file is not small."""
     compact_bytes_max: int = 128 << 20

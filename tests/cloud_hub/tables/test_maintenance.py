@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import os
+import random
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -137,3 +140,47 @@ def test_runs_are_neighbours_small_and_bounded(shapes: list[tuple[int, int, int]
         assert all(left.end_offset == right.first_offset for left, right in pairwise(run))
         assert sum(file.size for file in run) <= 60
         assert all(file.size < 30 for file in run)
+
+
+def joined_until_it_rests(sizes: Iterator[int], bytes_per_record: int = 200) -> tuple[float, int, int]:
+    """A file a round, maintenance when its versions are due, until a joined file is not small any more.
+
+    Returns:
+        Bytes rewritten for each byte that came, the most files that there were at a time, rounds.
+    """
+    bounds, versions, seen, most = TableSettings(), 0, 0, 0
+    files: list[DataFile] = []
+    came = rewritten = end = rounds = 0
+    while not any(file.size >= bounds.compact_file_bytes_max for file in files):
+        rounds, size = rounds + 1, next(sizes)
+        count = max(1, size // bytes_per_record)
+        files.append(DataFile(str(rounds), size, count, 0, end, end + count, 0, ""))
+        came, end, versions = came + size, end + count, versions + 1
+        if versions - seen >= bounds.compact_files_min:
+            for run in small_runs(files, bounds):
+                size = sum(file.size for file in run)
+                count = run[-1].end_offset - run[0].first_offset
+                joined = DataFile(f"j{rounds}", size, count, 0, run[0].first_offset, run[-1].end_offset, 0, "")
+                rewritten, versions = rewritten + size, versions + 1
+                gone = {file.path for file in run}
+                files = [file for file in files if file.path not in gone] + [joined]
+            seen = versions
+        most = max(most, len(files))
+    return rewritten / came, most, rounds
+
+
+@pytest.mark.parametrize("size", [2_000, 10_000, 50_000, 500_000, 10 << 20])
+def test_a_byte_is_rewritten_a_few_times_until_it_rests(size: int) -> None:
+    """Proof q3: with 2 kB a round it was 263 times, with 10 kB 53 times."""
+    factor, most, _ = joined_until_it_rests(itertools.repeat(size))
+    assert factor <= 4
+    assert most <= 4 * 3 * TableSettings().compact_files_min
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_files_of_any_sizes_are_joined_a_few_times(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = (chance.choice([500, 2_000, 30_000, 400_000]) for _ in itertools.count())
+    factor, most, _ = joined_until_it_rests(sizes)
+    assert factor <= 4
+    assert most <= TableSettings().compact_files_max + 32
