@@ -7,6 +7,7 @@ names files whose bytes are gone. Here everything is durable before something de
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ class Maintenance:
         clock: nanoseconds since 1970.
         is_sound: whether the clock can be believed; otherwise no file is removed as old.
         monotonic: seconds of a clock that never jumps.
+        chance: a number from 0 to 1, another one for each start.
     """
 
     def __init__(
@@ -47,13 +49,16 @@ class Maintenance:
         is_sound: Callable[[], bool] = lambda: True,
         monotonic: Callable[[], float] = time.monotonic,
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._tierer = tierer
         self._settings = settings
         self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
         self._is_sound = is_sound
-        self._vacuumed = monotonic()
+        # Nothing says when an earlier process last did it. From a random moment on, processes that are restarted once
+        # an hour do it as often as one that runs for good, and the tables of a hub do not do it all at once.
+        self._vacuumed = monotonic() - chance() * settings.vacuum_interval_s
         self._seen_version = -1
         self._looked = False
 

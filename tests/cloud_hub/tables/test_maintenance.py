@@ -119,6 +119,21 @@ async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
     assert contents(directory) == expected(runs)
 
 
+@pytest.mark.parametrize("life_h", [1, 8, 24, 100])
+async def test_a_hub_that_is_restarted_often_vacuums_as_one_that_runs_on(directory: ObjectStore, life_h: int) -> None:
+    tierer, _, _ = await many_commits(directory, 1)
+    chance, now, vacuumed = random.Random(7), 0.0, 0
+    for start in range(2400 // life_h):
+        now = start * life_h * 3600.0
+        each = Maintenance(directory, tierer, monotonic=lambda: now, chance=chance.random)
+        for hour in range(life_h):
+            now = (start * life_h + hour + 1) * 3600.0
+            if each._vacuum_due:
+                each._vacuumed = now
+                vacuumed += 1
+    assert 70 <= vacuumed <= 130, "once a day in a hundred days"
+
+
 async def test_nothing_due_reads_nothing(directory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tierer, maintenance, _ = await many_commits(directory, 2)
     await maintenance.maintain()
