@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.edge_node.queues.room import OWNER, Room
+from weft.edge_node.queues.arguments import plain_arguments
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.message import ENTRY_BYTES, Outcome
@@ -92,6 +93,24 @@ async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     assert headers["x-first-death-queue"] == "q"
     assert json.loads(str(headers["amqp.types"])) == {"x-death": [{"count": "l"}]}
     assert await room.drain() == [b"2"]
+
+
+async def test_a_dead_letter_keeps_the_topic_that_it_came_by() -> None:
+    """A dot in a topic of MQTT is no dot of a routing key: the way back from the key would be another topic."""
+    room = Room(patterns={})
+    declare(room, x_dead_letter_exchange="amq.fanout")
+    room.queues.declarations.declare_queue(room.client, "dead", durable=True)
+    room.queues.declarations.bind(room.client, "dead", "amq.fanout")
+    room.queues.declarations.bind(room.client, "q", "amq.topic", "#")
+    room.publish_mqtt(b"plant/a.b", b"1")
+    taker = room.consume()
+    await room.settle_down()
+    taker.settle(Outcome.REJECT)
+    await room.settle_down()
+    found = await room.get("dead")
+    assert found is not None
+    assert (found[1].topic, found[1].payload) == (b"plant/a.b", b"1")
+    assert origin_of(found[1].topic, found[1].headers) == ("amq.fanout", "plant.a.b")
 
 
 async def test_a_rejected_message_is_a_dead_letter_in_the_same_commit() -> None:
@@ -287,6 +306,13 @@ async def test_large_bindings_have_an_end_and_those_that_are_there_stay() -> Non
     declare(room)
     await room.settle_down()
     room.queues.declarations.bind(room.client, "q", "amq.direct")
+
+
+def test_numbers_that_no_record_can_hold_become_text() -> None:
+    numbers = {"most": (1 << 63) - 1, "least": -(1 << 63), "above": 1 << 63, "below": -(1 << 63) - 1}
+    assert plain_arguments(numbers) == {
+        "most": (1 << 63) - 1, "least": -(1 << 63), "above": "9223372036854775808", "below": "-9223372036854775809",
+    }  # fmt: skip
 
 
 async def test_names_in_arguments_are_not_long() -> None:
