@@ -105,8 +105,19 @@ def run_pytest(arguments: Sequence[str], seed: int) -> tuple[str, ...]:
     variables = os.environ | {VARIABLE: str(Slice(seed, is_night=True))}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise AssertionError((done.stderr + done.stdout)[-REPORT_CHARACTERS:])
+        raise AssertionError(report(done.stderr + done.stdout))
     return skipped(done.stdout)
+
+
+def report(output: str) -> str:
+    """Return what says most in little: which tests failed and why, then the end.
+
+    Libraries write at the interpreter's end, and many lines of theirs would be all that is kept.
+    """
+    lines = output.splitlines()
+    found = [line for line in lines if line.startswith(("E   ", "FAILED ", "ERROR ", "WEFT_SLICE="))]
+    kept = "\n".join(found)[-REPORT_CHARACTERS * 3 // 4 :]
+    return kept + "\n...\n" + "\n".join(lines)[-REPORT_CHARACTERS // 4 :]
 
 
 def skipped(output: str) -> tuple[str, ...]:

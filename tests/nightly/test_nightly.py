@@ -16,7 +16,17 @@ import psutil
 import pytest
 
 from tests.nightly import __main__ as nightly
-from tests.nightly.jobs import CannotRun, Failure, Job, Made, Outcome, run_slice, skipped
+from tests.nightly.jobs import (
+    REPORT_CHARACTERS,
+    CannotRun,
+    Failure,
+    Job,
+    Made,
+    Outcome,
+    report,
+    run_slice,
+    skipped,
+)  # fmt: skip
 from tests.nightly.reached import reached
 from tests.nightly.state import Night, Row, State
 from tests.nightly.state import Slice as Seeds
@@ -140,6 +150,17 @@ def test_a_night_says_what_it_reached_of_its_plan_and_why_not_more() -> None:
         "strange": "cannot run here: no Go", "failed": "seeds failed",
     }  # fmt: skip
     assert made["whole"].rate == 0.167
+
+
+def test_the_reason_of_a_failure_is_kept_whatever_libraries_write_behind_it() -> None:
+    output = "\n".join([
+        "E       AssertionError: 3 records are lost", "FAILED tests/x.py::test_y - AssertionError: 3 records are lost",
+        "1 failed, 7 passed in 3.21s", *(f' - leaked function "f{number}"' for number in range(500)),
+    ])  # fmt: skip
+    told = report(output)
+    assert "E       AssertionError: 3 records are lost" in told
+    assert "FAILED tests/x.py::test_y" in told
+    assert len(told) <= REPORT_CHARACTERS + 10
 
 
 def test_what_this_machine_lacks_is_told() -> None:
