@@ -39,7 +39,7 @@ word against another: a node that is stopped by it goes on when the others write
 TOOK_MAX_NS = 10 * SECOND
 """Longest write that says something: of a node that was paused meanwhile, the look would not tell minutes apart."""
 
-ADVICE = "set it, or let a time source do it (NTP)"
+ADVICE = "set the one that is wrong, or let a time source do it (NTP)"
 
 
 class ClockWrong(Exception):
