@@ -38,7 +38,7 @@ from weft.edge_node.part import Part, Shown
 from weft.edge_node.queues.limits import QueueLimits
 from weft.edge_node.queues.part import QueuesPart
 from weft.edge_node.reconfigure import ConfigFile, ConfigUnusable, Reconfigure
-from weft.edge_node.servers.clients.context import ClientSettings, Context
+from weft.edge_node.servers.clients.context import ClientSettings, ProtocolContext
 from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart, protocols
 from weft.edge_node.servers.listeners.by_prefix import ByPrefix
 from weft.edge_node.servers.listeners.listener import MakeConnection
@@ -287,7 +287,7 @@ class EdgeNode:
         stack.push_async_callback(state.close)
         self.listeners = Listeners(config, self.counters, self.listener_counters, self._refusals)
         stack.push_async_callback(self.listeners.close)
-        self._context = context = Context(
+        self._context = context = ProtocolContext(
             log, state.backlog, self.turn, self.unrouted, ClientSettings.of(config), self._refusals, self.counters,
             wall_clock,
         )  # fmt: skip
@@ -324,7 +324,7 @@ class EdgeNode:
             door, arrival, versions, greeting, name.upper(), self._context.partings
         )  # fmt: skip
 
-    def _queues_of(self, context: Context) -> Queues | None:
+    def _queues_of(self, context: ProtocolContext) -> Queues | None:
         if not has_listener("amqp", self.config.listeners) and QUEUES_STREAM not in self.log.streams():
             return None
         from weft.edge_node.queues.queues import Queues

@@ -14,7 +14,7 @@ from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
 from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
 from weft.edge_node.ingest.record import Record
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
 from weft.edge_node.subscriptions.message import Message
@@ -37,7 +37,7 @@ class NodeFunctions:
     def __init__(
         self,
         config: EdgeConfig,
-        context: Context,
+        context: ProtocolContext,
         alerts: Alerts,
         ledger: ReleaseLedger,
         policies: Policies,
@@ -133,7 +133,7 @@ class NodeFunctions:
 class Alerts:
     """Publisher of what functions say, within the commit of their step."""
 
-    def __init__(self, context: Context, retained: RetainedMessages) -> None:
+    def __init__(self, context: ProtocolContext, retained: RetainedMessages) -> None:
         """Publish as a client of the node does."""
         self._ingest = context.ingest
         self._retained = retained

@@ -27,7 +27,7 @@ from weft.edge_node.servers.http.writes.influx import Influx
 from weft.edge_node.servers.http.writes.line_protocol import LINE_BYTES_MAX, BadLine, lines_of, parse_line
 from weft.edge_node.servers.http.writes.posts import Posts
 from weft.edge_node.servers.http.writes.storing import NewRecord, Once
-from weft.edge_node.servers.http.writes.storing import Target as Stream
+from weft.edge_node.servers.http.writes.storing import PostTarget as Stream
 from weft.protocols.topics import InvalidTopic, check_topic
 
 SETTINGS = HttpSettings(body_bytes_max=64 << 10, message_bytes_max=64 << 10, records_max=1000)

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from weft.bounds import Owner
 
 
-class Client(Protocol):
+class ConsumerClient(Protocol):
     """Connection of a consumer."""
 
     owner: Owner
@@ -29,7 +29,7 @@ class Consumer(Protocol):
     needs_acks: bool
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ConsumerClient:
         """Return its connection."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.edge_node.servers.amqp.consuming import Consuming
 from weft.edge_node.servers.amqp.publishing import Publishing
 from weft.edge_node.servers.amqp.topology import Topology
@@ -36,7 +36,7 @@ class Channel:
         "transaction",
     )
 
-    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number
@@ -241,7 +241,7 @@ class LateAnswers:
 
     __slots__ = ("_channel", "_client", "publisher")
 
-    def __init__(self, client: Client, channel: Channel) -> None:
+    def __init__(self, client: AmqpClient, channel: Channel) -> None:
         self._client = client
         self._channel = channel
         self.publisher: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.edge_node.servers.amqp.channel import Channel
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.frames import BODY, HEADER, METHOD, Frame
 from weft.protocols.amqp.methods import commands, name_of, read_method
@@ -19,7 +19,7 @@ class Channels:
 
     __slots__ = ("_channels_max", "_client", "_open", "_shared")
 
-    def __init__(self, shared: Shared, client: Client, channels_max: int) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, channels_max: int) -> None:
         self._shared = shared
         self._client = client
         self._channels_max = channels_max

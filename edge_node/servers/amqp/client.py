@@ -13,27 +13,27 @@ from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp.counters import AmqpCounters
 from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError
 
 if TYPE_CHECKING:
     # A node knows all of this module from its start on; what only connections need is loaded for the first of them.
-    from weft.edge_node.servers.amqp.inbox import Inbox
+    from weft.edge_node.servers.amqp.inbox import AmqpInbox
     from weft.edge_node.servers.amqp.names import Names
     from weft.edge_node.servers.amqp.target import Targets
     from weft.edge_node.servers.clients.reading import Reading
     from weft.protocols.amqp.methods import Method
 
 
-class Client(Protocol):
+class AmqpClient(Protocol):
     """One client's connection (``AmqpConnection``). It alone knows the transport, and ends its channels with it.
 
     Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
     """
 
     arrival: Arrival
-    inbox: Inbox
+    inbox: AmqpInbox
     reading: Reading
     peer: Peer
     """Identity and names of the client; known once connection.open was answered."""
@@ -100,17 +100,17 @@ class Peer:
 class Shared:
     """Parts that all AMQP connections share."""
 
-    context: Context
+    context: ProtocolContext
     queues: Queues
     settings: AmqpSettings
     channels: Bound
     counters: AmqpCounters
-    clients: set[Client] = field(default_factory=set)
+    clients: set[AmqpClient] = field(default_factory=set)
     lingering: set[Over] = field(default_factory=set)
     """Connections that are over, and that their clients are to close."""
 
 
-def described(client: Client) -> str:
+def described(client: AmqpClient) -> str:
     """Return the client for log lines."""
     peer, at = client.peer, client.arrival.name
     if peer is None:

@@ -13,7 +13,7 @@ from weft.protocols.amqp.methods import Method, commands
 _CLOSE, _CLOSE_OK = commands.Connection.Close.index, commands.Connection.CloseOk.index
 
 
-class Connection(Protocol):
+class ClosingConnection(Protocol):
     """Connection, as its closing knows it."""
 
     @property
@@ -39,7 +39,7 @@ class Closing:
 
     __slots__ = ("_connection", "_ingest", "is_begun")
 
-    def __init__(self, connection: Connection, ingest: Ingest) -> None:
+    def __init__(self, connection: ClosingConnection, ingest: Ingest) -> None:
         self._connection = connection
         self._ingest = ingest
         self.is_begun = False

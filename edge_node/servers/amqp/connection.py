@@ -15,7 +15,7 @@ from weft.edge_node.servers.amqp.channels import Channels
 from weft.edge_node.servers.amqp.client import Peer, Shared, described
 from weft.edge_node.servers.amqp.closing import Closing
 from weft.edge_node.servers.amqp.handshake import Handshake, check_secret
-from weft.edge_node.servers.amqp.inbox import Inbox
+from weft.edge_node.servers.amqp.inbox import AmqpInbox
 from weft.edge_node.servers.amqp.lingering import Lingering
 from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.settings import HANDSHAKE_FRAME_BYTES_MAX
@@ -74,7 +74,7 @@ class AmqpConnection(WritingConnection):
         """True while every read begins with a frame, and the client has published on an open channel."""
         self._transport: asyncio.Transport | None = None
         self.arrival = arrival
-        self.inbox = Inbox(shared.context.unfinished, user_or_address(None, arrival.origin))
+        self.inbox = AmqpInbox(shared.context.unfinished, user_or_address(None, arrival.origin))
         self.place = Place(shared.context.places, shared.context.counters)
         self.frame_bytes_max = HANDSHAKE_FRAME_BYTES_MAX
         self.has_sent_wrong_secret = False

@@ -12,9 +12,9 @@ from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import Consumption
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
-from weft.edge_node.servers.amqp.reader import Reader, write_get_ok
+from weft.edge_node.servers.amqp.reader import ChannelConsumer, write_get_ok
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.transaction import Transaction
 from weft.edge_node.subscriptions.log_records import LogRecord
@@ -46,11 +46,11 @@ class Consuming:
         "unsettled",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self._number = number
-        self._consumers: dict[str, Reader] = {}
+        self._consumers: dict[str, ChannelConsumer] = {}
         self._last_tag = 0
         self._prefetch = 0
         """Unacknowledged messages of each consumer that comes from now on; 0 for any number."""
@@ -151,12 +151,12 @@ class Consuming:
             else:
                 self._client.answer(cancel, self._number)
 
-    def _forget_reply_queue(self, reader: Reader) -> None:
+    def _forget_reply_queue(self, reader: ChannelConsumer) -> None:
         consumption = reader.consumption
         if consumption is not None and consumption.queue.name == self.reply_queue:
             self.reply_queue = ""
 
-    def _cancel(self, reader: Reader) -> None:
+    def _cancel(self, reader: ChannelConsumer) -> None:
         if reader.consumption is not None:
             self._shared.queues.cancel(reader.consumption)
 
@@ -185,7 +185,9 @@ class Consuming:
         credit = [self._socket, self._flow]
         if not method.no_ack:
             credit += [self._together, Credit(self._prefetch, comes_back=True)] if self._prefetch else [self._together]
-        reader = Reader(self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack)
+        reader = ChannelConsumer(
+            self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack
+        )
         reader.consumption = self._shared.queues.consume(
             self._client.queue_client, queue, reader, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},

@@ -14,8 +14,7 @@ from weft.bounds import user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.amqp.client import Client as AmqpClient
-from weft.edge_node.servers.amqp.client import Peer, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Peer, Shared
 from weft.edge_node.servers.amqp.liveness import Liveness
 from weft.edge_node.servers.amqp.names import Names
 from weft.edge_node.servers.clients.place import FULL, Place
@@ -46,7 +45,7 @@ NAME_SHOWN_MAX = 128
 USER_CHANGED = "its user has changed; log in with the present password"
 
 
-class Client(Protocol):
+class HandshakeConnection(Protocol):
     """Connection, as its handshake knows it."""
 
     arrival: Arrival
@@ -89,17 +88,17 @@ async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: b
     client.reading.go_on()
 
 
-class _State(IntEnum):
+class _HandshakeState(IntEnum):
     AWAITS_START_OK = 0
     ASKS = 1
     AWAITS_TUNE_OK = 2
     AWAITS_OPEN = 3
 
 
-_EXPECTED: Mapping[_State, Any] = {
-    _State.AWAITS_START_OK: commands.Connection.StartOk,
-    _State.AWAITS_TUNE_OK: commands.Connection.TuneOk,
-    _State.AWAITS_OPEN: commands.Connection.Open,
+_EXPECTED: Mapping[_HandshakeState, Any] = {
+    _HandshakeState.AWAITS_START_OK: commands.Connection.StartOk,
+    _HandshakeState.AWAITS_TUNE_OK: commands.Connection.TuneOk,
+    _HandshakeState.AWAITS_OPEN: commands.Connection.Open,
 }
 
 
@@ -109,7 +108,7 @@ class Handshake:
     __slots__ = ("_capabilities", "_channels_max", "_client", "_door", "_frame_bytes_max", "_heartbeat_s", "_identity",
                  "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
 
-    def __init__(self, shared: Shared, door: Door, client: Client, transport: Any) -> None:
+    def __init__(self, shared: Shared, door: Door, client: HandshakeConnection, transport: Any) -> None:
         """Join a handshake to its connection.
 
         Args:
@@ -119,7 +118,7 @@ class Handshake:
         self._door = door
         self._client = client
         self._transport = transport
-        self._state = _State.AWAITS_START_OK
+        self._state = _HandshakeState.AWAITS_START_OK
         self._task: asyncio.Task[None] | None = None
         self._identity: Identity | None = None
         self._capabilities: frozenset[str] = frozenset()
@@ -158,7 +157,7 @@ class Handshake:
 
     def failed(self, error: AmqpError) -> None:
         """Close the connection: before it is known who the client is, without a word (2.2.4) unless it wants one."""
-        if self._state < _State.AWAITS_TUNE_OK:
+        if self._state < _HandshakeState.AWAITS_TUNE_OK:
             self._refuse(error)
         else:
             self._client.fail(error)
@@ -182,7 +181,7 @@ class Handshake:
         name = properties.get("connection_name")
         self._name = name[:NAME_SHOWN_MAX] if isinstance(name, str) else ""
         credentials = self._credentials(method.mechanism, method.response)
-        self._state = _State.ASKS
+        self._state = _HandshakeState.ASKS
         self._client.reading.hold(Pause.ASKING)
         self._task = self._shared.context.run(self._let_in(credentials))
 
@@ -228,7 +227,7 @@ class Handshake:
             self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, FULL))
         else:
             self._identity = identity
-            self._state = _State.AWAITS_TUNE_OK
+            self._state = _HandshakeState.AWAITS_TUNE_OK
             settings = self._shared.settings
             tune = commands.Connection.Tune(settings.channels_max, settings.frame_bytes_max, settings.heartbeat_s)
             self._client.live.tunes()
@@ -258,7 +257,7 @@ class Handshake:
         self._channels_max = channels_max
         self._heartbeat_s = method.heartbeat
         self._client.frame_bytes_max = frame_bytes_max
-        self._state = _State.AWAITS_OPEN
+        self._state = _HandshakeState.AWAITS_OPEN
 
     def _on_open(self, method: commands.Connection.Open) -> None:
         vhost = method.virtual_host

@@ -8,7 +8,7 @@ from weft.edge_node.servers.clients.held import Held
 from weft.protocols.amqp.frames import HEAD_BYTES, frame_end
 
 
-class Inbox(Held):
+class AmqpInbox(Held):
     """Holds such bytes of one client, charged to its owner.
 
     Args:

@@ -17,7 +17,7 @@ TERMS_S_MAX = 10.0
 """Time from connection.tune to connection.open: the listener minds the time before it."""
 
 
-class Connection(Protocol):
+class TimedConnection(Protocol):
     """Connection, as its time-outs know it."""
 
     peer: Peer
@@ -39,7 +39,7 @@ class Liveness:
     __slots__ = ("_awaited", "_blocked_at", "_close_at", "_connection", "_heartbeat_s", "_is_blocked", "_next_beat",
                  "_shared", "wheel_slot", "wrote")  # fmt: skip
 
-    def __init__(self, connection: Connection, shared: Shared) -> None:
+    def __init__(self, connection: TimedConnection, shared: Shared) -> None:
         self._connection = connection
         self._shared = shared
         self.wheel_slot = -1

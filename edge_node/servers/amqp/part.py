@@ -10,7 +10,7 @@ from weft.edge_node.queues.queues import Queues
 from weft.edge_node.servers.amqp.client import Shared
 from weft.edge_node.servers.amqp.counters import AmqpCounters
 from weft.edge_node.servers.amqp.settings import AmqpSettings
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.clients.protocol import Foundation, ProtocolPart
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.amqp.frames import PROTOCOL_HEADER
@@ -23,7 +23,7 @@ class Amqp(ProtocolPart):
     prefixes = (PROTOCOL_HEADER,)
     greeting = PROTOCOL_HEADER
 
-    def __init__(self, context: Context, queues: Queues, settings: AmqpSettings) -> None:
+    def __init__(self, context: ProtocolContext, queues: Queues, settings: AmqpSettings) -> None:
         """Join them to the context and its queues."""
         self.counters = AmqpCounters()
         channels = Bound(

@@ -9,7 +9,7 @@ from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.publishing import Published
 from weft.edge_node.queues.topics import TOPIC_EXCHANGE
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.target import Target
@@ -39,7 +39,7 @@ class Publishing:
     __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_nacked", "_shared", "_stores", "_turn",
                  "confirms", "number", "publisher", "reply_queue", "tag")  # fmt: skip
 
-    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self.number = number

@@ -10,7 +10,7 @@ from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.queues.topics import origin_of
-from weft.edge_node.servers.amqp.client import Client
+from weft.edge_node.servers.amqp.client import AmqpClient
 from weft.edge_node.servers.amqp.names import Names
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.amqp.content import content_parts
@@ -26,7 +26,7 @@ _COUNT = struct.Struct(">I")
 _COUNT_MAX = (1 << 32) - 1
 
 
-class Consuming(Protocol):
+class ChannelDeliveries(Protocol):
     """Deliveries of the channel."""
 
     def next_tag(self, delivery: Delivery | None) -> int:
@@ -37,13 +37,20 @@ class Consuming(Protocol):
         """Take note that nothing more comes for a consumer."""
 
 
-class Reader:
+class ChannelConsumer:
     """A consumer with its tag."""
 
     __slots__ = ("_before", "_channel", "_client", "_head", "_no_ack", "_number", "_wall_clock", "consumption", "tag")
 
     def __init__(
-        self, client: Client, channel: Consuming, number: int, tag: str, wall_clock: Callable[[], int], *, no_ack: bool
+        self,
+        client: AmqpClient,
+        channel: ChannelDeliveries,
+        number: int,
+        tag: str,
+        wall_clock: Callable[[], int],
+        *,
+        no_ack: bool,
     ) -> None:
         self._client = client
         self._channel = channel
@@ -93,7 +100,7 @@ class Reader:
 
 
 def write_get_ok(  # noqa: PLR0917
-    client: Client, number: int, tag: int, delivery: Delivery, message: LogRecord, left: int, now: int
+    client: AmqpClient, number: int, tag: int, delivery: Delivery, message: LogRecord, left: int, now: int
 ) -> list[bytes | memoryview]:
     """Return basic.get-ok with its content, in parts.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.edge_node.queues.errors import QueueError, Reason
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.protocols.amqp.methods import Method, commands
@@ -23,7 +23,7 @@ class Topology:
 
     __slots__ = ("_client", "_names", "_queues", "last_queue")
 
-    def __init__(self, shared: Shared, client: Client, last_queue: str) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, last_queue: str) -> None:
         self._queues = shared.queues
         self._client = client.queue_client
         self._names = client.peer.names

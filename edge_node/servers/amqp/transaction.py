@@ -10,7 +10,7 @@ from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import COPY_COST
 from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.queues.message import Delivery, Outcome
-from weft.edge_node.servers.amqp.client import Client, Shared
+from weft.edge_node.servers.amqp.client import AmqpClient, Shared
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.methods import commands
 
@@ -30,7 +30,7 @@ class Publishing(Protocol):
         """Add a message to what is to be stored."""
 
 
-class Consuming(Protocol):
+class ChannelDeliveries(Protocol):
     """Deliveries of the channel."""
 
     def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
@@ -42,7 +42,7 @@ class Transaction:
 
     __slots__ = ("_bytes", "_client", "_gathered", "_number", "_settled", "_shared")
 
-    def __init__(self, shared: Shared, client: Client, number: int) -> None:
+    def __init__(self, shared: Shared, client: AmqpClient, number: int) -> None:
         self._shared = shared
         self._client = client
         self._number = number
@@ -101,13 +101,13 @@ class Transaction:
 
         context.ingest.on_durable(durable)
 
-    def rollback(self, consuming: Consuming) -> None:
+    def rollback(self, consuming: ChannelDeliveries) -> None:
         """Forget all of it. Deliveries that were acknowledged are not settled again; the client may recover them."""
         for deliveries, _ in self._settled:
             consuming.give_back(deliveries)
         self._begin()
 
-    def end(self, consuming: Consuming | None) -> None:
+    def end(self, consuming: ChannelDeliveries | None) -> None:
         """Roll back: the channel is closed."""
         if consuming is not None:
             self.rollback(consuming)

@@ -13,7 +13,7 @@ ADDRESS_BYTES_MAX: Final = 1024
 """Longest address, so that what links remember stays small."""
 
 
-class Kind(enum.Enum):
+class AddressKind(enum.Enum):
     """Things that an address names."""
 
     STREAM = "stream"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
 class Address(NamedTuple):
     """An address in parts."""
 
-    kind: Kind
+    kind: AddressKind
     name: str
     """Name of a stream or queue, a topic or a topic filter; empty for ``ANY``."""
 
@@ -58,12 +58,12 @@ def parse(text: str | None, capabilities: Container[str] = ()) -> Address:
         BadAddress: it is too long, or names nothing.
     """
     if not text:
-        return Address(Kind.ANY, "")
+        return Address(AddressKind.ANY, "")
     if len(text.encode(errors="surrogatepass")) > ADDRESS_BYTES_MAX:
         raise BadAddress(f"an address of {len(text)} characters; at most {ADDRESS_BYTES_MAX} bytes are possible")
-    for prefix, kind in ((STREAM, Kind.STREAM), (QUEUE, Kind.QUEUE), (TOPIC, Kind.TOPIC)):
+    for prefix, kind in ((STREAM, AddressKind.STREAM), (QUEUE, AddressKind.QUEUE), (TOPIC, AddressKind.TOPIC)):
         if text.startswith(prefix):
             if len(text) == len(prefix):
                 raise BadAddress(f"the address {text!r} has no name behind {prefix!r}")
             return Address(kind, text[len(prefix) :])
-    return Address(Kind.QUEUE if "queue" in capabilities else Kind.TOPIC, text)
+    return Address(AddressKind.QUEUE if "queue" in capabilities else AddressKind.TOPIC, text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from weft.bounds import user_or_address
 from weft.edge_node.access.identity import Identity
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.amqp1.inbox import Inbox
+from weft.edge_node.servers.amqp1.inbox import Amqp1Inbox
 from weft.edge_node.servers.amqp1.opening import Opening
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.clients.output import Output, WritingConnection
@@ -55,7 +55,7 @@ class Amqp1Connection(WritingConnection):
         self._parts = parts
         self._door = door
         self._budget = context.turns.budget
-        self._held = Inbox(context.unfinished, user_or_address(None, arrival.origin))
+        self._held = Amqp1Inbox(context.unfinished, user_or_address(None, arrival.origin))
         self._opening: Opening | None = None
         self._links: Links | None = None
         self._has_begun = False

@@ -6,7 +6,7 @@ from weft.bounds import Bound, Owner
 from weft.edge_node.servers.clients.held import Held
 
 
-class Inbox(Held):
+class Amqp1Inbox(Held):
     """Holds such bytes of one client, charged to its owner."""
 
     __slots__ = ("data", "parts_bytes")

@@ -13,8 +13,8 @@ from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp1 import deliveries, endpoints
-from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Kind, Refused, parse
-from weft.edge_node.servers.amqp1.inbox import Inbox
+from weft.edge_node.servers.amqp1.addresses import Address, AddressKind, BadAddress, Refused, parse
+from weft.edge_node.servers.amqp1.inbox import Amqp1Inbox
 from weft.edge_node.servers.amqp1.mapping import TooMany, to_headers
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.amqp1.queue_targets import check_queue, route_to_queue
@@ -34,7 +34,7 @@ STREAMS_MAX = 16
 """Streams whose routes one connection remembers; clients of the anonymous terminus may name any."""
 
 
-class Client(Protocol):
+class SendingClient(Protocol):
     """The connection (``Amqp1Connection``)."""
 
     reading: Reading
@@ -52,17 +52,17 @@ class Client(Protocol):
         """Call the link's ``left`` once the engine has made frames."""
 
 
-class Waiting(NamedTuple):
+class UnsettledDelivery(NamedTuple):
     """A delivery that is settled once its record is durable."""
 
     link: IncomingLink
     delivery: Any
 
 
-class Run:
+class DeliveryRun:
     """Messages of a connection that are stored together: the ``Source`` of their records. Each has a byte of the
-    answers. What is stored apart has a ``Run`` of its own, so that a refusal is about nothing that was stored before,
-    and an answer about nothing that came later."""
+    answers. What is stored apart has a ``DeliveryRun`` of its own, so that a refusal is about nothing that was stored
+    before, and an answer about nothing that came later."""
 
     __slots__ = ("_sending", "publisher", "stores", "waiting")
 
@@ -71,7 +71,7 @@ class Run:
         self.stores = stores
         """``Turn.stores`` while it gathers."""
         self.publisher = publisher
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[UnsettledDelivery] = deque()
         """Deliveries that are not settled, in order of receipt."""
 
     def acknowledge(self, answers: bytes) -> None:
@@ -108,7 +108,7 @@ class Sending:
     )  # fmt: skip
 
     def __init__(
-        self, parts: Parts, client: Client, identity: Identity, held: Inbox, queue_client: QueueClient
+        self, parts: Parts, client: SendingClient, identity: Identity, held: Amqp1Inbox, queue_client: QueueClient
     ) -> None:
         self.parts = parts
         self.client = client
@@ -118,7 +118,7 @@ class Sending:
         self.container = ""
         self._routes = parts.context.routing.routes_of(identity)
         self._streams: dict[str, RouteCache] = {}
-        self._run: Run | None = None
+        self._run: DeliveryRun | None = None
         self._joined = False
 
     @property
@@ -126,11 +126,11 @@ class Sending:
         """Return whom what the client does is charged to."""
         return self.held.owner
 
-    def run(self) -> Run:
+    def run(self) -> DeliveryRun:
         """Return what the present read brings, since the last time that something was stored."""
         stores = self.parts.context.ingest.turn.stores
         if self._run is None or self._run.stores != stores:
-            self._run = Run(self, self.container or None, stores)
+            self._run = DeliveryRun(self, self.container or None, stores)
             if not self._joined:
                 self._joined = True
                 self.client.reading.join()
@@ -153,7 +153,7 @@ class Sending:
         Raises:
             Refused: the address takes no messages.
         """
-        if address.kind is Kind.TOPIC:
+        if address.kind is AddressKind.TOPIC:
             return self._routes
         known = self._streams.get(address.name)
         if known is not None:
@@ -211,12 +211,12 @@ class IncomingLink:
         Raises:
             Refused: it may not.
         """
-        if self._address.kind is Kind.ANY:
+        if self._address.kind is AddressKind.ANY:
             return
-        if self._address.kind is Kind.TOPIC:
+        if self._address.kind is AddressKind.TOPIC:
             _check_topic(self._address.name)
             self._sending.route(self._address, self._address.name)
-        elif self._address.kind is Kind.QUEUE:
+        elif self._address.kind is AddressKind.QUEUE:
             check_queue(self._sending.parts.queues, self._sending.queue_client, self._address.name)
         else:
             self._sending.routes(self._address)
@@ -318,7 +318,7 @@ class IncomingLink:
             deliveries.settle(delivery)
             self.settled()
         else:
-            run.waiting.append(Waiting(self, delivery))
+            run.waiting.append(UnsettledDelivery(self, delivery))
             turn.answer(run, b"\0")
 
     def _destination(self, message: Message) -> Address:
@@ -330,13 +330,13 @@ class IncomingLink:
         found, address = message.properties, self._address
         if found.user_id is not None and found.user_id != (self._sending.identity.username or "").encode():
             raise Refused("amqp:unauthorized-access", "user-id is not the user that has logged in")
-        if address.kind is not Kind.ANY:
+        if address.kind is not AddressKind.ANY:
             return address
         try:
             address = parse(found.to)
         except BadAddress as error:
             raise Refused("amqp:not-found", str(error)) from None
-        if address.kind is Kind.ANY:
+        if address.kind is AddressKind.ANY:
             raise Refused("amqp:not-found", "a message without `to` on a link without an address")
         return address
 
@@ -348,14 +348,14 @@ class IncomingLink:
             TooMany: it has too many properties.
         """
         found, topic, sending = message.properties, address.name, self._sending
-        if address.kind is Kind.STREAM:
+        if address.kind is AddressKind.STREAM:
             to = found.to if found.to and found.to != self._text and not found.to.startswith("stream/") else None
             topic = to or found.subject or address.name
         known = {self._text, address.name, f"queue/{address.name}", topic, f"topic/{topic}"}
-        if self._address.kind is Kind.ANY and found.to is not None:
+        if self._address.kind is AddressKind.ANY and found.to is not None:
             known.add(found.to)  # there it is the address, however it is written
         headers = to_headers(message, sending.parts.context.wall_clock(), known)
-        if address.kind is Kind.QUEUE:
+        if address.kind is AddressKind.QUEUE:
             route, key, headers = route_to_queue(
                 sending.parts.queues, sending.queue_client, address.name, headers, len(message.body.payload)
             )  # fmt: skip

@@ -12,8 +12,8 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.servers.amqp1 import endpoints
 from weft.edge_node.servers.amqp1.addresses import Refused
 from weft.edge_node.servers.amqp1.engine import SESSION_BYTES, Engine
-from weft.edge_node.servers.amqp1.inbox import Inbox
-from weft.edge_node.servers.amqp1.incoming import Client, IncomingLink, Sending
+from weft.edge_node.servers.amqp1.inbox import Amqp1Inbox
+from weft.edge_node.servers.amqp1.incoming import IncomingLink, Sending, SendingClient
 from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
 from weft.edge_node.servers.amqp1.parts import LINKS_MAX, SESSION_LINKS, Parts
 from weft.edge_node.servers.amqp1.receiving import Receiving
@@ -27,7 +27,7 @@ detaches it."""
 logger = logging.getLogger(__name__)
 
 
-class Connection(Client, Protocol):
+class LinkConnection(SendingClient, Protocol):
     """The connection (``Amqp1Connection``)."""
 
     @property
@@ -45,7 +45,7 @@ class Connection(Client, Protocol):
 class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
-    def __init__(self, parts: Parts, connection: Connection, identity: Identity, held: Inbox) -> None:
+    def __init__(self, parts: Parts, connection: LinkConnection, identity: Identity, held: Amqp1Inbox) -> None:
         """Let a client in. ``begin`` follows."""
         self._parts = parts
         self._connection = connection

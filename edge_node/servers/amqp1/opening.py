@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _DENIALS = {Denial.WRONG: WRONG, Denial.NOT_ALLOWED: WRONG, Denial.BUSY: LATER}
 
 
-class Client(Protocol):
+class OpeningClient(Protocol):
     """The connection (``Amqp1Connection``)."""
 
     arrival: Arrival
@@ -61,7 +61,7 @@ class Opening:
 
     __slots__ = ("_client", "_door", "_has_sasl", "_parts", "_task", "_transport")
 
-    def __init__(self, parts: Parts, door: Door, client: Client, transport: Any) -> None:
+    def __init__(self, parts: Parts, door: Door, client: OpeningClient, transport: Any) -> None:
         self._parts = parts
         self._door = door
         self._client = client

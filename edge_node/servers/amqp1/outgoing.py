@@ -19,7 +19,7 @@ WINDOW_BYTES = 256 << 10
 """Bytes that the engine holds for one session because the client's window is closed."""
 
 
-class Client(Protocol):
+class ReceivingClient(Protocol):
     """The connection (``Amqp1Connection``)."""
 
     @property
@@ -47,7 +47,7 @@ class OutgoingLink:
                  "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
 
     def __init__(
-        self, client: Client, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
+        self, client: ReceivingClient, link: Any, account: QueueAccount, wall_clock: Callable[[], int], counters: Any
     ) -> None:
         """Wait for ``begin``.
 

@@ -8,7 +8,7 @@ from weft.bounds import Bound, Owner
 from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.servers.amqp1.kept_links import KeptLink, KeptLinks, LinkName
 from weft.edge_node.servers.amqp1.topic_supply import TopicSubscription
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.sessions.filters import cost
 from weft.edge_node.streams import RAW_PREFIX, STATE_STREAMS, raw_stream
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
@@ -54,7 +54,7 @@ class _Nobody:
 NOBODY = _Nobody()
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """One connection, as the whole node sees it."""
 
     def permissions_changed(self) -> None:
@@ -68,7 +68,12 @@ class Parts:
     """Made once for a node with a listener for AMQP. Belongs to the event loop's thread."""
 
     def __init__(
-        self, context: Context, segment_log: SegmentLog, container: str, software: str, queues: Queues | None = None
+        self,
+        context: ProtocolContext,
+        segment_log: SegmentLog,
+        container: str,
+        software: str,
+        queues: Queues | None = None,
     ) -> None:
         """Join context and log.
 
@@ -85,7 +90,7 @@ class Parts:
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.message_bytes_max = limits.packet_bytes_max
         self.pages = segment_log.page_reader()
-        self.connections: set[Connection] = set()
+        self.connections: set[OpenConnection] = set()
         shares = context.delivery.shares
         self.links = Bound(
             shares.filters.total, shares.filters.share, context.refusals,

@@ -13,9 +13,9 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.queues.errors import QueueError
 from weft.edge_node.queues.queue.queue import QueueClient
 from weft.edge_node.servers.amqp1 import endpoints
-from weft.edge_node.servers.amqp1.addresses import Address, Kind, Refused, parse
+from weft.edge_node.servers.amqp1.addresses import Address, AddressKind, Refused, parse
 from weft.edge_node.servers.amqp1.kept_links import OWED_MAX, VERSION, KeptLink, LinkName
-from weft.edge_node.servers.amqp1.outgoing import Client, OutgoingLink
+from weft.edge_node.servers.amqp1.outgoing import OutgoingLink, ReceivingClient
 from weft.edge_node.servers.amqp1.parts import Parts
 from weft.edge_node.servers.amqp1.queue_supply import QueueSupply
 from weft.edge_node.servers.amqp1.queue_targets import refused_by_queue
@@ -26,7 +26,7 @@ from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.protocols.topics import InvalidTopic, check_filter
 
 
-class Kept(NamedTuple):
+class LinkToKeep(NamedTuple):
     """A link that is to outlive its connection."""
 
     name: LinkName
@@ -44,7 +44,7 @@ class Receiving:
 
     __slots__ = ("_client", "_identity", "_owner", "_parts", "container", "queue_client")
 
-    def __init__(self, parts: Parts, client: Client, identity: Identity, owner: Owner) -> None:
+    def __init__(self, parts: Parts, client: ReceivingClient, identity: Identity, owner: Owner) -> None:
         self._parts = parts
         self._client = client
         self._identity = identity
@@ -73,11 +73,11 @@ class Receiving:
         account = QueueAccount(delivery.budget, context.settings.sessions.queue_bytes_max, self._owner)
         found = OutgoingLink(self._client, link, account, context.wall_clock, context.counters)
         filters: str | None = None
-        if address.kind is Kind.STREAM:
+        if address.kind is AddressKind.STREAM:
             filters = self._from_stream(found, link, address, text, kept)
-        elif address.kind is Kind.TOPIC:
+        elif address.kind is AddressKind.TOPIC:
             self._from_topic(found, link, address, text, kept, account)
-        elif address.kind is Kind.QUEUE:
+        elif address.kind is AddressKind.QUEUE:
             self._from_queue(found, link, address)
         else:
             raise Refused("amqp:not-found", "a source needs an address: stream/NAME, queue/NAME or a topic filter")
@@ -90,7 +90,7 @@ class Receiving:
             raise Refused("amqp:not-found", "a source needs an address: stream/NAME, or a topic filter")
         return parse(text)
 
-    def _kept(self, link: Any, source: Any) -> Kept | None:
+    def _kept(self, link: Any, source: Any) -> LinkToKeep | None:
         name = LinkName(self._owner, self.container, link.name)
         known = self._parts.kept.get(name)
         is_asked_for = endpoints.is_kept(source) or (known is not None and not source.address)
@@ -100,7 +100,7 @@ class Receiving:
             return None
         if self._parts.kept.is_attached(name):
             self._parts.holders[name].stolen()
-        return Kept(name, self._parts.kept.get(name), endpoints.keep_s(source))
+        return LinkToKeep(name, self._parts.kept.get(name), endpoints.keep_s(source))
 
     @staticmethod
     def _answer(link: Any, source: Any, text: str, filters: str | None) -> None:
@@ -130,7 +130,7 @@ class Receiving:
     # --- streams
 
     def _from_stream(
-        self, found: OutgoingLink, link: Any, address: Address, text: str, kept: Kept | None
+        self, found: OutgoingLink, link: Any, address: Address, text: str, kept: LinkToKeep | None
     ) -> str | None:
         parts, stream = self._parts, self._parts.stream_out(address.name)
         if stream is None:
@@ -179,7 +179,13 @@ class Receiving:
     # --- topics
 
     def _from_topic(  # noqa: PLR0917
-        self, found: OutgoingLink, link: Any, address: Address, text: str, kept: Kept | None, account: QueueAccount
+        self,
+        found: OutgoingLink,
+        link: Any,
+        address: Address,
+        text: str,
+        kept: LinkToKeep | None,
+        account: QueueAccount,
     ) -> None:
         self._check_filter(address.name)
         parts = self._parts
@@ -255,7 +261,7 @@ class Receiving:
 
     # --- links that are kept
 
-    def _keep(self, kept: Kept, text: str, update: Update, found: OutgoingLink) -> None:
+    def _keep(self, kept: LinkToKeep, text: str, update: Update, found: OutgoingLink) -> None:
         name = kept.name
         state = kept.known or KeptLink(
             VERSION, (str(name.owner.kind), name.owner.name), name.container, name.link, text
@@ -264,7 +270,7 @@ class Receiving:
         if not self._parts.kept.attach(name, state, update, kept.keep_s):
             raise Refused("amqp:resource-limit-exceeded", "the user keeps too many links (limits.sessions_per_user)")
 
-    def _stopped(self, kept: Kept, for_good: bool) -> None:
+    def _stopped(self, kept: LinkToKeep, for_good: bool) -> None:
         self._parts.holders.pop(kept.name, None)
         if for_good:
             self._parts.kept.end(kept.name)

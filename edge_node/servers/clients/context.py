@@ -86,7 +86,7 @@ class ClientSettings:
             )
 
 
-class Context:
+class ProtocolContext:
     """Everything that a protocol needs of the node. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917

@@ -37,7 +37,7 @@ WAITING_FACTOR = 16
 """Times ``limits.send_queue`` that may wait while the socket takes what it gets: then it is others that are served."""
 
 
-class Client(Protocol):
+class OutputClient(Protocol):
     """The connection, as its output knows it."""
 
     def falls_behind(self) -> None:
@@ -97,7 +97,9 @@ class Output:
     __slots__ = ("_client", "_counters", "_crowd", "_is_behind", "_is_blocked", "_is_queued", "_transport",
                  "_waiting", "_waiting_bytes", "_writes", "corked", "owner")  # fmt: skip
 
-    def __init__(self, transport: asyncio.WriteTransport, writes: Writes, client: Client, owner: Owner | None) -> None:
+    def __init__(
+        self, transport: asyncio.WriteTransport, writes: Writes, client: OutputClient, owner: Owner | None
+    ) -> None:
         self._transport = transport
         self._counters, self._crowd = writes.counters, writes.crowd
         self._writes = writes

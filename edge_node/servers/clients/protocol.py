@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weft.config.listeners import ListenerProtocol, has_listener
 from weft.config.models import EdgeConfig
 from weft.edge_node.part import Part
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.listeners.door import Arrival, Door
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Foundation:
     config: EdgeConfig
     software: str
     """Name and version of the node, for its clients."""
-    context: Context
+    context: ProtocolContext
     queues: Queues | None
     """None where no listener has them, and none had before."""
 

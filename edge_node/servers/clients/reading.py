@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 
 from weft.edge_node.ingest.back_pressure import Pause
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.clients.held import Held
 from weft.edge_node.servers.clients.output import LONG_BYTES
 
@@ -51,7 +51,7 @@ class Reading:
 
     def __init__(
         self,
-        context: Context,
+        context: ProtocolContext,
         held: Held,
         handle: Callable[[float], None],
         keeps: int = KEEPS,

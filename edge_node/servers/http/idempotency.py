@@ -39,7 +39,7 @@ others store between them."""
 logger = logging.getLogger(__name__)
 
 
-class Remembered(NamedTuple):
+class RememberedAnswer(NamedTuple):
     """Answer to a request."""
 
     fingerprint: bytes
@@ -52,7 +52,7 @@ class Remembered(NamedTuple):
     rest_at: int = 0
     """Number of the first message of the request that is still to be stored; 0 for none."""
 
-    def plus(self, seqs: Iterable[tuple[int, int]], messages: int, rest_at: int) -> Remembered:
+    def plus(self, seqs: Iterable[tuple[int, int]], messages: int, rest_at: int) -> RememberedAnswer:
         """Return this with what another commit has of the request."""
         found = joined([*self.seqs, *seqs])
         if self.messages:
@@ -105,21 +105,21 @@ class IdempotencyKeys:
         self._window_ns = round(settings.window_s * 1e9)
         self._wall_clock = wall_clock
         self._shares: Shares[str] = Shares(settings.keys_max, settings.keys_per_user_max)
-        self._of_owner: dict[str, OrderedDict[bytes, tuple[int, Remembered]]] = {}
+        self._of_owner: dict[str, OrderedDict[bytes, tuple[int, RememberedAnswer]]] = {}
         """Owner -> digest of a key -> time and answer, the oldest first."""
         self._order: OrderedDict[bytes, str] = OrderedDict()
         """Digest -> owner, the oldest first."""
         self._encode = msgspec.msgpack.Encoder().encode
         self._load()
 
-    def find(self, owner: Owner, key: str) -> Remembered | None:
+    def find(self, owner: Owner, key: str) -> RememberedAnswer | None:
         """Return the answer that a key got, or what it got so far; None for a new one."""
         self._expire()
         own = self._of_owner.get(str(owner))
         found = None if own is None else own.get(_digest(owner, key))
         return None if found is None else found[1]
 
-    def note(self, owner: Owner, key: str, remembered: Remembered, *, in_pieces: bool = False) -> None:
+    def note(self, owner: Owner, key: str, remembered: RememberedAnswer, *, in_pieces: bool = False) -> None:
         """Remember a key, in the log as well. To be called in ``together``, with its records.
 
         Args:
@@ -149,10 +149,10 @@ class IdempotencyKeys:
                     if entry is None:
                         continue
                     seqs = tuple((first, count) for first, count in entry.seqs)
-                    remembered = Remembered(entry.fingerprint, entry.stream, seqs, entry.count, entry.rest_at)
+                    remembered = RememberedAnswer(entry.fingerprint, entry.stream, seqs, entry.count, entry.rest_at)
                     self._keep(record.key.decode(), entry.digest, record.time, remembered)
 
-    def _keep(self, owner: str, digest: bytes, time: int, remembered: Remembered) -> None:
+    def _keep(self, owner: str, digest: bytes, time: int, remembered: RememberedAnswer) -> None:
         own = self._of_owner.setdefault(owner, OrderedDict())
         if digest in own:
             began, known = own[digest]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
@@ -14,7 +14,7 @@ from weft.edge_node.servers.http.request import Request
 from weft.edge_node.servers.http.settings import HttpSettings
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """One connection (``HttpConnection``)."""
 
     def recheck(self) -> None:
@@ -27,15 +27,15 @@ class Connection(Protocol):
 class Server(Protocol):
     """All that connections share. Belongs to the event loop's thread."""
 
-    context: Context
+    context: ProtocolContext
     settings: HttpSettings
     counters: HttpCounters
     answers: Answers
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: OpenConnection) -> None:
         """Count a connection in."""
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: OpenConnection) -> None:
         """Forget a connection that has ended."""
 
     def count(self, status: int) -> None:

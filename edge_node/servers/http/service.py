@@ -11,7 +11,7 @@ from weft.config.models import EdgeConfig
 from weft.config.units import Address, parse_listen
 from weft.edge_node.check import intake, streams_of
 from weft.edge_node.check.flow import Flow
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.browsers import Browsers
 from weft.edge_node.servers.http.connection import HttpConnection
@@ -21,12 +21,12 @@ from weft.edge_node.servers.http.idempotency import IdempotencyKeys
 from weft.edge_node.servers.http.out.readers import Readers
 from weft.edge_node.servers.http.problem import Problem, try_later
 from weft.edge_node.servers.http.request import Request, unquoted
-from weft.edge_node.servers.http.server import Connection
+from weft.edge_node.servers.http.server import OpenConnection
 from weft.edge_node.servers.http.settings import BrowserSettings, HttpSettings
 from weft.edge_node.servers.http.writes.influx import Influx
-from weft.edge_node.servers.http.writes.misfits import Misfits, Rule
+from weft.edge_node.servers.http.writes.misfits import MisfitRule, Misfits
 from weft.edge_node.servers.http.writes.posts import Posts
-from weft.edge_node.servers.http.writes.storing import Storing, Target
+from weft.edge_node.servers.http.writes.storing import PostTarget, Storing
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.protocols.lane import Lane
 from weft.storage.segment_log import SegmentLog
@@ -44,7 +44,7 @@ _WHERE = (
 class Streams(NamedTuple):
     """Streams of a configuration, for requests."""
 
-    takes: Mapping[str, Target]
+    takes: Mapping[str, PostTarget]
     """Streams that take messages, by name."""
     others: frozenset[str]
     """Names of the other streams."""
@@ -57,7 +57,7 @@ class HttpService:
         self,
         config: EdgeConfig,
         log: SegmentLog,
-        context: Context,
+        context: ProtocolContext,
         settings: HttpSettings,
         counters: HttpCounters,
         refusals: Refusals,
@@ -77,7 +77,7 @@ class HttpService:
         self._browsers: dict[str, Browsers] = {}
         """Rules for browsers by listener."""
         self._log = log
-        self._open: set[Connection] = set()
+        self._open: set[OpenConnection] = set()
         self._misfits = Misfits(counters)
         self.streams = self._streams_of(config)
         storing = Storing(log, context.ingest, keys, self._misfits, wall_clock)
@@ -110,11 +110,11 @@ class HttpService:
 
     # --- connections
 
-    def arrived(self, connection: Connection) -> None:
+    def arrived(self, connection: OpenConnection) -> None:
         """Count a connection in."""
         self._open.add(connection)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: OpenConnection) -> None:
         """Forget a connection that has ended."""
         self._open.discard(connection)
 
@@ -199,7 +199,7 @@ class HttpService:
             raise Problem(411, "the request has no length; send Content-Length, or `Transfer-Encoding: chunked`",
                           closes=True)  # fmt: skip
 
-    def _target(self, name: str) -> Target:
+    def _target(self, name: str) -> PostTarget:
         target = self.streams.takes.get(name)
         if target is None:
             if name in self.streams.others:
@@ -224,9 +224,9 @@ class HttpService:
             taken = intake(name, stream)
             lane = Lane(config.tenant, config.node, self._log.log_id, taken)
             number = self._log.stream(taken)
-            takes[name] = Target(name, number, str(lane), f"stream/{name}".encode())
+            takes[name] = PostTarget(name, number, str(lane), f"stream/{name}".encode())
             is_json = flow.input_payload(name).format == "json"
-            rules[number] = Rule(name, stream.from_, is_json, stream.misfits == "take")
+            rules[number] = MisfitRule(name, stream.from_, is_json, stream.misfits == "take")
         self._misfits.use(rules)
         return Streams(takes, frozenset(others))
 

@@ -19,7 +19,7 @@ from weft.edge_node.servers.listeners.proxied import ProxiedTransport, read_head
 from weft.edge_node.servers.listeners.proxy_protocol import BadProxyHeader
 from weft.edge_node.servers.listeners.settings import ListenerSettings, Network
 from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
-from weft.edge_node.servers.listeners.tls_alert import Alert
+from weft.edge_node.servers.listeners.tls_alert import TlsAlert
 
 log = logging.getLogger(__name__)
 
@@ -118,10 +118,10 @@ class Acceptor:
         if self.tls is None:
             await self._shake_hands(sock, connection, None)
             return
-        with Alert(sock) as alert:
+        with TlsAlert(sock) as alert:
             await self._shake_hands(sock, connection, alert)
 
-    async def _shake_hands(self, sock: socket.socket, connection: NetworkConnection, alert: Alert | None) -> None:
+    async def _shake_hands(self, sock: socket.socket, connection: NetworkConnection, alert: TlsAlert | None) -> None:
         try:
             if self._settings.proxies is not None and not await self._read_proxy_header(sock, connection):
                 raise ConnectionAbortedError

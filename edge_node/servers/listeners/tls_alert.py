@@ -21,11 +21,11 @@ READ_BYTES = 64 << 10
 READS_MAX = 16
 """Maximum number of reads thrown away after the alert: 1 MiB."""
 
-_alert: ContextVar[Alert | None] = ContextVar("tls alert", default=None)
+_alert: ContextVar[TlsAlert | None] = ContextVar("tls alert", default=None)
 """Alert of the connection that the current task brings through its handshake; event loops pass the context on."""
 
 
-class Alert:
+class TlsAlert:
     """The alert for one client whose handshake fails; usually none."""
 
     __slots__ = ("_connection", "_data", "_socket")
@@ -35,7 +35,7 @@ class Alert:
         self._data = b""
         self._socket: socket.socket | None = None
 
-    def __enter__(self) -> Alert:
+    def __enter__(self) -> TlsAlert:
         """Watch the handshake that the current task begins."""
         _alert.set(self)
         return self
@@ -72,7 +72,7 @@ class Alert:
 class _Handshake(ssl.SSLObject):
     """A TLS connection whose alert is kept when its handshake fails."""
 
-    kept: tuple[Alert, ssl.MemoryBIO] | None = None
+    kept: tuple[TlsAlert, ssl.MemoryBIO] | None = None
     """Alert to keep, and the buffer that OpenSSL writes it to; None once the handshake is over."""
 
     def do_handshake(self) -> None:
@@ -90,7 +90,7 @@ class _Handshake(ssl.SSLObject):
 
 
 class AlertingContext(ssl.SSLContext):
-    """A context whose failed handshakes leave their alert with the ``Alert`` that watches the current task."""
+    """A context whose failed handshakes leave their alert with the ``TlsAlert`` that watches the current task."""
 
     sslobject_class = _Handshake
 

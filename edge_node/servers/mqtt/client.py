@@ -16,7 +16,7 @@ from weft.protocols.mqtt.packets import Packet
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
-class Client(Connected, Protocol):
+class MqttClient(Connected, Protocol):
     """One client's connection (``ClientConnection``). It alone knows the transport, and ends the others with it.
 
     Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.

@@ -55,7 +55,7 @@ class ClientConnection(WritingConnection):
         """Publishes of the fast path. Set while nothing but packets of an open session may come, that all begin where a
         read begins, and publishes are stored at the end of the turn."""
         owner = user_or_address(None, arrival.origin)
-        self._inbox = Inbox(self._context.unfinished, owner, self._context.settings.connect_bytes_max)
+        self._inbox = MqttInbox(self._context.unfinished, owner, self._context.settings.connect_bytes_max)
         self._handlers: PacketHandlers | None = None
         self._handshake: Handshake | None = None
         self.reading = Reading(self._context, self._inbox, self._read_ahead)
@@ -344,7 +344,7 @@ def cost(packet: Packet) -> int:
     return isinstance(packet, PingReq)
 
 
-class Inbox(Held):
+class MqttInbox(Held):
     """Holds such bytes of one client, charged to its owner.
 
     Args:

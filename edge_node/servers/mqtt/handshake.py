@@ -13,7 +13,7 @@ from weft.bounds import user_or_address
 from weft.edge_node.access.credentials import AccessDenied, Credentials, Denial
 from weft.edge_node.access.identity import Identity, session_name
 from weft.edge_node.servers.listeners.door import Door
-from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.client import MqttClient
 from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
@@ -39,7 +39,7 @@ class Handshake:
 
     __slots__ = ("_client", "_context", "_door", "_machine", "_server", "_task", "client_id")
 
-    def __init__(self, server: MqttServer, door: Door, client: Client, machine: Connection) -> None:
+    def __init__(self, server: MqttServer, door: Door, client: MqttClient, machine: Connection) -> None:
         self._server, self._context = server, server.context
         self._door = door
         self._client = client

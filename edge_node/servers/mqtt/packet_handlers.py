@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from weft.edge_node.ingest.back_pressure import Pause
 from weft.edge_node.servers.clients.turns import TURN_COST_MAX
-from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.client import MqttClient
 from weft.edge_node.servers.mqtt.publishes import Publishes
 from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
@@ -44,7 +44,7 @@ class PacketHandlers:
     __slots__ = ("_client", "_context", "_machine", "_server", "publishes", "session")
 
     def __init__(
-        self, server: MqttServer, client: Client, machine: Connection, session: Session, publishes: Publishes
+        self, server: MqttServer, client: MqttClient, machine: Connection, session: Session, publishes: Publishes
     ) -> None:
         self._server, self._context = server, server.context
         self._client = client

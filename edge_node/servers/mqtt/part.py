@@ -8,7 +8,7 @@ from weft.config.models import EdgeConfig
 from weft.edge_node.check import intake_patterns
 from weft.edge_node.check.log_policies import stream_policies, suppressed_streams
 from weft.edge_node.part import Part, Undo
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.clients.protocol import ProtocolPart
 from weft.edge_node.servers.listeners.door import Arrival, Door
 from weft.edge_node.servers.mqtt.connection import ClientConnection
@@ -21,7 +21,7 @@ class Mqtt(ProtocolPart):
 
     name = "MQTT"
 
-    def __init__(self, config: EdgeConfig, software: str, context: Context, state: BrokerState) -> None:
+    def __init__(self, config: EdgeConfig, software: str, context: ProtocolContext, state: BrokerState) -> None:
         """Join the server to context and state.
 
         Args:
@@ -51,7 +51,7 @@ class Streams(Part):
 
     name = "streams"
 
-    def __init__(self, context: Context, server: MqttServer) -> None:
+    def __init__(self, context: ProtocolContext, server: MqttServer) -> None:
         """Change the log's policies and the routes of clients."""
         self._context = context
         self._server = server

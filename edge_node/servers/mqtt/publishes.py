@@ -11,7 +11,7 @@ from weft.edge_node.ingest.record import Gathering
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.routing import RouteCache
 from weft.edge_node.ingest.turn import COST_MAX
-from weft.edge_node.servers.mqtt.client import Client
+from weft.edge_node.servers.mqtt.client import MqttClient
 from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.subscriptions.message_headers import USER_PROPERTIES_MAX, to_headers
@@ -65,7 +65,7 @@ class Publishes:
     )  # fmt: skip
 
     def __init__(
-        self, server: MqttServer, client: Client, session: Session, routes: RouteCache, answers_due_max: int
+        self, server: MqttServer, client: MqttClient, session: Session, routes: RouteCache, answers_due_max: int
     ) -> None:
         """Take a client's publishes.
 

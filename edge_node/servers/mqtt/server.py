@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.bounds import TurnBudget
 from weft.config.models import EdgeConfig
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.sessions.parts import Kept, make_parts
 from weft.edge_node.sessions.sessions import Sessions
 from weft.edge_node.sessions.store.broker_state import BrokerState
@@ -65,7 +65,7 @@ class MqttServer:
     """Belongs to the event loop's thread. ``start`` before the first connection, ``close`` after the listeners have
     stopped accepting."""
 
-    def __init__(self, context: Context, state: BrokerState, settings: MqttSettings) -> None:
+    def __init__(self, context: ProtocolContext, state: BrokerState, settings: MqttSettings) -> None:
         """Join the parts.
 
         Args:

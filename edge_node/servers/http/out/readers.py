@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from weft.bounds import Bound, Refusals
-from weft.edge_node.servers.clients.context import Context
+from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.servers.http.answers import Answers
 from weft.edge_node.servers.http.counters import HttpCounters
 from weft.edge_node.servers.http.exchange import Exchange
@@ -39,7 +39,7 @@ class Readers:
     def __init__(  # noqa: PLR0917
         self,
         log: SegmentLog,
-        context: Context,
+        context: ProtocolContext,
         settings: HttpSettings,
         counters: HttpCounters,
         refusals: Refusals,

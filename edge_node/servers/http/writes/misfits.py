@@ -21,7 +21,7 @@ PATTERNS_SHOWN = 5
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Rule(NamedTuple):
+class MisfitRule(NamedTuple):
     """Messages that fit a stream."""
 
     name: str
@@ -37,12 +37,12 @@ class Misfits:
     def __init__(self, counters: HttpCounters) -> None:
         """Start without rules."""
         self._counters = counters
-        self._rules: Mapping[int, Rule] = {}
+        self._rules: Mapping[int, MisfitRule] = {}
         self._told: set[str] = set()
         self.knows_json = False
         """True if any stream wants JSON."""
 
-    def use(self, rules: Mapping[int, Rule]) -> None:
+    def use(self, rules: Mapping[int, MisfitRule]) -> None:
         """Go by these rules: number of a stream in the log -> its rule."""
         self._rules = rules
         self.knows_json = any(rule.is_json for rule in rules.values())
@@ -97,7 +97,7 @@ class Misfits:
         """Count messages that were taken although their topic does not match."""
         self._counters.http_misfits_taken += count
 
-    def _refused(self, rule: Rule, problem: Problem) -> None:
+    def _refused(self, rule: MisfitRule, problem: Problem) -> None:
         self._counters.http_misfits_refused += 1
         if rule.name not in self._told:
             self._told.add(rule.name)

@@ -21,7 +21,7 @@ from weft.edge_node.servers.http.writes.fields import (
     sent,
     with_content_type,
 )
-from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, Once, Storing, Target
+from weft.edge_node.servers.http.writes.storing import Answer, NewRecord, Once, PostTarget, Storing
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.fields import packed_headers
 
@@ -46,7 +46,7 @@ class Posts:
         self._counters = counters
         self._wall_clock = wall_clock
 
-    def to_stream(self, exchange: Exchange, target: Target, rest: bytes | None) -> Iterator[None] | None:
+    def to_stream(self, exchange: Exchange, target: PostTarget, rest: bytes | None) -> Iterator[None] | None:
         """Store the messages of a request in a stream. Return the steps of a long one.
 
         Args:
@@ -71,7 +71,7 @@ class Posts:
 
     # --- inside
 
-    def _store(self, exchange: Exchange, target: Target | None, key: str, answer: Answer) -> Iterator[None] | None:
+    def _store(self, exchange: Exchange, target: PostTarget | None, key: str, answer: Answer) -> Iterator[None] | None:
         request = exchange.request
         once = once_of(request)
         if once is not None and self._storing.repeats(exchange, once, answer):
@@ -81,7 +81,7 @@ class Posts:
         return self._store_messages(exchange, target, key, request.payload(), once, answer)
 
     def _unpacked(
-        self, exchange: Exchange, target: Target | None, key: str, once: Once | None, answer: Answer
+        self, exchange: Exchange, target: PostTarget | None, key: str, once: Once | None, answer: Answer
     ) -> Iterator[None]:
         request = exchange.request
         if "{" not in key:  # it says where all of them go: without the right to that, nothing is unpacked
@@ -91,7 +91,7 @@ class Posts:
         yield from self._store_messages(exchange, target, key, body, once, answer) or ()
 
     def _store_messages(  # noqa: PLR0917
-        self, exchange: Exchange, target: Target | None, key: str, body: bytes, once: Once | None, answer: Answer
+        self, exchange: Exchange, target: PostTarget | None, key: str, body: bytes, once: Once | None, answer: Answer
     ) -> Iterator[None] | None:
         request = exchange.request
         payloads, make, is_json = self._messages(request, key, body)
@@ -105,7 +105,7 @@ class Posts:
     def _in_steps(  # noqa: PLR0917
         self,
         exchange: Exchange,
-        target: Target | None,
+        target: PostTarget | None,
         payloads: list[bytes],
         make: Make,
         once: Once | None,
@@ -117,7 +117,7 @@ class Posts:
             yield
         yield from self._storing.store(exchange, target, records, once, answer) or ()
 
-    def _looked_at(self, exchange: Exchange, target: Target | None, make: Make, payload: bytes) -> NewRecord:
+    def _looked_at(self, exchange: Exchange, target: PostTarget | None, make: Make, payload: bytes) -> NewRecord:
         record = make(payload)
         streams = self._storing.route(exchange, None, record.key).streams if target is None else (target.number,)
         self._storing.misfits.look(streams, record.payload)
@@ -199,7 +199,7 @@ def once_of(request: Request) -> Once | None:
     return Once(key, digest.digest())
 
 
-def _answer_stream(target: Target, exchange: Exchange, seqs: list[tuple[int, int]], count: int) -> None:
+def _answer_stream(target: PostTarget, exchange: Exchange, seqs: list[tuple[int, int]], count: int) -> None:
     if not seqs:  # functions before the log have worked on them, or there were none
         exchange.answer(200, b'{"lane":"%b","first_seq":null,"count":%d}' % (target.lane.encode(), count))
         return

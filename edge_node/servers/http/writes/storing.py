@@ -14,7 +14,7 @@ from weft.edge_node.ingest.record import Gathering, Records
 from weft.edge_node.ingest.routes import Route
 from weft.edge_node.ingest.turn import COST_MAX
 from weft.edge_node.servers.http.exchange import Exchange, problem_of
-from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered, joined
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedAnswer, joined
 from weft.edge_node.servers.http.problem import Problem, quoted, try_later
 from weft.edge_node.servers.http.writes.misfits import Misfits
 from weft.protocols.batch import HEADER_PAIR_BYTES, HeaderPairs
@@ -33,7 +33,7 @@ ONCE_COST_MAX = 4 * COST_MAX
 the log all together, which a request without a key need not be. Beyond it, the key says how many are."""
 
 
-class Target(NamedTuple):
+class PostTarget(NamedTuple):
     """A stream that messages are posted to."""
 
     name: str
@@ -111,7 +111,7 @@ class Storing:
 
     # --- where records go
 
-    def route(self, exchange: Exchange, target: Target | None, key: bytes) -> Route:
+    def route(self, exchange: Exchange, target: PostTarget | None, key: bytes) -> Route:
         """Return where a record goes: to the streams that match its key, and to ``target`` in any case.
 
         Raises:
@@ -166,7 +166,12 @@ class Storing:
         return True
 
     def store(
-        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once | None, answer: Answer
+        self,
+        exchange: Exchange,
+        target: PostTarget | None,
+        records: Sequence[NewRecord],
+        once: Once | None,
+        answer: Answer,
     ) -> Iterator[None] | None:
         """Store all records of a request, and have it answered once they are durable. Return the steps of one of which
         much is to be delivered.
@@ -196,14 +201,14 @@ class Storing:
         elif cost > ONCE_COST_MAX:
             return self._store_once_in_pieces(exchange, target, records, once, answer)
         else:
-            remembered = Remembered(once.fingerprint, _stream_of(target, routed), (), 0)
+            remembered = RememberedAnswer(once.fingerprint, _stream_of(target, routed), (), 0)
             self._commit(exchange, records, routed, once, remembered, answer)
         return None
 
     def _store_in_turn(
         self,
         exchange: Exchange,
-        target: Target | None,
+        target: PostTarget | None,
         records: Sequence[NewRecord],
         routed: list[Route],
         answer: Answer,
@@ -217,7 +222,7 @@ class Storing:
         turn.more_acks += len(records) - 1
 
     def _store_in_pieces(
-        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], answer: Answer
+        self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], answer: Answer
     ) -> Iterator[None]:
         turn, seqs, at = self.ingest.turn, list[tuple[int, int]](), 0
         while True:
@@ -243,17 +248,17 @@ class Storing:
         records: Sequence[NewRecord],
         routed: list[Route],
         once: Once,
-        before: Remembered,
+        before: RememberedAnswer,
         answer: Answer,
         rest_at: int = 0,
         *,
         in_pieces: bool = False,
-    ) -> Remembered:
+    ) -> RememberedAnswer:
         """Store some or all records of a request in one commit with its key, and answer if they are the last.
 
         Args:
             before: what is stored already.
-            rest_at: ``Remembered.rest_at`` afterwards.
+            rest_at: ``RememberedAnswer.rest_at`` afterwards.
 
         Returns:
             What is stored now.
@@ -277,7 +282,7 @@ class Storing:
         return stored
 
     def _store_once_in_pieces(
-        self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord], once: Once, answer: Answer
+        self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], once: Once, answer: Answer
     ) -> Iterator[None]:
         """Store a request that makes very much to be delivered. Its key says what of it is stored, so that the same
         request goes on behind that after a crash or a refusal."""
@@ -298,7 +303,7 @@ class Storing:
                 routed = self._routed_piece(exchange, target, (record for _, record in left))
                 taken, left = left[: len(routed)], left[len(routed) :]
                 piece = [record for _, record in taken]
-                before = stored or Remembered(once.fingerprint, _stream_of(target, routed), (), 0)
+                before = stored or RememberedAnswer(once.fingerprint, _stream_of(target, routed), (), 0)
                 rest_at = taken[-1][0] + 1 if left else 0
                 stored = self._commit(exchange, piece, routed, once, before, answer, rest_at, in_pieces=True)
                 if not left:
@@ -307,13 +312,13 @@ class Storing:
         finally:
             self._under_way.discard(this)
 
-    def _routed(self, exchange: Exchange, target: Target | None, records: Sequence[NewRecord]) -> list[Route]:
+    def _routed(self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord]) -> list[Route]:
         self._off_pattern = 0
         routed = [self.route(exchange, target, record.key) for record in records]
         self.misfits.took(self._off_pattern)
         return routed
 
-    def _routed_piece(self, exchange: Exchange, target: Target | None, records: Iterable[NewRecord]) -> list[Route]:
+    def _routed_piece(self, exchange: Exchange, target: PostTarget | None, records: Iterable[NewRecord]) -> list[Route]:
         """Return the routes of as many records as may be delivered in one step: subscribers come and go between two."""
         routed, cost = list[Route](), 0
         for record in records:
@@ -324,7 +329,7 @@ class Storing:
                 break
         return routed
 
-    def _repeat(self, exchange: Exchange, known: Remembered, answer: Answer) -> None:
+    def _repeat(self, exchange: Exchange, known: RememberedAnswer, answer: Answer) -> None:
         self.keys.counters.http_repeated += 1
         exchange.answer_fields = (*exchange.answer_fields, ("Idempotency-Replayed", "true"))
         answer(exchange, list(known.seqs), known.messages)
@@ -344,7 +349,7 @@ def _gather(gathered: Gathering, exchange: Exchange, records: Sequence[NewRecord
     return Pieces(stretches)
 
 
-def _stream_of(target: Target | None, routed: Sequence[Route]) -> int:
+def _stream_of(target: PostTarget | None, routed: Sequence[Route]) -> int:
     """Return the stream whose numbers an answer gives; 0 for none."""
     if target is not None:
         return target.number

@@ -12,7 +12,7 @@ from tests.edge_node.servers.http.harness import HttpNode, running
 from tests.edge_node.servers.http.test_access import basic, guarded
 from weft.bounds import LOCAL, Owner, OwnerKind
 from weft.edge_node.servers.http.counters import HttpCounters
-from weft.edge_node.servers.http.idempotency import IdempotencyKeys, Remembered
+from weft.edge_node.servers.http.idempotency import IdempotencyKeys, RememberedAnswer
 from weft.edge_node.servers.http.part import Http
 from weft.edge_node.servers.http.settings import HttpSettings
 from weft.protocols.errors import UnsupportedVersion
@@ -100,9 +100,9 @@ def keys_of(http: HttpNode, clock: Clock, **settings: float) -> IdempotencyKeys:
 
 async def test_keys_are_forgotten_after_their_time(http: HttpNode, clock: Clock) -> None:
     keys = keys_of(http, clock, window_s=60)
-    keys.note(OWNER, "k", Remembered(b"f", 1, ((3, 1),), 1))
+    keys.note(OWNER, "k", RememberedAnswer(b"f", 1, ((3, 1),), 1))
     clock.now += 59 * 10**9
-    assert keys.find(OWNER, "k") == Remembered(b"f", 1, ((3, 1),), 1)
+    assert keys.find(OWNER, "k") == RememberedAnswer(b"f", 1, ((3, 1),), 1)
     clock.now += 2 * 10**9
     assert keys.find(OWNER, "k") is None
     await http.node.log.durable()
@@ -112,9 +112,9 @@ async def test_keys_are_forgotten_after_their_time(http: HttpNode, clock: Clock)
 async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock) -> None:
     keys = keys_of(http, clock, keys_max=10, keys_per_user_max=4)
     other = Owner(OwnerKind.USER, "alice")
-    keys.note(other, "k", Remembered(b"a", 1, (), 1))
+    keys.note(other, "k", RememberedAnswer(b"a", 1, (), 1))
     for number in range(100):
-        keys.note(OWNER, f"k{number}", Remembered(b"f", 1, (), 1))
+        keys.note(OWNER, f"k{number}", RememberedAnswer(b"f", 1, (), 1))
     assert keys.find(other, "k") is not None
     assert [number for number in range(100) if keys.find(OWNER, f"k{number}")] == [96, 97, 98, 99]
     assert keys.find(OWNER, "k") is None, "another owner's key"
@@ -125,7 +125,7 @@ async def test_an_owner_forgets_its_own_keys_first(http: HttpNode, clock: Clock)
 
 
 async def test_keys_of_a_later_release_are_not_forgotten_and_what_is_damaged_is(http: HttpNode, clock: Clock) -> None:
-    keys_of(http, clock).note(OWNER, "k", Remembered(b"f", 1, (), 1))
+    keys_of(http, clock).note(OWNER, "k", RememberedAnswer(b"f", 1, (), 1))
     log = http.node.log
     stream = log.stream("weft-http")
     log.append(stream, clock.now, [b"user bob"], [b"\x93\x01"])

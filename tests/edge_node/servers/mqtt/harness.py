@@ -22,7 +22,7 @@ from weft.edge_node.access.identity import Identity
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Policy, Unrouted
-from weft.edge_node.servers.clients.context import ClientSettings, Context
+from weft.edge_node.servers.clients.context import ClientSettings, ProtocolContext
 from weft.edge_node.servers.clients.turns import TURN_COST_MAX
 from weft.edge_node.servers.mqtt.connection import ClientConnection
 from weft.edge_node.servers.mqtt.server import MqttServer, MqttSettings
@@ -159,7 +159,7 @@ class Guest:
 @dataclass
 class BrokerNode:
     log: SegmentLog
-    context: Context
+    context: ProtocolContext
     mqtt: MqttServer
     state: BrokerState
     door: Anyone
@@ -223,7 +223,7 @@ async def running(
         wall_clock=wall_clock, post=post, refusals=Refusals(time.monotonic),
     )  # fmt: skip
     own = {name: settings.pop(name) for name in MqttSettings.__slots__ if name in settings}
-    context = Context(
+    context = ProtocolContext(
         log, state.backlog, turn, Unrouted(unrouted, log, counters),
         ClientSettings(patterns=patterns, sessions=limits, pending_bytes_max=pending_bytes_max, **settings),
         state.refusals, counters, wall_clock,
