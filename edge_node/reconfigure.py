@@ -30,7 +30,7 @@ class ConfigUnusable(Exception):
     """A configuration that the node does not take over; the sentence says why, and what to do."""
 
 
-class Version(NamedTuple):
+class ConfigVersion(NamedTuple):
     """Version of the configuration that the node works with."""
 
     number: int
@@ -41,10 +41,10 @@ class Version(NamedTuple):
     """Time since which it is in force, seconds since 1970."""
 
 
-class Outcome(NamedTuple):
+class ChangeResult(NamedTuple):
     """Result of a change."""
 
-    version: Version
+    version: ConfigVersion
     applied: list[str]
     """Settings that are in force now."""
     restart: list[str]
@@ -77,11 +77,11 @@ class Reconfigure:
         self._one_at_a_time = asyncio.Lock()
         self._parts = parts
         self._wall_clock = wall_clock
-        self.version = Version(1, digest_of(running), wall_clock() / 1e9)
+        self.version = ConfigVersion(1, digest_of(running), wall_clock() / 1e9)
         self._restart: list[str] = []
         self._refused = ""
 
-    async def reload(self) -> Outcome:
+    async def reload(self) -> ChangeResult:
         """Read the configuration's file again and take over what has changed.
 
         Raises:
@@ -104,7 +104,7 @@ class Reconfigure:
                 logger.info("no setting in %s has changed", self._file.path)
             return outcome
 
-    def apply(self, wanted: EdgeConfig) -> Outcome:
+    def apply(self, wanted: EdgeConfig) -> ChangeResult:
         """Take over what can change while the node runs.
 
         It is one callback of the loop, so no publish is between two of the parts.
@@ -124,11 +124,11 @@ class Reconfigure:
             raise
         self._restart, self._refused = sorted(restart), ""
         if applied:
-            self.version = Version(self.version.number + 1, digest_of(now), self._wall_clock() / 1e9)
+            self.version = ConfigVersion(self.version.number + 1, digest_of(now), self._wall_clock() / 1e9)
             logger.info("configuration %d (%s): %s", self.version.number, self.version.digest, _named(applied))
         if restart:
             logger.warning("settings have changed and need a restart: %s", _named(restart))
-        return Outcome(self.version, sorted(applied), self._restart)
+        return ChangeResult(self.version, sorted(applied), self._restart)
 
     def facts(self) -> dict[str, Any]:
         """Return what the node's status says of its configuration."""

@@ -60,7 +60,7 @@ _WORDS = {
 _QUEUE_WORDS = {"declare": Permission.DECLARE, **_WORDS}
 
 
-class Rule(NamedTuple):
+class AccessRule(NamedTuple):
     """One rule. ``levels`` of a pattern may hold ``%u`` and ``%c``."""
 
     permission: Permission
@@ -118,7 +118,7 @@ class _Rules:
 
     __slots__ = ("of_queues", "of_topics")
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[AccessRule]) -> None:
         self.of_topics = tuple(rule for rule in rules if not rule.of_queues)
         self.of_queues = tuple(rule for rule in rules if rule.of_queues)
 
@@ -129,7 +129,7 @@ _NO_RULES = _Rules(())
 class AccessList:
     """The rules of one file. Immutable; a change of the file makes a new one."""
 
-    def __init__(self, everybody: Sequence[Rule], by_user: dict[str | None, list[Rule]]) -> None:
+    def __init__(self, everybody: Sequence[AccessRule], by_user: dict[str | None, list[AccessRule]]) -> None:
         """Keep rules for all clients and rules by user name; None stands for clients without one."""
         self._everybody = _Rules(everybody)
         self._by_user = {name: _Rules(rules) for name, rules in by_user.items()}
@@ -215,8 +215,8 @@ def parse(text: str, path: str) -> AccessList:
     lines = text.splitlines()
     if len(lines) > LINES_MAX:
         raise AclUnusable(f"{path}: {len(lines)} lines, at most {LINES_MAX} are read")
-    everybody: list[Rule] = []
-    by_user: dict[str | None, list[Rule]] = {None: []}
+    everybody: list[AccessRule] = []
+    by_user: dict[str | None, list[AccessRule]] = {None: []}
     user: str | None = None
     for number, line in enumerate(lines, 1):
         word, _, rest = line.strip().partition(" ")
@@ -244,13 +244,13 @@ def parse(text: str, path: str) -> AccessList:
     return AccessList(everybody, by_user)
 
 
-def _topic_rule(text: str, *, is_pattern: bool) -> Rule:
+def _topic_rule(text: str, *, is_pattern: bool) -> AccessRule:
     permission, topic_filter = _parts(text, _WORDS, "the topic filter")
     _check(topic_filter, "topic", is_pattern=is_pattern)
-    return Rule(permission, tuple(topic_filter.split("/")), is_pattern)
+    return AccessRule(permission, tuple(topic_filter.split("/")), is_pattern)
 
 
-def _queue_rule(text: str, *, is_pattern: bool) -> Rule:
+def _queue_rule(text: str, *, is_pattern: bool) -> AccessRule:
     permission, pattern = _parts(text, _QUEUE_WORDS, "the pattern of names")
     # As `queues.topics.topic_of` makes topics of names, which has no `$` at the beginning either.
     topic_filter = pattern.replace(".", "/")
@@ -259,7 +259,7 @@ def _queue_rule(text: str, *, is_pattern: bool) -> Rule:
     if "*" in topic_filter.split("/"):
         raise ValueError(f"the pattern of names {pattern!r}: write `+` for one level, `#` for all that follow")
     _check(topic_filter, "queue", is_pattern=is_pattern)
-    return Rule(permission, tuple(topic_filter.split("/")), is_pattern, of_queues=True)
+    return AccessRule(permission, tuple(topic_filter.split("/")), is_pattern, of_queues=True)
 
 
 def _parts(text: str, words: Mapping[str, Permission], what: str) -> tuple[Permission, str]:

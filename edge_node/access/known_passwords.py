@@ -28,7 +28,7 @@ HASH_BYTES = 24
 log = logging.getLogger(__name__)
 
 
-class Content(msgspec.Struct, forbid_unknown_fields=True):
+class StoredHashes(msgspec.Struct, forbid_unknown_fields=True):
     """Content of the file."""
 
     key: bytes
@@ -71,7 +71,7 @@ class KnownPasswords:
             return
         self._save_at = self._clock() + SAVE_INTERVAL_S
         self._is_saved = True
-        data = msgspec.json.encode(Content(self._key, list(self._known)))
+        data = msgspec.json.encode(StoredHashes(self._key, list(self._known)))
         try:
             await asyncio.to_thread(replace_private_file, self._path, data)
         except OSError as error:
@@ -82,13 +82,13 @@ class KnownPasswords:
         said = b"\0".join((user.encode(), hashed.encode(), password))
         return blake2b(said, key=self._key, digest_size=HASH_BYTES).digest()
 
-    def _read(self) -> Content:
-        fresh = Content(os.urandom(KEY_BYTES))
+    def _read(self) -> StoredHashes:
+        fresh = StoredHashes(os.urandom(KEY_BYTES))
         if self._path is None:
             return fresh
         try:
             with open(self._path, "rb") as file:
-                content = msgspec.json.decode(file.read(), type=Content)
+                content = msgspec.json.decode(file.read(), type=StoredHashes)
         except FileNotFoundError:
             return fresh
         except (OSError, msgspec.MsgspecError) as error:

@@ -17,7 +17,7 @@ from weft.edge_node.functions.contract import NotReady, Row
 from weft.edge_node.functions.definitions import Definition, definitions_before_log
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.step import runs_of
-from weft.edge_node.ingest.before_log import Run
+from weft.edge_node.ingest.before_log import StreamRecords
 from weft.edge_node.streams import errors_stream
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.origin import OriginKind
@@ -73,7 +73,9 @@ class FunctionsBeforeLog:
         self._version = self._digest.hex()[:8] + (f"-{version}" if version else "")
         self.counters = FunctionCounters(version=self._version)
 
-    def runs(self, keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int) -> list[Run]:
+    def runs(
+        self, keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int
+    ) -> list[StreamRecords]:
         """Return what is to be stored of some messages, by stream. What fails goes to the stream of errors."""
         outputs = Outputs()
         try:
@@ -89,11 +91,11 @@ class FunctionsBeforeLog:
         origin = self._log.origin(OriginKind.FUNCTION, self.name, self._version, self._digest)
         # Their times are not asked for: all rows have that of the turn, as messages have.
         return [
-            Run(run.stream, run.keys, run.payloads, run.headers, origin)
+            StreamRecords(run.stream, run.keys, run.payloads, run.headers, origin)
             for run in runs_of(outputs, self._own, self._errors, self._others, after=0, last={})
         ]
 
-    def stored(self, payloads: list[bytes], runs: Sequence[Run]) -> None:
+    def stored(self, payloads: list[bytes], runs: Sequence[StreamRecords]) -> None:
         """Count what was appended."""
         counters = self.counters
         counters.rows_in += len(payloads)

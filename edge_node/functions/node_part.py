@@ -12,8 +12,8 @@ from weft.edge_node.check import carried_streams, streams_of
 from weft.edge_node.functions.chain import Alert
 from weft.edge_node.functions.definitions import Definition, definitions
 from weft.edge_node.functions.runtime.functions import Functions
-from weft.edge_node.functions.runtime.replays import Progress, ReplayRefused
-from weft.edge_node.ingest.record import Record
+from weft.edge_node.functions.runtime.replays import ReplayProgress, ReplayRefused
+from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.servers.clients.context import ProtocolContext
 from weft.edge_node.sessions.store.retained import RetainedMessages
 from weft.edge_node.streams import OWN_PREFIX, RAW_PREFIX, UNROUTED_STREAM
@@ -82,7 +82,7 @@ class NodeFunctions:
         self._join(config, found)
         self._config = config
 
-    async def replay(self, stream: str, into: str) -> Progress:
+    async def replay(self, stream: str, into: str) -> ReplayProgress:
         """Compute a derived stream again into another one, which stays on the node as long as that does; or, without
         ``stream``, say how far that is.
 
@@ -160,7 +160,7 @@ class Alerts:
             self._deliver(Message(alert.topic, alert.payload, alert.qos, alert.retain))
             return
         flags = _QOS_FLAGS[alert.qos] | (Flag.RETAINED if alert.retain else Flag(0))
-        self._ingest.publish(Record(alert.topic, alert.payload, int(flags)))
+        self._ingest.publish(NodeRecord(alert.topic, alert.payload, int(flags)))
 
 
 def _turn(rounds: Rounds) -> Callable[[], asyncio.Future[None]]:

@@ -19,7 +19,7 @@ from weft.edge_node.functions.definitions import functions_of, join
 from weft.edge_node.functions.formats.choice import format_of
 from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.payloads import PayloadError
-from weft.edge_node.functions.sample import Sample
+from weft.edge_node.functions.sample import SampleEvent
 
 FINAL_TICKS_MAX = 100_000
 """Most ticks after the last record. What is due then without end, such as a window at each second, is cut off here."""
@@ -30,7 +30,7 @@ PAYLOAD = "payload"
 OutcomeKind = Literal["out", "dropped", "error", "routed", "alert", "kept", "log"]
 
 
-class Outcome(NamedTuple):
+class RowOutcome(NamedTuple):
     """Fate of a row, or what came of the time."""
 
     kind: OutcomeKind
@@ -50,9 +50,9 @@ class Outcome(NamedTuple):
 class Happening(NamedTuple):
     """A record or gap of the sample, or a moment at which something was due, and what came of it."""
 
-    cause: Sample | int
+    cause: SampleEvent | int
     """The time, ns since 1970, of a moment."""
-    outcomes: list[Outcome]
+    outcomes: list[RowOutcome]
 
 
 class Offline:
@@ -80,7 +80,7 @@ class Offline:
         """
         await self._chain.prepare()
 
-    async def run(self, samples: Iterable[Sample]) -> AsyncIterator[Happening]:
+    async def run(self, samples: Iterable[SampleEvent]) -> AsyncIterator[Happening]:
         """Yield what happens, in order: with each record, before it with the time that has passed, and at the end.
 
         Raises:
@@ -109,7 +109,7 @@ class Offline:
 
     # --- inside
 
-    async def _take(self, event: Row | Gap) -> list[Outcome]:
+    async def _take(self, event: Row | Gap) -> list[RowOutcome]:
         if isinstance(event, Gap):
             self._chain.gap(event, self._out)
         else:
@@ -186,7 +186,7 @@ class _Trace(Outputs):
     def __init__(self) -> None:
         super().__init__()
         self.function = PAYLOAD
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RowOutcome] = []
 
     def reject(self, row: Row, reason: str, cause: Row | None = None) -> None:  # noqa: ARG002
         self._note("error", row, reason)
@@ -211,7 +211,7 @@ class _Trace(Outputs):
         retain: bool,  # noqa: ARG002
         until: int = 0,  # noqa: ARG002
     ) -> None:
-        self._outcomes.append(Outcome("alert", self.function, to=topic.decode(errors="replace"), payload=payload))
+        self._outcomes.append(RowOutcome("alert", self.function, to=topic.decode(errors="replace"), payload=payload))
 
     def keep(self, row: Row, *, held: bool) -> None:
         """Note that nothing came of a row, and no reason was given."""
@@ -222,15 +222,15 @@ class _Trace(Outputs):
         self._note("log", None, line)
 
     def _note(self, kind: OutcomeKind, row: Row | None, reason: str = "", *, to: str = "") -> None:
-        self._outcomes.append(Outcome(kind, self.function, reason, row, to))
+        self._outcomes.append(RowOutcome(kind, self.function, reason, row, to))
 
     def count(self) -> int:
         """Return how much was noted of what became of rows."""
         return sum(each.kind != "log" for each in self._outcomes)
 
-    def take(self) -> list[Outcome]:
+    def take(self) -> list[RowOutcome]:
         """Return what was noted since the last call, and the rows that came out of the chain."""
-        found = [*self._outcomes, *(Outcome("out", row=row) for row in self.rows)]
+        found = [*self._outcomes, *(RowOutcome("out", row=row) for row in self.rows)]
         self._outcomes = []
         self.rows, self.routed = [], {}
         return found

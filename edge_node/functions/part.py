@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weft.edge_node.functions.before_log import FunctionsBeforeLog
     from weft.edge_node.functions.node_part import NodeFunctions
     from weft.edge_node.functions.runtime.counters import FunctionCounters
-    from weft.edge_node.functions.runtime.replays import Progress
+    from weft.edge_node.functions.runtime.replays import ReplayProgress
 
 
 class BeforeLogPart(Part):
@@ -126,7 +126,7 @@ class FunctionsPart(Part):
         for name, facts in self._function_facts().items():
             yield from function_samples(name, facts)
 
-    async def replay(self, stream: str, into: str) -> Progress:
+    async def replay(self, stream: str, into: str) -> ReplayProgress:
         """Begin to compute a derived stream again, or say how far that is.
 
         Raises:

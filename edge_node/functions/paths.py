@@ -14,11 +14,11 @@ PATH_NAMES_MAX = 16
 """Most names in a path."""
 
 
-class Missing:
+class MissingType:
     """Type of ``MISSING``."""
 
 
-MISSING: Final = Missing()
+MISSING: Final = MissingType()
 """Value of a field that a row does not have. A field that is null has None."""
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.edge_node.functions.contract import Context, Function
-from weft.edge_node.functions.kinds.alert import Alert
+from weft.edge_node.functions.kinds.alert import AlertFunction
 from weft.edge_node.functions.kinds.changes import ChangesFunction
 from weft.edge_node.functions.kinds.deadband import DeadbandFunction
 from weft.edge_node.functions.kinds.dedupe import DedupeFunction
 from weft.edge_node.functions.kinds.enrich import Enrich
 from weft.edge_node.functions.kinds.python.function import Python
 from weft.edge_node.functions.kinds.redact import make_redact
-from weft.edge_node.functions.kinds.route import Route
+from weft.edge_node.functions.kinds.route import RouteFunction
 from weft.edge_node.functions.kinds.sample import SampleFunction
 from weft.edge_node.functions.kinds.select import Set, make_select
 from weft.edge_node.functions.kinds.sparkplug.make import make_sparkplug
@@ -31,14 +31,14 @@ KINDS: dict[str, Make] = {
     "set": Set,
     "select": make_select,
     "redact": make_redact,
-    "route": Route,
+    "route": RouteFunction,
     "sample": SampleFunction,
     "deadband": DeadbandFunction,
     "swinging_door": SwingingDoorFunction,
     "changes": ChangesFunction,
     "dedupe": DedupeFunction,
     "enrich": Enrich,
-    "alert": Alert,
+    "alert": AlertFunction,
     "sparkplug": make_sparkplug,
     "window": WindowFunction,
     "sql": SqlFunction,

@@ -27,7 +27,7 @@ _TIME_MAX = (1 << 63) - 1
 _MEANT = '{"topic": "plant/l1/m1", "payload": {"temperature": 21.5}, "time": "2026-11-20T07:00:00Z"}'
 
 
-class Sample(NamedTuple):
+class SampleEvent(NamedTuple):
     """A row or a gap of a file, and its line, counted from 1."""
 
     line: int
@@ -74,7 +74,7 @@ class SampleReader:
         self._times = dict.fromkeys(inputs, 0)
         self._time: int | None = None
 
-    def read(self, lines: Iterable[bytes]) -> Iterator[Sample]:
+    def read(self, lines: Iterable[bytes]) -> Iterator[SampleEvent]:
         """Yield what the lines say, in their order. Empty lines are passed over.
 
         Raises:
@@ -87,9 +87,9 @@ class SampleReader:
             if not text.strip():
                 continue
             if self._topic is not None:
-                yield Sample(number, self._row(number, self._topic, text, _Line()))
+                yield SampleEvent(number, self._row(number, self._topic, text, _Line()))
             elif (event := self._event(number, text)) is not None:
-                yield Sample(number, event)
+                yield SampleEvent(number, event)
             else:
                 self.passed_over += 1
 

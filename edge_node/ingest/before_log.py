@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from weft.protocols.batch import HeaderPairs
 
 
-class Run(NamedTuple):
+class StreamRecords(NamedTuple):
     """Records for one stream, made of messages."""
 
     stream: int
@@ -22,7 +22,9 @@ class Run(NamedTuple):
 class BeforeLog(Protocol):
     """Something that takes messages in place of a stream. The messages themselves are not stored for it."""
 
-    def runs(self, keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int) -> list[Run]:
+    def runs(
+        self, keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int
+    ) -> list[StreamRecords]:
         """Return what is to be stored of some messages, the same for the same messages. Raises nothing.
 
         Args:
@@ -31,6 +33,6 @@ class BeforeLog(Protocol):
         """
         ...
 
-    def stored(self, payloads: list[bytes], runs: Sequence[Run]) -> None:
+    def stored(self, payloads: list[bytes], runs: Sequence[StreamRecords]) -> None:
         """Take note that the runs made of some messages were appended."""
         ...

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.back_pressure import BackPressure
-from weft.edge_node.ingest.before_log import Run
+from weft.edge_node.ingest.before_log import StreamRecords
 from weft.edge_node.ingest.queueing import QueuedRun, queued_run
-from weft.edge_node.ingest.record import Gathering, Origin, Record, Records, Source
+from weft.edge_node.ingest.record import Gathering, NodeRecord, NodeSource, Records, Source
 from weft.edge_node.ingest.routes import Destination
 from weft.edge_node.ingest.routing import Routing
 from weft.edge_node.ingest.turn import Turn
@@ -154,7 +154,7 @@ class Ingest:
         """Call back, in order of registration, once everything stored so far is durable, or with the error."""
         self.log.on_durable(callback)
 
-    def publish(self, record: Record) -> None:
+    def publish(self, record: NodeRecord) -> None:
         """Store one record of the node's own accord, such as a will, and deliver it.
 
         Raises:
@@ -165,7 +165,7 @@ class Ingest:
             self.routing.route(record.key),
             record.key,
             record.payload,
-            Origin(record.publisher),
+            NodeSource(record.publisher),
             record.flags,
             record.headers,
         )
@@ -198,7 +198,7 @@ class Ingest:
                         break
         return whole
 
-    def _append_made(self, run: Run, now: int) -> None:
+    def _append_made(self, run: StreamRecords, now: int) -> None:
         self.log.append(run.stream, now, run.keys, run.payloads, run.headers or None, origin=run.origin)
 
     def _append_by_source(self, stream: int, records: Records, now: int, refused: dict[Source, Exception]) -> None:

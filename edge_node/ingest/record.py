@@ -13,7 +13,7 @@ from weft.edge_node.subscriptions.message import NOWHERE
 from weft.protocols.batch import HeaderPairs
 
 
-class Record(NamedTuple):
+class NodeRecord(NamedTuple):
     """One record that the node stores of its own accord, such as a will."""
 
     key: bytes
@@ -39,7 +39,7 @@ class Source(Protocol):
         """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
 
 
-class Origin:
+class NodeSource:
     """The source of a record that the node stores of its own accord: it waits for no answer."""
 
     __slots__ = ("publisher",)

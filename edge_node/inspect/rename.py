@@ -32,7 +32,7 @@ class NameUnknown(Exception):
     """An error: the log does not name the owner of its records."""
 
 
-class Waiting(NamedTuple):
+class UndeliveredRecords(NamedTuple):
     """The records of one stream that a hub lacks under the former name."""
 
     link: str
@@ -64,7 +64,7 @@ class Renaming:
         """Return how many records are not known to be at a hub; those of several links count for each."""
         return sum(records for records, _ in self._links.waiting().values())
 
-    async def deliver(self, patience_s: float, tell: Callable[[int], None]) -> list[Waiting]:
+    async def deliver(self, patience_s: float, tell: Callable[[int], None]) -> list[UndeliveredRecords]:
         """Run the links under the former name until their hubs have everything, or nothing more moves.
 
         Args:
@@ -81,7 +81,9 @@ class Renaming:
             troubles = {link.name: _trouble(link.state, link.last_error) for link in self._links.statuses}
         finally:
             await self._links.close()
-        return [Waiting(link, stream, records, troubles[link]) for (link, stream), (records, _) in left.items()]
+        return [
+            UndeliveredRecords(link, stream, records, troubles[link]) for (link, stream), (records, _) in left.items()
+        ]
 
     async def _until_still(self, patience_s: float, tell: Callable[[int], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ class Start:
     last: int | None = None
 
 
-class Beginning(NamedTuple):
+class TailStart(NamedTuple):
     """The place to read from."""
 
     place: LogPlace | None
@@ -35,7 +35,7 @@ class Beginning(NamedTuple):
     """Number of the wanted records from there on that were not requested."""
 
 
-def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> Beginning:
+def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> TailStart:
     """Walk backwards until every requested record lies ahead.
 
     Raises:
@@ -46,7 +46,7 @@ def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start:
     positions = directory.require()
     search = _Search(wants, start)
     if search.is_from_beginning:
-        return Beginning(None, 0)
+        return TailStart(None, 0)
     for position in reversed(positions):
         view = directory.open(position)
         if view is None:
@@ -56,8 +56,8 @@ def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start:
         finally:
             view.close()
         if offset is not None:
-            return Beginning(LogPlace(position, offset), search.surplus)
-    return Beginning(None, search.surplus)
+            return TailStart(LogPlace(position, offset), search.surplus)
+    return TailStart(None, search.surplus)
 
 
 class _Search:

@@ -15,7 +15,7 @@ import msgspec
 from weft.bounds.rounds import Rounds
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.record import Record
+from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.sessions.limits import SessionShares
 from weft.edge_node.sessions.persistence import Persistence
 from weft.edge_node.sessions.records import NEVER_EXPIRES
@@ -193,11 +193,11 @@ def is_storable(will: Will) -> bool:
     return len(will.properties.user_properties) <= USER_PROPERTIES_MAX
 
 
-def _record(will: Will, client_id: str, now: int) -> Record:
+def _record(will: Will, client_id: str, now: int) -> NodeRecord:
     flags = (Flag.PUBLISHED_QOS0, Flag(0), Flag.PUBLISHED_QOS2)[will.qos]
     if will.retain:
         flags |= Flag.RETAINED
-    return Record(will.topic, will.payload, int(flags), to_headers(_properties(will), now), client_id)
+    return NodeRecord(will.topic, will.payload, int(flags), to_headers(_properties(will), now), client_id)
 
 
 def _packet(will: Will) -> Publish:

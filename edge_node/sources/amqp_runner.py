@@ -15,7 +15,7 @@ from weft.config.sources import AmqpSource
 from weft.edge_node.sources.amqp_connection import AmqpConnection, told
 from weft.edge_node.sources.amqp_frames import Deliveries
 from weft.edge_node.sources.connection import CONNECT_TIMEOUT_S, NodeParts, SourceConnection, SourceDown
-from weft.edge_node.sources.credentials import Target, client_context, read_password, target_of
+from weft.edge_node.sources.credentials import BrokerUrl, client_context, read_password, target_of
 from weft.edge_node.sources.runner import Runner
 from weft.edge_node.sources.status import SourceStatus
 
@@ -73,7 +73,7 @@ class AmqpRunner(Runner):
         assert isinstance(connection, AmqpConnection)
         await connection.close()
 
-    def _url(self, target: Target, password: bytes | None) -> URL:
+    def _url(self, target: BrokerUrl, password: bytes | None) -> URL:
         settings = self._amqp
         is_external = settings.username is None and settings.tls is not None and settings.tls.certificate is not None
         return URL.build(

@@ -26,7 +26,7 @@ class CredentialsUnusable(Exception):
         """Setting at fault, such as ``password_file`` or ``tls``."""
 
 
-class Target(NamedTuple):
+class BrokerUrl(NamedTuple):
     """A broker's node, as its URL names it."""
 
     scheme: str
@@ -40,11 +40,11 @@ class Target(NamedTuple):
         return self.scheme.endswith("s")
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str) -> BrokerUrl:
     """Take a checked URL apart."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    return Target(parts.scheme, Address(host, port), unquote(parts.path[1:]) or "/")
+    return BrokerUrl(parts.scheme, Address(host, port), unquote(parts.path[1:]) or "/")
 
 
 def read_password(settings: SourceSettings, environment: Mapping[str, str] = os.environ) -> bytes | None:

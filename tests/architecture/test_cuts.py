@@ -21,11 +21,10 @@ SMALL_MAX = 42
 becomes smaller."""
 NAME_MAX = 2
 OFTEN = {
-    "Outcome": 6, "Missing": 5, "Run": 5, "Rule": 4, "Route": 4, "State": 4, "Content": 4, "Snapshot": 4,
-    "Record": 4, "Target": 4, "LaneState": 4,
+    "LaneState": 4,
 }  # fmt: skip
 """Name -> classes that have it, where those are more than three. A number only becomes smaller."""
-THREE_TIMES_MAX = 29
+THREE_TIMES_MAX = 26
 """Names that three classes have."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.edge_node.ingest.record import Gathering, Origin
+from weft.edge_node.ingest.record import Gathering, NodeSource
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.protocols.mqtt.connection import Connection, ServerLimits
 from weft.protocols.mqtt.decoder import decode, packet_end
@@ -56,7 +56,7 @@ def _check_refusal(connection: Connection, error: MqttError) -> None:
 
 def _scan(stream: bytes, at: int, version: int) -> int:
     """Whatever the fast scan takes, the decoder takes too."""
-    end = scan(stream, at, TARGETS, Gathering(), Origin(None), PacketIds(), [], LIMIT, version)
+    end = scan(stream, at, TARGETS, Gathering(), NodeSource(None), PacketIds(), [], LIMIT, version)
     while at < end:
         decoded = decode(stream, at, LIMIT, version)
         assert decoded is not None

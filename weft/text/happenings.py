@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from weft.edge_node.functions.contract import Row
-from weft.edge_node.functions.offline import Happening, Offline, Outcome
+from weft.edge_node.functions.offline import Happening, Offline, RowOutcome
 from weft.protocols.columns import header_json, header_text
 from weft.text.record import shown, shown_payload, timestamp
 
@@ -54,7 +54,7 @@ def counted_outcomes(happening: Happening) -> Iterator[str]:
             yield outcome.kind
 
 
-def _told(outcome: Outcome, offline: Offline) -> str:
+def _told(outcome: RowOutcome, offline: Offline) -> str:
     row, reason = outcome.row, f": {shown(outcome.reason)}" if outcome.reason else ""
     if outcome.kind == "alert":
         return f"alert by {outcome.function} to {shown(outcome.to)}: {shown_payload(outcome.payload)}"
@@ -65,7 +65,7 @@ def _told(outcome: Outcome, offline: Offline) -> str:
     return f"{to} {timestamp(row.time)} {_key(row)} {_payload(row, offline)}{headers}"
 
 
-def _outcome_facts(outcome: Outcome, offline: Offline) -> dict[str, Any]:
+def _outcome_facts(outcome: RowOutcome, offline: Offline) -> dict[str, Any]:
     known: dict[str, Any] = {"outcome": outcome.kind}
     known |= {name: value for name in ("function", "reason", "to") if (value := getattr(outcome, name))}
     if outcome.kind == "alert":

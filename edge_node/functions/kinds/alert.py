@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from weft.config.functions.alert import Alert as Settings
+from weft.config.functions.alert import Alert
 from weft.edge_node.functions.contract import Context, Function, Out, Path, Row, State
 from weft.edge_node.functions.expressions import Condition, ExpressionError
 from weft.edge_node.functions.kinds.message_template import Payload, Topic
@@ -16,13 +16,13 @@ from weft.edge_node.functions.series.identity import key_of
 Made = TypeVar("Made")
 
 
-class Alert(Function):
+class AlertFunction(Function):
     """A message to a local topic when a condition becomes true for a key. Rows pass unchanged.
 
     State: for each key in alert the times of its beginning and of its last message, at most ``keys`` of them.
     """
 
-    def __init__(self, settings: Settings, context: Context) -> None:
+    def __init__(self, settings: Alert, context: Context) -> None:
         """Compile the conditions and texts.
 
         Raises:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.config.functions.route import Route as RouteSettings
-from weft.config.functions.route import Rule
+from weft.config.functions.route import Route, Rule
 from weft.edge_node.functions.contract import Context, Function, Out, Path, Row
 from weft.edge_node.functions.expressions import Condition, InvalidExpression
 
 
-class Route(Function):
+class RouteFunction(Function):
     """Send rows to other streams by rules, tried in their order.
 
     The first rule that holds takes a row; with ``copy`` the row also goes on to the next rule. Rows that no rule took
@@ -19,7 +18,7 @@ class Route(Function):
 
     is_stateless = True
 
-    def __init__(self, settings: RouteSettings, context: Context) -> None:
+    def __init__(self, settings: Route, context: Context) -> None:
         """Compile the conditions.
 
         Raises:

@@ -12,7 +12,7 @@ from weft.config.functions.windows import Sql
 from weft.edge_node.functions.contract import AsyncFunction, Context, Out, Row
 from weft.edge_node.functions.kinds import select_code
 from weft.edge_node.functions.kinds.python.runner import BYTES_ENOUGH, Runner
-from weft.edge_node.functions.kinds.python.snapshots import Snapshot
+from weft.edge_node.functions.kinds.python.snapshots import FilesSnapshot
 from weft.edge_node.functions.kinds.python.wire import FRAME_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.series.sources import UNKNOWN, join, known, take
 from weft.edge_node.functions.windows.columns import COLUMNS_MAX, names_in
@@ -22,7 +22,7 @@ from weft.edge_node.functions.windows.naming import field_code
 from weft.edge_node.functions.windows.numbers import SOURCE_NAMES, source_lines
 from weft.edge_node.functions.windows.plan import Plan
 from weft.edge_node.functions.windows.refusal import Refusal
-from weft.edge_node.functions.windows.select import Found, Limits, Select, SelectError
+from weft.edge_node.functions.windows.select import Limits, Select, SelectError, SelectResult
 from weft.edge_node.functions.windows.shares import add_counts, count_cut, told, topic_of
 from weft.edge_node.functions.windows.store import memory_of
 from weft.edge_node.functions.windows.times import event_time_reader
@@ -41,7 +41,7 @@ START_TIMEOUT_S = 60.0
 _SHOWN_AS = "SQLite"
 CUTS_A_ROW = 256
 """Most kept rows that may go for one row that comes in: less than a millisecond."""
-Result = Found | str
+Result = SelectResult | str
 
 
 class Job(NamedTuple):
@@ -251,7 +251,7 @@ class SqlFunction(Windows, AsyncFunction):
         if not jobs:
             return []
         if self._runner is None:
-            self._runner = Runner(Snapshot("", "/"), self._begin(), START_TIMEOUT_S)
+            self._runner = Runner(FilesSnapshot("", "/"), self._begin(), START_TIMEOUT_S)
         found: list[Result] = []
         records: list[msgspec.Raw] = []
         for job in jobs:
@@ -277,7 +277,7 @@ class SqlFunction(Windows, AsyncFunction):
                 found.append(str(answer).removeprefix(f"{_SHOWN_AS}: "))
             else:
                 (said,) = answer
-                found.append(said["error"] if "error" in said else Found(said["rows"], said["cut"]))
+                found.append(said["error"] if "error" in said else SelectResult(said["rows"], said["cut"]))
         return found
 
     def _begin(self) -> Begin:

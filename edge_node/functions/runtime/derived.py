@@ -13,7 +13,7 @@ from weft.edge_node.functions.contract import Gap, NotReady, Out, Row
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.inputs import Inputs
 from weft.edge_node.functions.runtime.losses import Losses, losses_of, tell
-from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
+from weft.edge_node.functions.runtime.parts import Environment, StreamNumbers, Version
 from weft.edge_node.functions.runtime.pieces import pieces
 from weft.edge_node.functions.runtime.rejections import Rejections
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered
@@ -40,7 +40,7 @@ class Derived:
     def __init__(
         self,
         version: Version,
-        streams: Streams,
+        streams: StreamNumbers,
         environment: Environment,
         remembered: Remembered,
     ) -> None:

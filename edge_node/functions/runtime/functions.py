@@ -11,8 +11,8 @@ from weft.edge_node.functions.definitions import Definition
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 from weft.edge_node.functions.runtime.derived import Derived
 from weft.edge_node.functions.runtime.mark_holds import MarkHolds
-from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
-from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, Progress, Replay, ReplayRefused
+from weft.edge_node.functions.runtime.parts import Environment, StreamNumbers, Version
+from weft.edge_node.functions.runtime.replays import REPLAYS_MAX, Replay, ReplayProgress, ReplayRefused
 from weft.edge_node.functions.runtime.state_log import Remembered, StateReader, tombstone
 from weft.edge_node.streams import FUNCTIONS_STREAM, errors_stream
 from weft.protocols.ranges import RangeSet
@@ -120,7 +120,7 @@ class Functions:
 
     # --- replays
 
-    async def replay(self, replayed: str, into: str) -> Progress:
+    async def replay(self, replayed: str, into: str) -> ReplayProgress:
         """Compute a derived stream again, from all that the log has of its inputs, into another stream.
 
         The same records get the same numbers whenever that is done; where it was done in part, or records have come
@@ -134,7 +134,7 @@ class Functions:
             remembered = await asyncio.to_thread(self._read_states, into)
             return self._replay(replayed, into, remembered)
 
-    def _replay(self, replayed: str, into: str, remembered: Remembered) -> Progress:
+    def _replay(self, replayed: str, into: str, remembered: Remembered) -> ReplayProgress:
         running = self._replays.get(into)
         if running is not None and running.progress().left:
             return running.progress()
@@ -155,7 +155,7 @@ class Functions:
         derived.start()
         return self._replays[into].progress()
 
-    def replay_progress(self, into: str) -> Progress:
+    def replay_progress(self, into: str) -> ReplayProgress:
         """Return how far a replay is that was asked for since the node started.
 
         Raises:
@@ -229,9 +229,9 @@ class Functions:
         self._forget(remembered.old)
         return Derived(version, self._streams(definition), self._environment, remembered)
 
-    def _streams(self, definition: Definition) -> Streams:
+    def _streams(self, definition: Definition) -> StreamNumbers:
         number = self._log.stream
-        return Streams(
+        return StreamNumbers(
             own=number(definition.name),
             errors=number(errors_stream(definition.name)),
             states=self._states,

@@ -8,7 +8,7 @@ import msgspec
 
 from weft.edge_node.functions.chain import Chain, Outputs, ReplayOutputs
 from weft.edge_node.functions.contract import Gap, Row
-from weft.edge_node.functions.runtime.parts import Streams
+from weft.edge_node.functions.runtime.parts import StreamNumbers
 from weft.edge_node.functions.runtime.state_log import Loss, Positions, Remembered
 from weft.protocols.segment import GapReason
 from weft.storage.segment_log import SegmentLog
@@ -25,7 +25,7 @@ class Losses(NamedTuple):
     record, and with nothing in their memory. What lies between is named, and can be had by a replay."""
 
 
-def losses_of(log: SegmentLog, streams: Streams, remembered: Remembered, now: int) -> Losses:
+def losses_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, now: int) -> Losses:
     """Return what was lost of a derived stream. Where that is its latest records, bring its positions to the end.
 
     It has written outputs that no record tells of: to read the same rows again would put them out twice.

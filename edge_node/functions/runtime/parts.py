@@ -13,7 +13,7 @@ from weft.storage.segment_log import SegmentLog
 from weft.storage.segment_log.read.pages import PageReader
 
 
-class Streams(NamedTuple):
+class StreamNumbers(NamedTuple):
     """Numbers of the streams that a derived stream has to do with."""
 
     own: int

@@ -11,7 +11,7 @@ REPLAYS_MAX = 8
 """Most replays that run at one time."""
 
 
-class Progress(NamedTuple):
+class ReplayProgress(NamedTuple):
     """Progress of a replay."""
 
     rows: int
@@ -41,7 +41,7 @@ class Replay:
         """Note how far an input was read, durably."""
         self._read[name] = max(seq, self._read.get(name, 0))
 
-    def progress(self) -> Progress:
+    def progress(self) -> ReplayProgress:
         """Return how far it is."""
         left = sum(max(0, end - self._read.get(name, 0)) for name, end in self._ends.items())
-        return Progress(self.derived.counters.rows_in, left)
+        return ReplayProgress(self.derived.counters.rows_in, left)

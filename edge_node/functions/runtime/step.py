@@ -27,7 +27,7 @@ _SHOWN_BYTES = 4096
 """Beginning that is kept of a payload that is too long."""
 
 
-class Run(NamedTuple):
+class StreamRows(NamedTuple):
     """Rows for one stream."""
 
     stream: int
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 class Step(NamedTuple):
     """Contents of a step."""
 
-    runs: list[Run]
+    runs: list[StreamRows]
     alerts: list[Alert]
     entry: bytes
     """Record of positions and states."""
@@ -86,7 +86,7 @@ def write(  # noqa: PLR0917
 
 def runs_of(
     outputs: Outputs, own: int, errors: int, others: Mapping[str, int], *, after: int, last: dict[int, int]
-) -> list[Run]:
+) -> list[StreamRows]:
     """Return what came out of a chain by the stream that it goes to.
 
     Args:
@@ -113,8 +113,8 @@ def runs_of(
     return [run for run in runs if run.keys]
 
 
-def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> Run:
-    run = Run(stream, [], [], {}, [])
+def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> StreamRows:
+    run = StreamRows(stream, [], [], {}, [])
     time = max(after + 1, last.get(stream, 0))
     for index, row in enumerate(rows):
         run.keys.append(row.key)

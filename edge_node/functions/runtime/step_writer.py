@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from weft.edge_node.functions.chain import Outputs
 from weft.edge_node.functions.contract import State
 from weft.edge_node.functions.runtime.counters import FunctionCounters
-from weft.edge_node.functions.runtime.parts import Environment, Streams, Version
+from weft.edge_node.functions.runtime.parts import Environment, StreamNumbers, Version
 from weft.edge_node.functions.runtime.state_log import Positions, Remembered, StateWriter
 from weft.edge_node.functions.runtime.step import Step, runs_of, write
 from weft.protocols.origin import OriginKind
@@ -18,7 +18,7 @@ class StepWriter:
     """Writes steps, one at a time, and tells the log what follows from each once it is durable: which records may go,
     and up to what time the stream is complete."""
 
-    def __init__(self, name: str, streams: Streams, environment: Environment, counters: FunctionCounters) -> None:
+    def __init__(self, name: str, streams: StreamNumbers, environment: Environment, counters: FunctionCounters) -> None:
         """Write to some streams. ``go_on`` follows."""
         self._name = name
         self._streams = streams

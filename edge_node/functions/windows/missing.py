@@ -16,7 +16,7 @@ _UNKNOWN = -1
 _MORE = " and later ones"
 
 
-class Missing:
+class WindowGaps:
     """Gaps that windows may still overlap, each from the last row before it to the first row after it."""
 
     def __init__(self, state: State, lateness: int | None) -> None:

@@ -50,7 +50,7 @@ class Limits(NamedTuple):
     """Rows of the result."""
 
 
-class Found(NamedTuple):
+class SelectResult(NamedTuple):
     """Result of a SELECT."""
 
     rows: list[dict[str, Any]]
@@ -139,7 +139,7 @@ class Select:
         fixed = {*map(str.lower, ("key", "time", *self._levels))}
         return COLUMNS_MAX - len(fixed) if self._takes_all else None
 
-    def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> Found:
+    def rows(self, rows: Iterable[bytes], levels: Mapping[bytes, Mapping[str, str]]) -> SelectResult:
         """Return the result for some rows.
 
         Args:
@@ -151,7 +151,7 @@ class Select:
         """
         return self._run([msgspec.msgpack.decode(each)[:3] for each in rows], levels)
 
-    def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> Found:
+    def _run(self, rows: list[Any], levels: Mapping[bytes, Mapping[str, str]]) -> SelectResult:
         columns, cut = [*dict.fromkeys(("key", "time", *self._levels, *self._named))], list[int]()
         if self._takes_all:
             columns, cut = fitting(columns, rows)
@@ -160,7 +160,7 @@ class Select:
                 rows = [row for at, row in enumerate(rows) if at not in left]
         try:
             self._fill(columns, rows, levels)
-            return Found(self._select(), cut)
+            return SelectResult(self._select(), cut)
         except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
             told = "it took too long" if str(error) == "interrupted" else str(error)
             raise SelectError(self._refused or told) from None

@@ -10,7 +10,7 @@ from weft.config.functions.windows import Windowing
 from weft.edge_node.functions.contract import Context, Function, Gap, Out, Row
 from weft.edge_node.functions.expressions import Expression, ExpressionError
 from weft.edge_node.functions.windows.groups import ALWAYS, FIRST, GREATEST, LATE, NEVER, SEEN, Group, Pane
-from weft.edge_node.functions.windows.missing import Missing
+from weft.edge_node.functions.windows.missing import WindowGaps
 from weft.edge_node.functions.windows.naming import Naming
 from weft.edge_node.functions.windows.plan import Plan
 from weft.edge_node.functions.windows.refusal import Full, Late, Refusal
@@ -81,7 +81,7 @@ class Windows(Function):
         self.state = self.store.state
         self.shape: Shape = Sessions(plan, self.store) if plan.gap else Panes(plan, self.store)
         self._drops_late = settings.late_rows == "drop"
-        self._missing = Missing(self.state, plan.lateness if plan.by_event else None)
+        self._missing = WindowGaps(self.state, plan.lateness if plan.by_event else None)
         self._schedule = Schedule(self._due)
         self._queue: list[Over] = []
         """Windows that are over at the tick in hand. They come out from the last to the first."""
@@ -300,7 +300,7 @@ class Windows(Function):
     def _forget_gaps(self, time: int) -> None:
         plan = self.plan
         if plan.by_event:
-            # The first row of a key opens a window of any age, which may lack rows of any gap before it. `Missing`
+            # The first row of a key opens a window of any age, which may lack rows of any gap before it. `WindowGaps`
             # puts the oldest gaps together, so that their number stays bounded.
             return
         before = time - plan.span - plan.lateness - plan.idle

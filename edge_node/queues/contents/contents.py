@@ -13,7 +13,7 @@ from weft.edge_node.queues.contents.holders import Holders
 from weft.edge_node.queues.errors import QueueError, Reason
 from weft.edge_node.queues.message import ENTRY_BYTES, Delivery, Holder, Outcome
 from weft.edge_node.queues.queue.queue import Consumption, Queue
-from weft.edge_node.queues.state.reader import Remembered
+from weft.edge_node.queues.state.reader import RememberedQueue
 from weft.edge_node.queues.state.writer import QueueStateWriter
 from weft.edge_node.subscriptions.log_records import LogRecord
 
@@ -247,7 +247,7 @@ class Contents:
         if queue.unsettled:
             self._next_round(queue.definition.owner, partial(self._forget_unsettled, queue))
 
-    def restore(self, queue: Queue, remembered: Remembered) -> None:
+    def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
         """Take in what a start found."""
         queue.restore(remembered.levels, remembered.others, max(remembered.bytes, 0))
         queue.marks.restore(remembered.suspect, remembered.attempts)

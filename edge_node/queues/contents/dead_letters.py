@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from weft.bounds import Owner, TurnBudget
 from weft.edge_node.ingest.queue_targets import Admitted
-from weft.edge_node.ingest.record import Origin, Records
+from weft.edge_node.ingest.record import NodeSource, Records
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.edge_node.queues.contents.contents import Contents
 from weft.edge_node.queues.contents.deaths import Death, left_before, with_death
@@ -322,5 +322,5 @@ def _bytes(headers: HeaderPairs) -> int:
     return sum(64 + len(name) + (len(value) if isinstance(value, str | bytes) else 8) for name, value in headers)
 
 
-_NODE = Origin(None)
+_NODE = NodeSource(None)
 _QUEUES_ONLY = Destination((), kept_for_sessions=False, unrouted=False)

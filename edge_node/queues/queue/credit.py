@@ -7,7 +7,7 @@ from typing import Final, Protocol
 UNLIMITED: Final = 1 << 60
 
 
-class Waiting(Protocol):
+class CreditWaiter(Protocol):
     """One who could be given messages if there were credit."""
 
     def resume(self) -> None:
@@ -27,7 +27,7 @@ class Credit:
         self._limit = self._left = limit
         self.comes_back = comes_back
         self._held = False
-        self._waiting: dict[Waiting, None] = {}
+        self._waiting: dict[CreditWaiter, None] = {}
 
     @property
     def left(self) -> int:
@@ -60,11 +60,11 @@ class Credit:
         self._held = False
         self._resume()
 
-    def wait(self, consumer: Waiting) -> None:
+    def wait(self, consumer: CreditWaiter) -> None:
         """Have a consumer go on when there is credit."""
         self._waiting[consumer] = None
 
-    def forget(self, consumer: Waiting) -> None:
+    def forget(self, consumer: CreditWaiter) -> None:
         """Forget one that waits for nothing any more."""
         self._waiting.pop(consumer, None)
 

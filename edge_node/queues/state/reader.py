@@ -24,7 +24,7 @@ READ_BYTES = 1 << 20
 logger = logging.getLogger(__name__)
 
 
-class Remembered:
+class RememberedQueue:
     """Knowledge of the log about one queue."""
 
     def __init__(self, definition: QueueDefinition) -> None:
@@ -103,7 +103,7 @@ class QueueState:
             messages: number of the stream with the messages.
         """
         self.exchanges: dict[str, ExchangeDefinition] = {}
-        self.queues: dict[int, Remembered] = {}
+        self.queues: dict[int, RememberedQueue] = {}
         self.bindings: list[BindingDefinition] = []
         self.next_number = 1
         self.first = 0
@@ -168,7 +168,7 @@ class _Fold:
 
     def __init__(self) -> None:
         self.exchanges: dict[str, ExchangeDefinition] = {}
-        self.queues: dict[int, Remembered] = {}
+        self.queues: dict[int, RememberedQueue] = {}
         self.next_number = 1
         self.through = self.first = 0
         self._bindings: dict[BindingDefinition, int] = {}
@@ -206,7 +206,7 @@ class _Fold:
         for exchange in changes.exchanges:
             self.exchanges[exchange.name] = exchange
         for definition in changes.queues:
-            self.queues[definition.number] = Remembered(definition)
+            self.queues[definition.number] = RememberedQueue(definition)
             self.next_number = max(self.next_number, definition.number + 1)
         self._bindings.update(dict.fromkeys(changes.bindings, self._changes))
         if changes.copy_begins:

@@ -41,7 +41,7 @@ ENTRY_BYTES = 12
 logger = logging.getLogger(__name__)
 
 
-class Content(Protocol):
+class CopyContent(Protocol):
     """All that a copy has; ``Queues`` implements it."""
 
     def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
@@ -76,7 +76,7 @@ class QueueStateWriter:
         messages: int,
         wall_clock: Callable[[], int],
         end_of_turn: Callable[[Callable[[], None]], None],
-        content: Content,
+        content: CopyContent,
     ) -> None:
         self._log = log
         self._stream = stream

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 
-class _Node:
+class _TopicNode:
     __slots__ = ("children", "topic")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node] | None = None
+        self.children: dict[str, _TopicNode] | None = None
         self.topic: bytes | None = None
 
 
@@ -21,7 +21,7 @@ class TopicTree:
     """
 
     def __init__(self) -> None:
-        self._root = _Node()
+        self._root = _TopicNode()
 
     def add(self, topic: bytes) -> None:
         """Add a topic, UTF-8."""
@@ -31,13 +31,13 @@ class TopicTree:
                 node.children = {}
             child = node.children.get(level)
             if child is None:
-                child = node.children[level] = _Node()
+                child = node.children[level] = _TopicNode()
             node = child
         node.topic = topic
 
     def remove(self, topic: bytes) -> None:
         """Take a topic out, which must be there. Branches left empty are cut off."""
-        path: list[tuple[_Node, str]] = []
+        path: list[tuple[_TopicNode, str]] = []
         node = self._root
         for level in topic.decode().split("/"):
             path.append((node, level))
@@ -63,7 +63,7 @@ class TopicTree:
         if rest:
             levels.pop()
         # Depth first: what waits are the siblings along one path, and not a whole level of the tree.
-        waiting: list[tuple[Iterator[_Node], int]] = [(iter((self._root,)), 0)]
+        waiting: list[tuple[Iterator[_TopicNode], int]] = [(iter((self._root,)), 0)]
         while waiting:
             nodes, depth = waiting[-1]
             node = next(nodes, None)
@@ -76,7 +76,7 @@ class TopicTree:
             yield node.topic if is_match else None
 
 
-def _children(node: _Node, level: str, *, hidden: bool) -> Iterator[_Node]:
+def _children(node: _TopicNode, level: str, *, hidden: bool) -> Iterator[_TopicNode]:
     children = node.children or {}
     if level != "+":
         return iter((children[level],) if level in children else ())

@@ -11,7 +11,16 @@ from weft.edge_node.sessions.window.in_flight import Delivery, InFlight
 from weft.edge_node.sessions.window.packet_writer import ClientConnection, PacketWriter
 from weft.edge_node.sessions.window.packets_out import Wire
 from weft.edge_node.sessions.window.parts import WindowParts
-from weft.edge_node.sessions.window.states import CONNECTED, QUEUEING, SENDING, TAKING_NEW, Event, State, after, can
+from weft.edge_node.sessions.window.states import (
+    CONNECTED,
+    QUEUEING,
+    SENDING,
+    TAKING_NEW,
+    Event,
+    WindowState,
+    after,
+    can,
+)
 from weft.edge_node.sessions.window.waiting import Waiting
 from weft.edge_node.subscriptions.catch_up import CatchUp
 from weft.edge_node.subscriptions.message import NOWHERE, Message
@@ -53,7 +62,7 @@ class ClientWindow:
         self._waiting = Waiting(self._account)
         self._inflight_max = min(parts.inflight_max, PACKET_IDS_MAX)
         self._identity: Identity | None = None
-        self._state = State.AWAY
+        self._state = WindowState.AWAY
         self._sending = self._live = False
         """Flags, read for every message: ``_state`` is one of ``SENDING``; ``_state`` is ``LIVE``."""
         self._catch_up: CatchUp | None = None
@@ -64,7 +73,7 @@ class ClientWindow:
     # --- what others ask
 
     @property
-    def state(self) -> State:
+    def state(self) -> WindowState:
         """Return the state, which says what the window does with messages now."""
         return self._state
 
@@ -163,7 +172,7 @@ class ClientWindow:
         """Send what waits, as far as the client keeps up and the window reaches."""
         if not self._sending:
             return
-        if self._state is State.RESENDING:
+        if self._state is WindowState.RESENDING:
             self._send_again()
         while self._live and self._waiting and self._has_place():
             message, options, qos = self._waiting.pop()
@@ -258,7 +267,7 @@ class ClientWindow:
 
     def lose(self) -> None:
         """Wait for another connection."""
-        if self._state is not State.AWAY:
+        if self._state is not WindowState.AWAY:
             self._after(Event.LOST)
         self._writer.close()
         self.in_flight.stop_resending()
@@ -284,7 +293,7 @@ class ClientWindow:
 
     def _after(self, event: Event) -> None:
         self._state = after(self._state, event)
-        self._sending, self._live = self._state in SENDING, self._state is State.LIVE
+        self._sending, self._live = self._state in SENDING, self._state is WindowState.LIVE
 
     # --- the log instead of the queue
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import IntEnum, auto
 
 
-class State(IntEnum):
+class WindowState(IntEnum):
     """State of a window. An integer, because sets of them are asked for every message."""
 
     AWAY = auto()
@@ -60,8 +60,8 @@ class Event(IntEnum):
     """The connection has ended."""
 
 
-S, E = State, Event
-TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+S, E = WindowState, Event
+TRANSITIONS: Mapping[WindowState, Mapping[Event, WindowState]] = {
     S.AWAY: {E.OPENED: S.OPENING},
     S.OPENING: {E.GREETED: S.RESENDING, E.PAUSED: S.OPENING_BLOCKED, E.LOST: S.AWAY},
     S.RESENDING: {E.RESENT: S.BEHIND, E.PAUSED: S.RESENDING_BLOCKED, E.LOST: S.AWAY},
@@ -80,7 +80,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
 }  # fmt: skip
 """State -> event -> the state that follows. What is not here cannot happen."""
 
-CONNECTED = frozenset(State) - {S.AWAY}
+CONNECTED = frozenset(WindowState) - {S.AWAY}
 """The client is there: what only memory has may wait for it."""
 SENDING = frozenset({S.RESENDING, S.BEHIND, S.JOINING, S.LIVE})
 """The socket takes packets."""
@@ -90,7 +90,7 @@ QUEUEING = frozenset({S.JOINING, S.LIVE, S.JOINING_BLOCKED, S.LIVE_BLOCKED})
 """A message published now, and not sent, waits in the queue; else it is read from the log."""
 
 
-def after(state: State, event: Event) -> State:
+def after(state: WindowState, event: Event) -> WindowState:
     """Return the state after an event.
 
     Raises:
@@ -101,6 +101,6 @@ def after(state: State, event: Event) -> State:
     return following
 
 
-def can(state: State, event: Event) -> bool:
+def can(state: WindowState, event: Event) -> bool:
     """Return whether an event means anything in a state."""
     return event in TRANSITIONS[state]

@@ -10,16 +10,16 @@ from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Chain, context, cuts, row, run, same_after_restarts
 from tests.support.examples import given
-from weft.config.functions.alert import Alert as Settings
+from weft.config.functions.alert import Alert
 from weft.edge_node.functions.contract import Function, Row
-from weft.edge_node.functions.kinds.alert import Alert
+from weft.edge_node.functions.kinds.alert import AlertFunction
 
 SECOND = 10**9
 LEVELS = {b"plant/a/m1": {"line": "a", "machine": "m1"}, b"plant/a/m2": {"line": "a", "machine": "m2"}}
 
 
-def made(**settings: Any) -> Alert:
-    return Alert(Settings(**({"when": "t > 80", "topic": "alerts/{key}"} | settings)), context(LEVELS))
+def made(**settings: Any) -> AlertFunction:
+    return AlertFunction(Alert(**({"when": "t > 80", "topic": "alerts/{key}"} | settings)), context(LEVELS))
 
 
 def rows(*temperatures: float, key: bytes = b"plant/a/m1") -> list[Row]:

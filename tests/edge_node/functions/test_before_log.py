@@ -22,7 +22,7 @@ from tests.support.live_node import LiveNode
 from tests.support.waiting import PATIENCE_S, until
 from weft.edge_node.functions.part import FunctionsPart
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.record import Gathering, Origin
+from weft.edge_node.ingest.record import Gathering, NodeSource
 from weft.edge_node.reconfigure import ConfigUnusable
 from weft.edge_node.streams import SESSION_TOPICS_STREAM, raw_stream
 from weft.protocols.mqtt.packets import Will
@@ -175,10 +175,10 @@ async def test_a_full_stream_refuses_what_it_would_get_and_nothing_else(tmp_path
         log, ingest = node.node.log, node.node.turn._store
         assert isinstance(ingest, Ingest)
         log.set_policy(log.stream("shaking"), StreamPolicy("refuse", retain_bytes=5_000))
-        first, one, other = Origin("first"), Origin("one"), Origin("other")
+        first, one, other = NodeSource("first"), NodeSource("one"), NodeSource("other")
         topic = b"plant/a/vibration"
 
-        def gathered(*sent: tuple[Origin, float, int]) -> Gathering:
+        def gathered(*sent: tuple[NodeSource, float, int]) -> Gathering:
             found = Gathering()
             for source, rms, size in sent:
                 pad = random.Random(size).randbytes(size // 2).hex()

@@ -6,7 +6,7 @@ import pytest
 from tests.edge_node.servers.mqtt.harness import RawClient, Somebody, running
 from tests.support.waiting import until
 from weft.edge_node.ingest import routing
-from weft.edge_node.ingest.record import Gathering, Origin, Record
+from weft.edge_node.ingest.record import Gathering, NodeRecord, NodeSource
 from weft.edge_node.subscriptions import subscriptions
 from weft.edge_node.subscriptions.message import PUBLISHER
 from weft.protocols.batch import Flag
@@ -19,7 +19,7 @@ async def test_streams_that_share_topics_keep_their_records_apart(tmp_path: Path
     async with running(tmp_path, patterns={"one": ["a/+"], "both": ["a/+", "b"]}) as node:
         for topic, payload in ((b"a/1", b"1"), (b"b", b"2"), (b"a/2", b"3")):
             gathered, flags = Gathering(), Flag.RETAINED if payload == b"3" else 0
-            gathered.add(node.context.routing.route(topic), topic, payload, Origin(None), flags)
+            gathered.add(node.context.routing.route(topic), topic, payload, NodeSource(None), flags)
             node.context.ingest.store(gathered)
         assert [(record.payload, record.flags) for record in await node.stored("one")] == [
             (b"1", 0), (b"3", Flag.RETAINED),
@@ -148,7 +148,7 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
             gathered = Gathering()
             for topic in (b"a", b"b"):
                 gathered.add(
-                    node.context.routing.route(topic), topic, random.Random(size).randbytes(size), Origin(None)
+                    node.context.routing.route(topic), topic, random.Random(size).randbytes(size), NodeSource(None)
                 )
             return gathered
 
@@ -163,4 +163,4 @@ async def test_what_belongs_together_is_refused_as_a_whole_when_one_stream_is_fu
         assert after == before == [(1, 1), (2, 2)]
         # No client would send a will again: it is taken.
         with log.together(20_000):
-            node.context.ingest.publish(Record(b"b", bytes(2000)))
+            node.context.ingest.publish(NodeRecord(b"b", bytes(2000)))

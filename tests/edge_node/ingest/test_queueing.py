@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from weft.edge_node.ingest.queueing import queued_run
-from weft.edge_node.ingest.record import Gathering, Origin
+from weft.edge_node.ingest.record import Gathering, NodeSource
 from weft.edge_node.ingest.routes import Destination, Route
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.fields import PackedHeaders, packed_headers
@@ -30,7 +30,7 @@ def test_every_record_names_its_own_queues(headers: HeaderPairs) -> None:
     gathered, queues = Gathering(), [Queue(1), Queue(2)]
     for number in (0, 0, 1, 0):
         route = Route(Destination((), False, False), live=False, marked=False, queues=queues[number])
-        gathered.add(route, b"a", b"1", Origin(None), 0, headers)
+        gathered.add(route, b"a", b"1", NodeSource(None), 0, headers)
     run = queued_run(gathered, {})
     assert [run.headers[at] for at in range(4)] == [(*headers, ("weft.queues", number)) for number in (1, 1, 2, 1)]
     for pairs in run.headers.values():

@@ -12,7 +12,7 @@ from weft.bounds import Crowd, Rounds
 from weft.edge_node.access.acl import ALL, Permission
 from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.ingest import Ingest
-from weft.edge_node.ingest.record import Record
+from weft.edge_node.ingest.record import NodeRecord
 from weft.edge_node.ingest.routing import Router, Routing
 from weft.edge_node.ingest.turn import Turn
 from weft.edge_node.ingest.unrouted import Unrouted
@@ -151,7 +151,7 @@ class Room:
 
     def publish(self, topic: bytes, *payloads: bytes, qos: int = 1) -> None:
         for payload in payloads:
-            self.ingest.publish(Record(topic, payload, QOS_FLAGS[qos]))
+            self.ingest.publish(NodeRecord(topic, payload, QOS_FLAGS[qos]))
 
     def leave(self, client: RoomClient, *, with_will: bool = True) -> None:
         assert client.session is not None

@@ -9,7 +9,7 @@ import pytest
 from tests.edge_node.sessions.room import Room, RoomClient, close_all
 from tests.support.waiting import until
 from weft.edge_node.sessions.limits import SessionLimits
-from weft.edge_node.sessions.window.states import State
+from weft.edge_node.sessions.window.states import WindowState
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packets import PubRel, Subscription, Will
@@ -60,7 +60,7 @@ async def test_a_session_waits_for_its_client_and_then_expires() -> None:
     again = room.connect("c", expiry=100)
     assert again.session is client.session
     assert again.session is not None
-    assert again.session.window.state in (State.BEHIND, State.JOINING)
+    assert again.session.window.state in (WindowState.BEHIND, WindowState.JOINING)
     room.node.commit()
     await until(lambda: payloads(again) == [b"1"])
     room.leave(again)
@@ -225,7 +225,7 @@ async def test_a_session_that_the_journal_cannot_take_is_as_it_was(monkeypatch: 
             with pytest.raises(LogFull):
                 room.connect(client_id, expiry=5, will=GONE)
     assert (session.terms, session.absence, session.will, session.will_at) == before
-    assert session.window.state is State.AWAY
+    assert session.window.state is WindowState.AWAY
     assert room.sessions.all() == [session]
     room.later(51)
     assert room.counters.wills_published == 1

@@ -12,7 +12,7 @@ from tests.support.waiting import until
 from weft.edge_node.sessions.redelivery import Redelivery
 from weft.edge_node.sessions.session_reader import SessionReader
 from weft.edge_node.sessions.stored_messages import StoredMessages, is_retained_copy
-from weft.edge_node.sessions.window.states import State
+from weft.edge_node.sessions.window.states import WindowState
 from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.edge_node.subscriptions.message import PUBLISHER, RECIPIENT, Message
 from weft.protocols.batch import Flag
@@ -152,7 +152,7 @@ async def test_what_cannot_be_read_again_closes_the_client_and_waits_for_it() ->
     assert again.session is not None
     await redelivery.run(again.session.window)
     assert again.closed == ReasonCode.UNSPECIFIED_ERROR
-    assert again.session.window.state is State.AWAY
+    assert again.session.window.state is WindowState.AWAY
     assert list(again.session.window.in_flight.unread()) == [1, 2]
     third = room.connect("c")
     await until(lambda: payloads(third) == [b"1", b"2"])

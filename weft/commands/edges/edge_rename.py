@@ -15,7 +15,7 @@ from weft.output import Failed, Refused, counted, print_json
 
 if TYPE_CHECKING:
     from weft.config.models import EdgeConfig
-    from weft.edge_node.inspect.rename import Renaming, Waiting
+    from weft.edge_node.inspect.rename import Renaming, UndeliveredRecords
 
 
 @click.command("rename")
@@ -97,7 +97,7 @@ def _progress(records: int) -> None:
         click.echo(f"\r\x1b[K{counted(records, 'record')} to deliver", nl=not records, err=True)
 
 
-def _facts(waiting: Waiting) -> dict[str, Any]:
+def _facts(waiting: UndeliveredRecords) -> dict[str, Any]:
     return {"link": waiting.link, "stream": waiting.stream, "records": waiting.records, "trouble": waiting.trouble}
 
 

@@ -49,7 +49,7 @@ class Fields(dict[str, Any]):
         self.input = record.input
 
 
-class Context:
+class CallContext:
     """The second argument of a user's code, ``ctx``: what it may use beside the records."""
 
     def __init__(self, stream: str, state: KeptState) -> None:
@@ -93,7 +93,7 @@ class UserCode:
         self._clock = clock
         self._process_id = os.getpid()
         self.state = KeptState(lambda value: self._encoder.encode(plain(value)), begin.state_bytes)
-        self._context = Context(begin.stream, self.state)
+        self._context = CallContext(begin.stream, self.state)
         self._limit = _TimeLimit(begin.timeout_s)
         self._module = _load(begin)
         call = getattr(self._module, begin.function, None)

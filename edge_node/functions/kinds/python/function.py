@@ -13,8 +13,8 @@ import msgspec
 from weft.config.functions.user_code import Python as Settings
 from weft.edge_node.functions.contract import AsyncFunction, Context, NotReady, Out, Row, State
 from weft.edge_node.functions.kinds.python.child import LoadFailed
-from weft.edge_node.functions.kinds.python.runner import Outcome, Runner
-from weft.edge_node.functions.kinds.python.snapshots import Snapshot, Snapshots
+from weft.edge_node.functions.kinds.python.runner import Runner, RunResults
+from weft.edge_node.functions.kinds.python.snapshots import FilesSnapshot, Snapshots
 from weft.edge_node.functions.kinds.python.wire import LINES_MAX, RECORD_BYTES_MAX, Begin, Record
 from weft.edge_node.functions.kinds.watched_files import CHECK_INTERVAL_S, WatchedFiles
 from weft.edge_node.functions.series.sources import source_of
@@ -49,7 +49,7 @@ class Python(AsyncFunction):
         self._current: Runner | None = None
         self._trial: Runner | None = None
         self._trial_left = 0
-        self._loading: asyncio.Task[Runner | Snapshot | str] | None = None
+        self._loading: asyncio.Task[Runner | FilesSnapshot | str] | None = None
         self._trouble = ""
 
     async def prepare(self) -> None:
@@ -69,7 +69,7 @@ class Python(AsyncFunction):
             await self._files.close()  # the chain may be made again for each try
             raise NotReady(self._trouble)
 
-    async def _loaded(self) -> Runner | Snapshot | str:
+    async def _loaded(self) -> Runner | FilesSnapshot | str:
         """Return the files at work; or only which they are, when they are those of the present version; or why they
         cannot work."""
         try:
@@ -87,13 +87,13 @@ class Python(AsyncFunction):
             return str(error)
         return candidate
 
-    async def _adopt(self, found: Runner | Snapshot | str) -> None:
+    async def _adopt(self, found: Runner | FilesSnapshot | str) -> None:
         if isinstance(found, str):
             self._refuse(found)
             return
         await self._end_trial(None)
         self._trouble = ""
-        if isinstance(found, Snapshot):
+        if isinstance(found, FilesSnapshot):
             if self._current is not None and found.version != self._current.snapshot.version:
                 self._watched.forget()  # a trial has ended meanwhile: another version is the present one now
             return
@@ -181,7 +181,7 @@ class Python(AsyncFunction):
             position = end
         return made
 
-    async def _run(self, records: Sequence[msgspec.Raw]) -> Outcome:
+    async def _run(self, records: Sequence[msgspec.Raw]) -> RunResults:
         assert self._current is not None
         state = self._state
         trial, former = self._trial, self._current
@@ -190,7 +190,7 @@ class Python(AsyncFunction):
         try:
             tried = await trial.run(records, state, TRIAL_FAILURES_MAX)
         except NotReady as error:
-            tried = Outcome([], {}, len(records) + 1, [str(error)], 0)
+            tried = RunResults([], {}, len(records) + 1, [str(error)], 0)
         if tried.failures:
             outcome = await former.run(records, state)
             if outcome.failures < tried.failures:
@@ -215,7 +215,7 @@ class Python(AsyncFunction):
         """Have a line of the code's own (``ctx.log``) in the node's log."""
         log.info("%s: %s: %s", self._context.stream, self._name, line)
 
-    def _remember(self, outcome: Outcome) -> None:
+    def _remember(self, outcome: RunResults) -> None:
         assert self.state is not None
         for key, value in outcome.changes.items():
             if value is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.edge_node.functions.contract import NotReady
 from weft.edge_node.functions.kinds.python.child import Child, ChildEnded, LoadFailed
-from weft.edge_node.functions.kinds.python.snapshots import Snapshot
+from weft.edge_node.functions.kinds.python.snapshots import FilesSnapshot
 from weft.edge_node.functions.kinds.python.wire import Answer, Begin, Result
 
 ROWS_MAX = 256
@@ -24,7 +24,7 @@ STARTS_MAX = 5
 """Starts in a row that may fail before the step is given up, and tried again later."""
 
 
-class Outcome(NamedTuple):
+class RunResults(NamedTuple):
     """Results of a run."""
 
     results: list[Result]
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 class Runner:
     """One version of the code."""
 
-    def __init__(self, snapshot: Snapshot, begin: Begin, start_timeout_s: float) -> None:
+    def __init__(self, snapshot: FilesSnapshot, begin: Begin, start_timeout_s: float) -> None:
         self.snapshot = snapshot
         self._begin = begin
         self._start_timeout_s = start_timeout_s
@@ -71,7 +71,7 @@ class Runner:
 
     async def run(
         self, records: Sequence[msgspec.Raw], state: Callable[[], dict[str, Any]], failures_max: int | None = None
-    ) -> Outcome:
+    ) -> RunResults:
         """Return what becomes of records, in order. What cannot be handled has a reason as its result.
 
         Args:
@@ -82,7 +82,7 @@ class Runner:
             NotReady: the process cannot be started any more.
         """
         results: list[Result] = []
-        outcome = Outcome(results, {}, 0, [], 0)
+        outcome = RunResults(results, {}, 0, [], 0)
         parts = deque([(0, len(records))])
         suspect = -1
         while parts and (failures_max is None or outcome.failures < failures_max):
@@ -165,7 +165,7 @@ class Runner:
         self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_S), BACKOFF_S_MAX)
 
 
-def _with(outcome: Outcome, answer: Answer) -> Outcome:
+def _with(outcome: RunResults, answer: Answer) -> RunResults:
     outcome.results.extend(answer.results)
     outcome.changes.update(answer.state)
     outcome.lines.extend(answer.lines)

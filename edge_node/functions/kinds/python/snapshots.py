@@ -24,7 +24,7 @@ MARK = "WEFT_FUNCTION_FOLDER"
 LOCK = "lock"
 
 
-class Snapshot(NamedTuple):
+class FilesSnapshot(NamedTuple):
     """The files as they were at one moment."""
 
     version: str
@@ -41,7 +41,7 @@ class Snapshots:
         self._lock: int | None = None
         self._count = 0
 
-    async def take(self) -> Snapshot:
+    async def take(self) -> FilesSnapshot:
         """Return a copy of the files as they are now.
 
         Raises:
@@ -50,7 +50,7 @@ class Snapshots:
         """
         return await asyncio.to_thread(self._take)
 
-    def _take(self) -> Snapshot:
+    def _take(self) -> FilesSnapshot:
         names = [os.path.basename(path) for path in self._paths]
         if len(set(names)) < len(names):
             raise ValueError(f"two files have the same name: {', '.join(sorted(names))}. Rename one")
@@ -73,9 +73,9 @@ class Snapshots:
             with open(copy, "rb") as file:
                 digest.update(f"{name}\0".encode())
                 digest.update(hashlib.file_digest(file, "sha256").digest())
-        return Snapshot(digest.hexdigest()[:HASH_CHARACTERS], folder)
+        return FilesSnapshot(digest.hexdigest()[:HASH_CHARACTERS], folder)
 
-    async def drop(self, snapshot: Snapshot) -> None:
+    async def drop(self, snapshot: FilesSnapshot) -> None:
         """Remove a copy that nothing runs from any more."""
         await asyncio.to_thread(shutil.rmtree, snapshot.folder, ignore_errors=True)
 

@@ -19,7 +19,7 @@ ATTRIBUTES = "attributes"
 _MS = 1_000_000
 
 
-class Sender(NamedTuple):
+class SparkplugSender(NamedTuple):
     """Sender of a message, and what its rows have in common."""
 
     key: bytes
@@ -27,7 +27,9 @@ class Sender(NamedTuple):
     headers: HeaderPairs
 
 
-def sender_of(source: bytes, row: Row, kind: str, number: int | None, *, doubtful: bool, stale: bool) -> Sender:
+def sender_of(
+    source: bytes, row: Row, kind: str, number: int | None, *, doubtful: bool, stale: bool
+) -> SparkplugSender:
     """Return what the rows of an edge node or device have in common.
 
     Args:
@@ -50,13 +52,13 @@ def sender_of(source: bytes, row: Row, kind: str, number: int | None, *, doubtfu
         headers.append(("sparkplug.doubtful", True))
     if stale:
         headers.append(("sparkplug.stale", True))
-    return Sender(source if device else source + b"/", tuple(headers))
+    return SparkplugSender(source if device else source + b"/", tuple(headers))
 
 
 class MetricRows:
     """A row for each metric: its name, value, time, datatype and quality."""
 
-    def read(self, message: Any, readings: Iterable[Reading], sender: Sender, row: Row) -> Iterator[Row]:  # noqa: ARG002
+    def read(self, message: Any, readings: Iterable[Reading], sender: SparkplugSender, row: Row) -> Iterator[Row]:  # noqa: ARG002
         """Yield the rows of a message."""
         for reading in readings:
             values: Values = {
@@ -74,7 +76,7 @@ class MetricRows:
                 values["template"] = reading.template
             yield _made(row, _key(sender, reading.name), values, sender)
 
-    def stale(self, ended: Ended, sender: Sender, row: Row, timestamp: int) -> Iterator[Row]:
+    def stale(self, ended: Ended, sender: SparkplugSender, row: Row, timestamp: int) -> Iterator[Row]:
         """Yield the rows of an edge node or device that is not there any more."""
         for name, _, datatype in ended.metrics:
             values: Values = {
@@ -92,7 +94,7 @@ class MetricRows:
 class MessageRows:
     """A row for each message, with the metrics as fields by their names."""
 
-    def read(self, message: Any, readings: Iterable[Reading], sender: Sender, row: Row) -> Iterator[Row]:
+    def read(self, message: Any, readings: Iterable[Reading], sender: SparkplugSender, row: Row) -> Iterator[Row]:
         """Yield the row of a message."""
         values: Values = {name: getattr(message, name) for name in OWN_FIELDS if message.HasField(name)}
         sent = values.get("timestamp")
@@ -105,7 +107,7 @@ class MessageRows:
             values.setdefault(ATTRIBUTES, attributes)
         yield _made(row, sender.key, values, sender)
 
-    def stale(self, ended: Ended, sender: Sender, row: Row, timestamp: int) -> Iterator[Row]:  # noqa: ARG002
+    def stale(self, ended: Ended, sender: SparkplugSender, row: Row, timestamp: int) -> Iterator[Row]:  # noqa: ARG002
         """Yield the row of an edge node or device that is not there any more."""
         yield _made(row, sender.key, {"timestamp": timestamp}, sender)
 
@@ -133,10 +135,10 @@ def _said(reading: Reading, sent: int | None) -> Values:
     return said
 
 
-def _key(sender: Sender, name: str) -> bytes:
+def _key(sender: SparkplugSender, name: str) -> bytes:
     return b"%b/%b" % (sender.key, name.encode(errors="replace"))
 
 
-def _made(row: Row, key: bytes, values: Values, sender: Sender) -> Row:
+def _made(row: Row, key: bytes, values: Values, sender: SparkplugSender) -> Row:
     # Number and stream stay those of the message: they give the row its place among the errors.
     return Row(row.time, key, None, values, sender.headers, row.seq, row.input)

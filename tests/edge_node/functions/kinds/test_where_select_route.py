@@ -11,11 +11,10 @@ from hypothesis import strategies
 
 from tests.edge_node.functions.restart import Recorder, context, cuts, row, same_after_restarts
 from tests.support.examples import given
-from weft.config.functions.route import Route as RouteSettings
-from weft.config.functions.route import Rule
+from weft.config.functions.route import Route, Rule
 from weft.edge_node.functions.contract import Row
 from weft.edge_node.functions.expressions import InvalidExpression
-from weft.edge_node.functions.kinds.route import Route
+from weft.edge_node.functions.kinds.route import RouteFunction
 from weft.edge_node.functions.kinds.select import SelectNew, Set, make_select
 from weft.edge_node.functions.kinds.where import Where
 from weft.edge_node.functions.registry import KINDS
@@ -103,7 +102,7 @@ def test_each_row_is_taken_by_one_rule_goes_on_or_is_rejected(rows: list[Row]) -
         Rule(to="high", where="a > 0"),
         Rule(to="flags", where="b == True"),
     )
-    left = Route(RouteSettings(rules=rules), context()).process(list(rows), out)
+    left = RouteFunction(Route(rules=rules), context()).process(list(rows), out)
     routed: dict[str, list[int]] = {"copies": [], "high": [], "flags": []}
     for kind, seen, where in out.said:
         if kind == "route":
@@ -120,7 +119,7 @@ def test_a_copy_is_not_changed_by_what_follows() -> None:
     out = Keeps()
     rows = [row(1, {"a": 1, "m": {"x": 1}})]
     rows[0].payload = None
-    (left,) = Route(RouteSettings(rules=(Rule(to="raw", copy=True),)), context()).process(rows, out)
+    (left,) = RouteFunction(Route(rules=(Rule(to="raw", copy=True),)), context()).process(rows, out)
     Set({"a": "2", "m.x": "2"}, context()).process([left], out)
     assert out.routed[0].values == {"a": 1, "m": {"x": 1}}
     assert left.values == {"a": 2, "m": {"x": 2}}
@@ -138,9 +137,9 @@ class Keeps(Recorder):
 def test_a_rule_that_no_row_reaches_is_refused() -> None:
     rules = (Rule(to="a"), Rule(to="b", where="x > 1"))
     with pytest.raises(ValueError, match=r"no row reaches rules\[1\]"):
-        Route(RouteSettings(rules=rules), context())
+        RouteFunction(Route(rules=rules), context())
     with pytest.raises(InvalidExpression, match=r"rules\[0\].where: column 1: lambda"):
-        Route(RouteSettings(rules=(Rule(to="a", where="lambda: 1"),)), context())
+        RouteFunction(Route(rules=(Rule(to="a", where="lambda: 1"),)), context())
 
 
 def test_levels_of_the_topic_come_from_the_context() -> None:
@@ -155,7 +154,7 @@ SETTINGS: dict[str, Any] = {
     "where": "a > 1 or b",
     "set": {"d": "default(a, b)"},
     "select": {"x": "a", "y.z": "key"},
-    "route": RouteSettings(rules=(Rule(to="s", where="a > 1", copy=True), Rule(to="t", where="b == 1"))),
+    "route": Route(rules=(Rule(to="s", where="a > 1", copy=True), Rule(to="t", where="b == 1"))),
 }
 
 

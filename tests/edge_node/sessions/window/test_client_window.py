@@ -5,7 +5,7 @@ import pytest
 from tests.edge_node.sessions.window.clients import ROOM, Clients, Socket
 from weft.edge_node.sessions.records import Sent
 from weft.edge_node.sessions.window.packets_out import Wire
-from weft.edge_node.sessions.window.states import State
+from weft.edge_node.sessions.window.states import WindowState
 from weft.edge_node.subscriptions.fan_out import FanOut
 from weft.edge_node.subscriptions.message import NOWHERE, Message
 from weft.edge_node.subscriptions.subscriber import DeliveryOptions
@@ -112,7 +112,7 @@ def test_a_smaller_receive_maximum_holds_back_what_is_sent_again() -> None:
     window.lose()
     again = clients.connect(window, 1)
     assert again == [encode_publish(b"t", b"1", 1, 1, dup=True)]
-    assert window.state is State.RESENDING
+    assert window.state is WindowState.RESENDING
     window.in_flight.puback(1)
     clients.answered(window)
     assert again[1:] == [encode_publish(b"t", b"2", 1, 2, dup=True)]
@@ -149,7 +149,7 @@ def test_nothing_is_sent_before_connack_and_to_a_socket_that_is_full() -> None:
     run(fan_out, b"2")
     assert (len(connection), clients.counters.deliveries_dropped) == (1, 1)
     window.resume(first)
-    assert window.state is State.LIVE_BLOCKED, "that is another connection's socket"
+    assert window.state is WindowState.LIVE_BLOCKED, "that is another connection's socket"
     window.resume(connection)
     clients.outbox.flush()
     assert connection[1:] == [encode_publish(b"t", b"2", 1, 2)]
@@ -228,7 +228,7 @@ def test_a_restored_delivery_that_the_log_no_longer_has_is_over() -> None:
     connection = clients.connect(window)
     window.in_flight.set_read(3, None, ())
     clients.answered(window)
-    assert (connection, clients.budget.used, window.state) == ([], 0, State.LIVE)
+    assert (connection, clients.budget.used, window.state) == ([], 0, WindowState.LIVE)
     assert clients.journal.noted == [("completed", "c", [3])]
 
 

@@ -13,7 +13,7 @@ from weft.edge_node.sessions.window.states import (
     TAKING_NEW,
     TRANSITIONS,
     Event,
-    State,
+    WindowState,
     after,
     can,
 )
@@ -25,7 +25,7 @@ class Life(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State.AWAY
+        self.state = WindowState.AWAY
         self.connected = self.greeted = self.full = False
         self.unanswered = False
         """Whether the connection has still to be sent what the last one left."""
@@ -99,7 +99,7 @@ class Life(RuleBasedStateMachine):
         assert (self.state in SENDING) == (self.greeted and not self.full)
         assert (self.state in TAKING_NEW) == (self.greeted and not self.full and not self.unanswered)
         assert (self.state in QUEUEING) == (live or self.near)
-        assert (self.state is State.LIVE) == (live and not self.full)
+        assert (self.state is WindowState.LIVE) == (live and not self.full)
 
     @invariant()
     def nothing_else_can_happen(self) -> None:
@@ -121,23 +121,23 @@ TestLife = Life.TestCase
 
 
 def test_every_state_has_a_row_and_can_be_reached() -> None:
-    assert set(TRANSITIONS) == set(State)
-    reached, waiting = {State.AWAY}, [State.AWAY]
+    assert set(TRANSITIONS) == set(WindowState)
+    reached, waiting = {WindowState.AWAY}, [WindowState.AWAY]
     while waiting:
         for state in TRANSITIONS[waiting.pop()].values():
             if state not in reached:
                 reached.add(state)
                 waiting.append(state)
-    assert reached == set(State)
+    assert reached == set(WindowState)
 
 
-@pytest.mark.parametrize("state", set(State) - {State.AWAY})
-def test_every_connection_can_be_lost(state: State) -> None:
-    assert after(state, Event.LOST) is State.AWAY
+@pytest.mark.parametrize("state", set(WindowState) - {WindowState.AWAY})
+def test_every_connection_can_be_lost(state: WindowState) -> None:
+    assert after(state, Event.LOST) is WindowState.AWAY
 
 
-@pytest.mark.parametrize("state", [state for state in State if state.name.endswith("_BLOCKED")])
-def test_a_socket_that_takes_packets_again_changes_nothing_else(state: State) -> None:
+@pytest.mark.parametrize("state", [state for state in WindowState if state.name.endswith("_BLOCKED")])
+def test_a_socket_that_takes_packets_again_changes_nothing_else(state: WindowState) -> None:
     """And a full one goes where it would have gone, as a twin."""
     open_twin = after(state, Event.RESUMED)
     assert state.name == f"{open_twin.name}_BLOCKED"
@@ -149,4 +149,4 @@ def test_a_socket_that_takes_packets_again_changes_nothing_else(state: State) ->
 
 def test_what_cannot_happen_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="LEVEL while AWAY"):
-        after(State.AWAY, Event.LEVEL)
+        after(WindowState.AWAY, Event.LEVEL)
