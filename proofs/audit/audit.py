@@ -21,7 +21,7 @@ import msgspec
 
 from weft.proofs.audit.comparison import Comparison, shard_end
 from weft.proofs.audit.counts import LaneKey
-from weft.proofs.audit.deletions import Declared, read_declared
+from weft.proofs.audit.deletions import DeclaredDeletions, read_declared
 from weft.proofs.audit.log_plan import ShardBase, log_tasks, read_base, read_head
 from weft.proofs.audit.log_task import LogTask
 from weft.proofs.audit.part import TABLE_PLACE, Part
@@ -88,7 +88,7 @@ class _Audit:
         self._bases: dict[int, ShardBase] = {}
         self._skipped: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self._open_gaps: list[NamedOpenGap] = []
-        self._declared = Declared({}, {})
+        self._declared = DeclaredDeletions({}, {})
 
     async def run(self, *, payloads: bool, is_last: bool) -> AuditReport:
         await self._open_table(payloads=payloads)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from weft.proofs.audit.contents import payload_problems
 from weft.proofs.audit.counts import LaneKey, without
-from weft.proofs.audit.deletions import Declared
+from weft.proofs.audit.deletions import DeclaredDeletions
 from weft.proofs.audit.log_plan import ShardBase
 from weft.proofs.audit.part import Part, Stretch
 from weft.proofs.audit.report import (
@@ -71,7 +71,7 @@ class Comparison:
         skipped: Mapping[LaneKey, RangeSet],
         ends: Mapping[int, int],
         version: int | None,
-        declared: Declared,
+        declared: DeclaredDeletions,
     ) -> None:
         self._declared = declared
         self._scope, self._part, self._ends, self._version = scope, part, ends, version

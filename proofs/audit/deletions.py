@@ -75,7 +75,7 @@ class Deletion(msgspec.Struct, frozen=True):
         return sum(end - first for _, ranges in self.offsets for first, end in ranges)
 
 
-class Declared(NamedTuple):
+class DeclaredDeletions(NamedTuple):
     """All declared deletions of a stream together."""
 
     lanes: dict[LaneKey, RangeSet]
@@ -149,7 +149,7 @@ def stored(seqs: SeqCounts[LaneKey]) -> list[tuple[str, str, list[Range]]]:
     return [(edge, log_id, list(held)) for (edge, log_id), held in sorted(seqs.held.items())]
 
 
-async def read_declared(store: ObjectStore, tenant: str, stream: str) -> Declared:
+async def read_declared(store: ObjectStore, tenant: str, stream: str) -> DeclaredDeletions:
     """Return what was declared deleted.
 
     Raises:
@@ -163,7 +163,7 @@ async def read_declared(store: ObjectStore, tenant: str, stream: str) -> Declare
             lanes[edge, log_id].update(RangeSet(ranges))
         for shard, ranges in deletion.offsets:
             offsets[shard].update(RangeSet(ranges))
-    return Declared(lanes, offsets)
+    return DeclaredDeletions(lanes, offsets)
 
 
 async def _keys(store: ObjectStore, prefix: str) -> Sequence[str]:

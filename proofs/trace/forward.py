@@ -11,7 +11,7 @@ import msgspec
 from weft.proofs.trace.errors import TraceError
 from weft.proofs.trace.finding import Row, Wanted
 from weft.proofs.trace.narrowing import NOTHING, Narrowing
-from weft.proofs.trace.steps import STEPS_MAX, Record, Tracer, payload_fields, record_of
+from weft.proofs.trace.steps import STEPS_MAX, TracedRecord, Tracer, payload_fields, record_of
 from weft.proofs.trace.used import Used, parse_source
 from weft.protocols.lane import Lane
 from weft.protocols.message_headers import SOURCE
@@ -23,7 +23,7 @@ class Made(msgspec.Struct):
     """A record that an edge function made."""
 
     stream: str
-    record: Record
+    record: TracedRecord
     of: str
     """Stream of the records that it was made of, on the way from the message."""
     is_certain: bool
@@ -33,7 +33,7 @@ class Made(msgspec.Struct):
 class Forward(msgspec.Struct):
     """Messages, and what became of them."""
 
-    messages: list[Record]
+    messages: list[TracedRecord]
     made: list[Made]
     """In the order of the steps; of one step by stream and number."""
     more: bool

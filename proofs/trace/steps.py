@@ -29,7 +29,7 @@ STEPS_MAX = 8
 """Maximum number of streams behind each other: more are a circle."""
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class TracedRecord(msgspec.Struct, omit_defaults=True):
     """A record of a stream."""
 
     edge: str
@@ -43,19 +43,19 @@ class Record(msgspec.Struct, omit_defaults=True):
     headers: dict[str, str | None] | None = None
     origin: str | None = None
     """Function that made the record at its edge: ``name@version#hash``. None for what devices sent."""
-    made_of: list[Step] = []
+    made_of: list[LineageStep] = []
     """Records that went into this one, where a pipeline or a function made it."""
     is_unknown: bool = False
     """True for a record of an edge function that does not say what it was made of: one of an earlier release, or of a
     function that passes records on."""
 
 
-class Step(msgspec.Struct):
+class LineageStep(msgspec.Struct):
     """One range of a row's lineage, and its records."""
 
     stream: str
     used: Used
-    records: list[Record]
+    records: list[TracedRecord]
     numbers: int
     """Sequence numbers of the range."""
     narrowed_by: list[str]
@@ -74,7 +74,7 @@ class Trace(msgspec.Struct):
     """A row and what it was made of."""
 
     row: dict[str, Any]
-    made_of: list[Step]
+    made_of: list[LineageStep]
 
 
 class Tracer:
@@ -108,7 +108,7 @@ class Tracer:
         """
         return Trace(dict(row), [await self._step(each, [Narrowing.of(row)], ()) for each in used])
 
-    async def _step(self, used: Used, narrowings: Sequence[Narrowing], behind: tuple[str, ...]) -> Step:
+    async def _step(self, used: Used, narrowings: Sequence[Narrowing], behind: tuple[str, ...]) -> LineageStep:
         """Return the records of a range.
 
         Args:
@@ -127,12 +127,12 @@ class Tracer:
         self.left -= len(rows)
         is_exact = not more and len(rows) == min(used.count, used.numbers)
         gap = open_gap_of(state, lane)
-        step = Step(lane.stream, used, [], used.numbers, found.narrowed_by, is_exact, more, gap)
+        step = LineageStep(lane.stream, used, [], used.numbers, found.narrowed_by, is_exact, more, gap)
         for each in rows:
             step.records.append(await self._record(each, (*behind, lane.stream)))
         return step
 
-    async def _record(self, row: Row, behind: tuple[str, ...]) -> Record:
+    async def _record(self, row: Row, behind: tuple[str, ...]) -> TracedRecord:
         record = record_of(row)
         lineage, source = ((record.headers or {}).get(name) for name in (LINEAGE, SOURCE))
         if lineage is not None and len(behind) < STEPS_MAX:
@@ -146,7 +146,9 @@ class Tracer:
             record.is_unknown = record.origin is not None and lineage is source is None and not _is_schema(record)
         return record
 
-    async def _of_function(self, record: Record, row: Row, source: str, behind: tuple[str, ...]) -> list[Step]:
+    async def _of_function(
+        self, record: TracedRecord, row: Row, source: str, behind: tuple[str, ...]
+    ) -> list[LineageStep]:
         """Return what an edge function made a record of."""
         levels = {name: value for name, value in row.items() if not name.startswith("_") and value is not None}
         # The bounds of a window may be of times in the payload, and its key is a topic only where that is its group.
@@ -157,7 +159,7 @@ class Tracer:
             try:
                 steps.append(await self._step(used, narrowings, behind))
             except TraceError as error:  # such as a stream that stays on its node
-                steps.append(Step(used.stream, used, [], used.numbers, [], False, False, trouble=str(error)))
+                steps.append(LineageStep(used.stream, used, [], used.numbers, [], False, False, trouble=str(error)))
         return steps
 
     async def _state(self, edge: str) -> ShardState:
@@ -209,7 +211,7 @@ class Tracer:
         return Lane(self._tenant, used.edge, log_id, found.pop())
 
 
-def _is_schema(record: Record) -> bool:
+def _is_schema(record: TracedRecord) -> bool:
     """Return whether the origin of a record is a schema, and no function: a device sent it."""
     return (record.origin or "").startswith(f"{OriginKind.SCHEMA.name.lower()}:")
 
@@ -223,7 +225,7 @@ def payload_fields(payload: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def record_of(row: Row) -> Record:
+def record_of(row: Row) -> TracedRecord:
     """Return a row of a stream's table or log as a record."""
     payload = row.get("payload")
     if payload is None:
@@ -235,6 +237,6 @@ def record_of(row: Row) -> Record:
         except UnicodeDecodeError:
             text, coded = None, base64.b64encode(payload).decode()
     headers = dict(row["_headers"]) if row.get("_headers") else None
-    return Record(
+    return TracedRecord(
         row["_edge"], row["_log"], row["_seq"], row["_time"], row["_key"], text, coded, headers, row.get(ORIGIN_COLUMN)
     )

@@ -40,7 +40,7 @@ class _Kept(msgspec.Struct, frozen=True):
     given: bool = False
 
 
-class _Beginning(msgspec.Struct):
+class _StoredFormat(msgspec.Struct):
     """Part of a stored state that each release can read."""
 
     format: int
@@ -171,7 +171,7 @@ class WindowState:
         """
         try:
             # By itself: a later release may have changed all else.
-            found = msgspec.json.decode(text, type=_Beginning).format
+            found = msgspec.json.decode(text, type=_StoredFormat).format
             if found > FORMAT:
                 raise ReadError(
                     f"the state of the windows was written by a later release of Weft (format {found}; this one knows "

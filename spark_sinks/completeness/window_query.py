@@ -32,7 +32,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.read import read
 from spark_sinks.replaced import Replaced
 from spark_sinks.source.checkpoints import Bookmarks, Places, chunks_of, moved
-from spark_sinks.source.history import Kept, Witness
+from spark_sinks.source.history import KeptPosition, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
@@ -262,7 +262,7 @@ class WindowSteps:
 def places_of(state: WindowState) -> Places:
     """Return the positions of a state, for a comparison with the log."""
     chunks = {shard: Witness(*chunk) for shard, chunk in state.chunks.items()}
-    return {shard: Kept(offset, chunks.get(shard)) for shard, offset in state.offsets.items()}
+    return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in state.offsets.items()}
 
 
 def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:

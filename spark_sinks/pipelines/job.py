@@ -11,7 +11,7 @@ from spark_sinks.completeness.definition import IfChanged
 from spark_sinks.completeness.window_query import WindowQuery
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.sinks import Sink, make_sink, output_mode
-from spark_sinks.pipelines.steps import Part, split
+from spark_sinks.pipelines.steps import StepGroup, split
 from spark_sinks.pipelines.windows import start_windows
 from weft.config.pipelines.pipeline import Pipeline
 
@@ -24,7 +24,7 @@ class MicroBatch:
     """
 
     context: Context
-    steps: Part
+    steps: StepGroup
     sink: Sink
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:

@@ -18,7 +18,7 @@ from weft.config.pipelines.steps import Step
 
 
 @dataclass(frozen=True)
-class Part:
+class StepGroup:
     """Steps that follow each other, with their places in the file."""
 
     steps: tuple[tuple[int, Step], ...]
@@ -43,17 +43,17 @@ class Part:
             yield at, frame
 
 
-def split(pipeline: Pipeline) -> tuple[Part, Part]:
+def split(pipeline: Pipeline) -> tuple[StepGroup, StepGroup]:
     """Return the steps on the streaming DataFrame, and those on the rows of a micro-batch; the window step is in
     neither."""
     plain = [(at, step) for at, step in enumerate(pipeline.steps) if step.window is None]
     first = next((at for at, step in plain if step.mode == "batch"), len(plain))
-    return Part(tuple(plain[:first])), Part(tuple(plain[first:]))
+    return StepGroup(tuple(plain[:first])), StepGroup(tuple(plain[first:]))
 
 
-def all_steps(pipeline: Pipeline) -> Part:
+def all_steps(pipeline: Pipeline) -> StepGroup:
     """Return all steps before the window step."""
-    return Part(tuple((at, step) for at, step in enumerate(pipeline.steps) if step.window is None))
+    return StepGroup(tuple((at, step) for at, step in enumerate(pipeline.steps) if step.window is None))
 
 
 def _applied(at: int, step: Step, frame: DataFrame, named: dict[str, DataFrame], context: Context) -> DataFrame:

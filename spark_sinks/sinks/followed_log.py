@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
-from spark_sinks.source.history import History, Kept, WentBack, Witness
+from spark_sinks.source.history import History, KeptPosition, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import open_hub
 
@@ -33,7 +33,7 @@ class FollowedLog:
         """Return cluster, tenant and stream as one text. Raises as ``check``."""
         return _opened(self.options).source
 
-    def check(self, positions: Mapping[int, Kept]) -> None:
+    def check(self, positions: Mapping[int, KeptPosition]) -> None:
         """Compare positions, by shard, with the log.
 
         Raises:

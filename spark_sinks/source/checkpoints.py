@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_sinks.errors import ReadError
-from spark_sinks.source.history import Kept, WentBack, Witness
+from spark_sinks.source.history import KeptPosition, WentBack, Witness
 from spark_sinks.source.positions import CHUNKS, Offsets, from_json, of_checkpoint, to_json
 from spark_sinks.source.stream_log import StreamLog
 from spark_sinks.source.tables import TableSnapshot
 
-Places = dict[int, Kept]
+Places = dict[int, KeptPosition]
 """Shard -> position."""
 _NUMBERS = 3
 CLOCKS_NS = 300 * 1_000_000_000
@@ -41,23 +41,23 @@ def decode(value: Any) -> Places:
             f"checkpoint: expected offsets by shard, got {str(value)[:200]}. It is of another query, or of a later "
             "release"
         ) from None
-    return {shard: Kept(offset, chunks.get(shard)) for shard, offset in offsets.items()}
+    return {shard: KeptPosition(offset, chunks.get(shard)) for shard, offset in offsets.items()}
 
 
-def encode(places: Mapping[int, Kept]) -> dict[str, Any]:
+def encode(places: Mapping[int, KeptPosition]) -> dict[str, Any]:
     """Return the form for the checkpoint: the same positions give the same text."""
     found: dict[str, Any] = dict(to_json(offsets_of(places)))
     chunks = {str(shard): list(chunk) for shard, chunk in sorted(chunks_of(places).items())}
     return found | ({CHUNKS: chunks} if chunks else {})
 
 
-def chunks_of(places: Mapping[int, Kept]) -> dict[int, tuple[int, int, int]]:
+def chunks_of(places: Mapping[int, KeptPosition]) -> dict[int, tuple[int, int, int]]:
     """Return number, checksum and time of the chunks, where they are known."""
     known = {shard: kept.witness for shard, kept in places.items() if kept.witness is not None}
     return {shard: (each.n, each.footer_crc, each.created or 0) for shard, each in known.items()}
 
 
-def offsets_of(places: Mapping[int, Kept]) -> Offsets:
+def offsets_of(places: Mapping[int, KeptPosition]) -> Offsets:
     """Return the offsets alone."""
     return {shard: kept.end for shard, kept in places.items()}
 
@@ -90,7 +90,7 @@ class Bookmarks:
         """
         return await self.compare(decode(given))
 
-    async def compare(self, places: Mapping[int, Kept]) -> Places:
+    async def compare(self, places: Mapping[int, KeptPosition]) -> Places:
         """Return positions for every shard of the log, once they are found to be of this log.
 
         Raises:
@@ -98,7 +98,7 @@ class Bookmarks:
             WentBack: they are of this store before it was restored to an earlier state.
         """
         whole = of_checkpoint(offsets_of(places), self._log.heads)
-        found = {shard: places.get(shard, Kept(offset, None)) for shard, offset in whole.items()}
+        found = {shard: places.get(shard, KeptPosition(offset, None)) for shard, offset in whole.items()}
         if self._loads != self._log.loads:
             self._loads, self._known = self._log.loads, {}
         new = {shard: kept for shard, kept in found.items() if self._is_new(shard, kept)}
@@ -119,17 +119,17 @@ class Bookmarks:
         self._known |= new
         return found
 
-    def _is_new(self, shard: int, kept: Kept) -> bool:
+    def _is_new(self, shard: int, kept: KeptPosition) -> bool:
         return shard not in self._known or kept.end > self._known[shard].end
 
-    async def moved(self, ends: Offsets, start: Mapping[int, Kept]) -> Places:
+    async def moved(self, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
         """Return positions at the ends of a micro-batch, as ``moved``. This run has made them."""
         places = await moved(self._log, ends, start)
         self._known |= places
         return places
 
 
-def check_rows(table: TableSnapshot | None, places: Mapping[int, Kept]) -> None:
+def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) -> None:
     """Check rows of the table whose chunks the hub has deleted: none can have come after its chunk was made.
 
     Raises:
@@ -143,7 +143,7 @@ def check_rows(table: TableSnapshot | None, places: Mapping[int, Kept]) -> None:
             raise WentBack(f"offset {end} of shard {shard}, and the record before it came later")
 
 
-async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, Kept]) -> Places:
+async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
     """Return positions at the ends of a micro-batch, with their chunks.
 
     Costs nothing where a running query has seen the chunks come; otherwise some GETs for each shard that moved.
@@ -156,5 +156,5 @@ async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, Kept]) -> Pla
     """
     moving = {shard: end for shard, end in ends.items() if shard not in start or end != start[shard].end}
     found = await log.witnesses({shard: end for shard, end in moving.items() if end > 0})
-    places = {shard: Kept(end, found.get(shard)) for shard, end in moving.items()}
+    places = {shard: KeptPosition(end, found.get(shard)) for shard, end in moving.items()}
     return places | {shard: start[shard] for shard in ends.keys() - moving.keys()}

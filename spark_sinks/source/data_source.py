@@ -30,7 +30,7 @@ from spark_sinks.source.options import ReadOptions, parse_options
 from spark_sinks.source.partitions import read_partition
 from spark_sinks.source.plan import plan, resolve
 from spark_sinks.source.positions import Offsets, limited, of_checkpoint, to_json
-from spark_sinks.source.stream_log import Missing, StreamLog, subset
+from spark_sinks.source.stream_log import MissingOffsets, StreamLog, subset
 from spark_sinks.source.typed import commented
 from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import row_schema
@@ -263,10 +263,10 @@ async def _planned(plan: Callable[[], Coroutine[Any, Any, list[InputPartition]]]
     opened afterwards has what the log lacks.
 
     Raises:
-        Missing: neither has it.
+        MissingOffsets: neither has it.
     """
     for _ in range(PLANS_MAX - 1):
-        with suppress(Missing):
+        with suppress(MissingOffsets):
             return await plan()
     return await plan()
 

@@ -32,7 +32,7 @@ class Witness(NamedTuple):
     deleted, it tells the table's rows from later ones."""
 
 
-class Kept(NamedTuple):
+class KeptPosition(NamedTuple):
     """A position as a checkpoint or a sink's target keeps it."""
 
     end: int
@@ -76,7 +76,7 @@ class History:
         self._found |= known
         return {place: Witness(each.n, each.footer_crc, each.created) for place, each in known.items()}
 
-    async def check(self, positions: Mapping[StreamShard, Kept]) -> dict[StreamShard, Kept]:
+    async def check(self, positions: Mapping[StreamShard, KeptPosition]) -> dict[StreamShard, KeptPosition]:
         """Check that the log still is the one that positions were taken from.
 
         Returns:
@@ -92,7 +92,7 @@ class History:
             raise _unreadable(error) from error
         return {place: kept for (place, kept), is_known in zip(positions.items(), known, strict=True) if not is_known}
 
-    async def _check(self, place: StreamShard, kept: Kept) -> bool:
+    async def _check(self, place: StreamShard, kept: KeptPosition) -> bool:
         """Return whether the chunk was compared."""
         (stream, shard), (end, witness) = place, kept
         log = self._logs[shard]

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_sinks.source.partitions import ChunkPart, ReadContext, TableAccess, TablePart, Task
 from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
-from spark_sinks.source.stream_log import ChunkSlice, Missing, StreamLog
+from spark_sinks.source.stream_log import ChunkSlice, MissingOffsets, StreamLog
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
@@ -85,7 +85,7 @@ async def plan(
         again: what a person does when objects are deleted before a task reads them.
 
     Raises:
-        Missing: records of the range are neither in the log nor in the table.
+        MissingOffsets: records of the range are neither in the log nor in the table.
     """
     shards = log.shards_of(log.options.edges)
     ranges = {shard: (start[shard], end[shard]) for shard in sorted(start) if shard in shards}
@@ -113,11 +113,11 @@ def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int,
     """Check that the table still has the rows from ``first`` on: its owner may have deleted the oldest ones.
 
     Raises:
-        Missing: they are gone, and the read is not one that goes on without them.
+        MissingOffsets: they are gone, and the read is not one that goes on without them.
     """
     low = min(end, table.first_offset(shard))
     if first < low and log.options.fail_on_data_loss and log.not_skipped(shard, first, low):
-        raise Missing(
+        raise MissingOffsets(
             f"offsets {first} to {low} of shard {shard} were removed from the table, and from the log before. To go on "
             f'without them, set .option("fail_on_data_loss", "false"), or start from offset {low} with a new checkpoint'
         )

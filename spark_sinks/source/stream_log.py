@@ -80,7 +80,7 @@ class ChunkSlice(NamedTuple):
         )
 
 
-class Missing(ReadError):
+class MissingOffsets(ReadError):
     """Offsets of a read that are neither in the log nor in the table, as far as the plan has seen of both."""
 
 
@@ -266,7 +266,7 @@ class StreamLog:
         # A store that is not mounted looks like one whose chunks were deleted, and nothing of it may be left out.
         await open_hub(self.options)
         if self.options.fail_on_data_loss:
-            raise Missing(
+            raise MissingOffsets(
                 f"{what} are neither in the log nor in the table. The hub deleted their chunks, and the table was "
                 "moved away or restored. Put it back. To go on without them, "
                 'set .option("fail_on_data_loss", "false")'

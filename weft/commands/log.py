@@ -169,7 +169,7 @@ def _segment(path: str, with_records: bool) -> Iterator[Facts]:
                 }  # fmt: skip
             elif found.kind is not None:
                 place = {"position": found.position, "kind": found.kind.name.lower()}
-                yield from _entry(place, found, _Known(names, origins), with_records)
+                yield from _entry(place, found, _Meanings(names, origins), with_records)
     except FileNotFoundError:
         yield {"file": path, "deleted": "since the files were listed"}
 
@@ -181,14 +181,14 @@ def _problem(path: str, found: Inspected) -> Iterator[Facts]:
         yield place | {"torn": "nothing after this point was acknowledged"}
 
 
-class _Known(NamedTuple):
+class _Meanings(NamedTuple):
     """Meanings of numbers, as far as the segment has told them."""
 
     names: Mapping[int, str]
     origins: Mapping[int, Origin]
 
 
-def _entry(place: Facts, found: Inspected, known: _Known, with_records: bool) -> Iterator[Facts]:
+def _entry(place: Facts, found: Inspected, known: _Meanings, with_records: bool) -> Iterator[Facts]:
     if not isinstance(found.value, BatchHeader):
         yield place | {"value": _plain(found.value)}
         return

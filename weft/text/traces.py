@@ -15,7 +15,7 @@ from weft.text.record import shown, shown_payload
 if TYPE_CHECKING:
     from weft.proofs.trace.finding import Looked
     from weft.proofs.trace.forward import Forward
-    from weft.proofs.trace.steps import Record, Step, Trace
+    from weft.proofs.trace.steps import LineageStep, Trace, TracedRecord
 
 CELL_SHOWN_MAX = 80
 """Characters of a cell of a row in a line for people."""
@@ -80,7 +80,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= CELL_SHOWN_MAX else f"{text[:CELL_SHOWN_MAX]}..."
 
 
-def _lines(step: Step, indent: str) -> Iterator[str]:
+def _lines(step: LineageStep, indent: str) -> Iterator[str]:
     used = step.used
     span = f"seq {used.first}" if step.numbers == 1 else f"seq {used.first} to {used.last}"
     yield f"{indent}{step.stream}, lane {used.edge}/{used.log}, {span}: {step.trouble or _verdict(step)}"
@@ -94,7 +94,7 @@ def _lines(step: Step, indent: str) -> Iterator[str]:
             yield f"{indent}    unknown source: the record does not say what it was made of"
 
 
-def _verdict(step: Step) -> str:
+def _verdict(step: LineageStep) -> str:
     used, found = step.used, counted(len(step.records), "record")
     by = f", narrowed by {', '.join(map(shown, step.narrowed_by))}" if step.narrowed_by else ""
     if step.is_exact:
@@ -106,7 +106,7 @@ def _verdict(step: Step) -> str:
     return f"{found}{by}; {used.count} were used: the others are not in the log or table"
 
 
-def _record(record: Record) -> str:
+def _record(record: TracedRecord) -> str:
     payload = base64.b64decode(record.payload_base64) if record.payload_base64 else (record.payload or "").encode()
     parts = [record.time.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), str(record.seq), shown(record.key), shown_payload(payload)]
     if record.origin is not None:

@@ -15,7 +15,7 @@ from spark_sinks.pipelines.check.target import check_target
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
 from spark_sinks.pipelines.sinks import ChecksRows, make_sink, output_mode
-from spark_sinks.pipelines.steps import Part, all_steps, split
+from spark_sinks.pipelines.steps import StepGroup, all_steps, split
 from spark_sinks.pipelines.windows import analysed_windows
 from spark_sinks.runtime.quiet import without_context_logs
 from spark_sinks.runtime.session import is_connect
@@ -116,7 +116,7 @@ def _analysed(
     return _checked(on_batch, spark.createDataFrame([], after.schema), context, report)
 
 
-def _checked(part: Part, frame: DataFrame, context: Context, report: Report) -> DataFrame | None:
+def _checked(part: StepGroup, frame: DataFrame, context: Context, report: Report) -> DataFrame | None:
     try:
         for at, result in part.results(frame, context):
             frame = result
@@ -137,7 +137,7 @@ def _checked_windows(pipeline: Pipeline, rows: DataFrame, report: Report) -> Dat
     return windows
 
 
-def _runs_on_streams(frame: DataFrame, part: Part, pipeline: Pipeline, report: Report) -> bool:
+def _runs_on_streams(frame: DataFrame, part: StepGroup, pipeline: Pipeline, report: Report) -> bool:
     """Return whether Spark can run the steps on a stream: it cannot sort one, for example, or take its first rows."""
     path: KeyPath = ("source",)
     if part.steps:

@@ -59,7 +59,7 @@ def find_alerts(
     """
     need(frame, context, _NEEDED)
     past, silence = duration(context, "history", history), duration(context, "quiet", quiet)
-    rule = Rule(
+    rule = AlertRule(
         _us(past),
         _us(silence),
         number(context, "threshold", threshold, least=1, most=1000),
@@ -86,7 +86,7 @@ class Judged(NamedTuple):
     score: float
 
 
-class Rule(msgspec.Struct, frozen=True):
+class AlertRule(msgspec.Struct, frozen=True):
     """Options of ``find_alerts``, as numbers."""
 
     history_us: int

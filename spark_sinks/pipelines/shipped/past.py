@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sinks.pipelines.context import Context, with_lineage
 from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.steps import Part
+from spark_sinks.pipelines.steps import StepGroup
 from weft.config.errors import KeyPath
 from weft.config.units import parse_duration
 
@@ -106,7 +106,7 @@ def _is_new(spans: Iterable[Span]) -> Column:
 def _same_steps(history: DataFrame, context: Context) -> DataFrame:
     at = place(context)[1]
     steps = tuple((n, step) for n, step in enumerate(context.pipeline.steps[:at]))
-    return Part(steps).apply(history, context)
+    return StepGroup(steps).apply(history, context)
 
 
 def place(context: Context) -> tuple[str, int]:

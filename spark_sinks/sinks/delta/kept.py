@@ -5,8 +5,8 @@ from __future__ import annotations
 from spark_sinks.blocking import run
 from spark_sinks.errors import ReadError, SinkError
 from spark_sinks.sinks.delta.positions import Followed, Positions, StreamShard
-from spark_sinks.sinks.delta.table import Reading
-from spark_sinks.source.history import History, Kept, WentBack, Witness
+from spark_sinks.sinks.delta.table import TableReading
+from spark_sinks.source.history import History, KeptPosition, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.stream_log import open_hub
 from weft.storage.table.names import source_ids
@@ -38,7 +38,7 @@ class KeptPositions:
         """Return the number of the hub's shards."""
         return self._followed.shards
 
-    def read(self, reading: Reading) -> Positions:
+    def read(self, reading: TableReading) -> Positions:
         """Return what the table has of each shard.
 
         Raises:
@@ -49,7 +49,9 @@ class KeptPositions:
         self._check_cluster(reading)
         found = {place: reading.transaction(app) for app, place in self._followed.apps().items()}
         positions = {place: end for place, end in found.items() if end is not None}
-        self._check_history({place: Kept(end, self._witness(reading, place)) for place, end in positions.items()})
+        self._check_history(
+            {place: KeptPosition(end, self._witness(reading, place)) for place, end in positions.items()}
+        )
         self.committed(reading.id, reading.version, positions)
         return positions
 
@@ -77,11 +79,11 @@ class KeptPositions:
             made |= dict(zip(source_ids(self._followed.app(place)), witness[:2], strict=True))
         return made
 
-    def _witness(self, reading: Reading, place: StreamShard) -> Witness | None:
+    def _witness(self, reading: TableReading, place: StreamShard) -> Witness | None:
         n, crc = map(reading.transaction, source_ids(self._followed.app(place)))
         return None if n is None or crc is None else Witness(n, crc)
 
-    def _check_cluster(self, reading: Reading) -> None:
+    def _check_cluster(self, reading: TableReading) -> None:
         for stream in self._followed.streams:
             number = reading.transaction(self._followed.cluster_app(stream))
             if number is not None and number != self._followed.cluster_number:
@@ -91,7 +93,7 @@ class KeptPositions:
                     "give the sink another name to have the rows of both"
                 )
 
-    def _check_history(self, positions: dict[StreamShard, Kept]) -> None:
+    def _check_history(self, positions: dict[StreamShard, KeptPosition]) -> None:
         try:
             run(self._history.check(positions))
         except WentBack as error:

@@ -35,7 +35,7 @@ from spark_sinks.sinks.delta.keys import last_of_each
 from spark_sinks.sinks.delta.merge import Merged, Rewriter, merge
 from spark_sinks.sinks.delta.place import place_of
 from spark_sinks.sinks.delta.positions import OFFSET, SHARD, PositionFilter, Positions, merged_ends
-from spark_sinks.sinks.delta.table import DurableTable, HeldFile, Reading
+from spark_sinks.sinks.delta.table import DurableTable, HeldFile, TableReading
 from spark_sinks.sinks.delta.task import RESULT_SCHEMA, UPSERT_BYTES_MAX, TaskResult, WriteTask, check_size, from_ipc
 from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.table.errors import TableConflict
@@ -232,7 +232,7 @@ class DeltaSink:
         if self._source:
             check_positions(rows, self._source[1])
 
-    def _reading(self, rows: pa.Schema, *, may_create: bool) -> Reading:
+    def _reading(self, rows: pa.Schema, *, may_create: bool) -> TableReading:
         """Return the table, made or widened where it does not have all columns."""
         if self._table is None:
             self._table = DurableTable(self.place)
@@ -244,7 +244,7 @@ class DeltaSink:
                     f"table {self.place.uri} is gone, or was never there, and this query has written earlier batches. "
                     "Put the table back; or move the query's checkpoint away, too, and the query makes the table again"
                 )
-            Reading.create(self.place, new_layout(rows, self.partition_by))
+            TableReading.create(self.place, new_layout(rows, self.partition_by))
             reading = self._table.open()
             if reading is None:
                 raise SinkError(
@@ -264,7 +264,7 @@ class DeltaSink:
             raise TableConflict("columns were added")
         return reading
 
-    def _positions(self, reading: Reading) -> Positions:
+    def _positions(self, reading: TableReading) -> Positions:
         """Return what the table has of each shard.
 
         Raises:
@@ -309,7 +309,7 @@ class DeltaSink:
                     f"leave {SHARD} as the source has it"
                 )
 
-    def _commit(self, frame: DataFrame, reading: Reading, written: _Written, replaced: Replaced | None) -> None:
+    def _commit(self, frame: DataFrame, reading: TableReading, written: _Written, replaced: Replaced | None) -> None:
         merged = self._merged(frame, reading, written, replaced)
         if not merged.adds and not merged.removes and not written.ends:
             return
@@ -319,7 +319,7 @@ class DeltaSink:
         if self._kept is not None:
             self._kept.committed(reading.id, version, {**written.positions, **written.ends})
 
-    def _merged(self, frame: DataFrame, reading: Reading, written: _Written, replaced: Replaced | None) -> Merged:
+    def _merged(self, frame: DataFrame, reading: TableReading, written: _Written, replaced: Replaced | None) -> Merged:
         if self.replace_partitions:
             return _replaced(written.files, reading.files(), self.partition_by)
         if not self.keys or (not written.rows.num_rows and replaced is None):

@@ -73,7 +73,7 @@ def guarded(call: Callable[[], T], place: Place) -> T:
         raise SinkError(f"table {place.uri}: {error}{advice}") from cause
 
 
-class Reading:
+class TableReading:
     """One reading of a table, and a commit on top of it. All methods block, and raise as ``guarded`` does."""
 
     def __init__(self, place: Place, table: DeltaTable) -> None:
@@ -86,11 +86,11 @@ class Reading:
         )  # fmt: skip
 
     @classmethod
-    def open(cls, place: Place) -> Reading | None:
+    def open(cls, place: Place) -> TableReading | None:
         """Return the table as it is now, or None when there is none."""
         uri, options = place.location()
 
-        def opened() -> Reading | None:
+        def opened() -> TableReading | None:
             table = open_table(uri, options)
             return None if table is None else cls(place, table)
 
@@ -197,7 +197,7 @@ class DurableTable:
         self._mended = False
         self._checkpointed = -1
 
-    def open(self) -> Reading | None:
+    def open(self) -> TableReading | None:
         """Return the table as it is now, durable; None when there is none.
 
         Raises:
@@ -208,7 +208,7 @@ class DurableTable:
             run(self._log.mend())
             self._checkpointed = run(self._log.checkpoint_version())
             self._mended = True
-        reading = Reading.open(self.place)
+        reading = TableReading.open(self.place)
         if reading is None:
             # Moved away, perhaps, since a version was synced.
             self._log = TableLog(self.place.store, self.place.key)
@@ -217,7 +217,11 @@ class DurableTable:
         return reading
 
     def commit(
-        self, reading: Reading, adds: Sequence[NewFile], removes: Iterable[HeldFile], transactions: Mapping[str, int]
+        self,
+        reading: TableReading,
+        adds: Sequence[NewFile],
+        removes: Iterable[HeldFile],
+        transactions: Mapping[str, int],
     ) -> int:
         """Commit on top of a reading; durable when this returns. Return the version.
 

@@ -14,7 +14,7 @@ from spark_sinks.errors import SinkError
 from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.followed_log import FollowedLog
 from spark_sinks.sinks.jdbc.columns import EPOCH, StagedColumn
-from spark_sinks.source.history import Kept, WentBack, Witness
+from spark_sinks.source.history import KeptPosition, WentBack, Witness
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -66,7 +66,7 @@ SLICE_ROWS = 16_384
 """Rows that are text at once."""
 
 
-class Target(NamedTuple):
+class TargetTable(NamedTuple):
     """Table that the rows go to, and what tells them apart there."""
 
     table: tuple[str, ...]
@@ -86,7 +86,7 @@ class Target(NamedTuple):
 class Batch:
     """The rows of a micro-batch, as ``columns.as_copied`` made them."""
 
-    target: Target
+    target: TargetTable
     columns: Sequence[StagedColumn]
     rows: pa.Table
     log: FollowedLog | None = None
@@ -213,7 +213,7 @@ class Batch:
             )
         try:
             log.check({
-                shard: Kept(end, None if n is None or crc is None else Witness(n, crc))
+                shard: KeptPosition(end, None if n is None or crc is None else Witness(n, crc))
                 for shard, end, n, crc, _ in found
             })  # fmt: skip
         except WentBack as error:

@@ -19,7 +19,7 @@ _JSON_NUL = r"(?<!\\)((?:\\\\)*)\\u0000"
 REPLACEMENT = "\ufffd"
 
 
-class Kind(NamedTuple):
+class ColumnTypes(NamedTuple):
     """Types under which values of one type of Spark travel."""
 
     copied: str
@@ -34,27 +34,27 @@ class StagedColumn(NamedTuple):
     """A column of a batch."""
 
     name: str
-    kind: Kind
+    kind: ColumnTypes
 
 
-_KINDS: dict[type[T.DataType], Kind] = {
-    T.BooleanType: Kind("boolean", "boolean"),
-    T.ByteType: Kind("smallint", "smallint"),
-    T.ShortType: Kind("smallint", "smallint"),
-    T.IntegerType: Kind("integer", "integer"),
-    T.LongType: Kind("bigint", "bigint"),
-    T.FloatType: Kind("real", "real"),
-    T.DoubleType: Kind("double precision", "double precision"),
-    T.StringType: Kind("text", "text"),
-    T.VarcharType: Kind("text", "text"),
-    T.CharType: Kind("text", "text"),
-    T.BinaryType: Kind("bytea", "bytea"),
-    T.DateType: Kind("integer", "date", "(date '1970-01-01' + {0})"),
-    T.TimestampType: Kind("bigint", "timestamptz", EPOCH),
-    T.TimestampNTZType: Kind("timestamp", "timestamp"),
-    T.ArrayType: Kind("jsonb", "jsonb"),
-    T.MapType: Kind("jsonb", "jsonb"),
-    T.StructType: Kind("jsonb", "jsonb"),
+_KINDS: dict[type[T.DataType], ColumnTypes] = {
+    T.BooleanType: ColumnTypes("boolean", "boolean"),
+    T.ByteType: ColumnTypes("smallint", "smallint"),
+    T.ShortType: ColumnTypes("smallint", "smallint"),
+    T.IntegerType: ColumnTypes("integer", "integer"),
+    T.LongType: ColumnTypes("bigint", "bigint"),
+    T.FloatType: ColumnTypes("real", "real"),
+    T.DoubleType: ColumnTypes("double precision", "double precision"),
+    T.StringType: ColumnTypes("text", "text"),
+    T.VarcharType: ColumnTypes("text", "text"),
+    T.CharType: ColumnTypes("text", "text"),
+    T.BinaryType: ColumnTypes("bytea", "bytea"),
+    T.DateType: ColumnTypes("integer", "date", "(date '1970-01-01' + {0})"),
+    T.TimestampType: ColumnTypes("bigint", "timestamptz", EPOCH),
+    T.TimestampNTZType: ColumnTypes("timestamp", "timestamp"),
+    T.ArrayType: ColumnTypes("jsonb", "jsonb"),
+    T.MapType: ColumnTypes("jsonb", "jsonb"),
+    T.StructType: ColumnTypes("jsonb", "jsonb"),
 }
 
 
@@ -73,10 +73,10 @@ def _checked(name: str) -> str:
     return name
 
 
-def _kind(field: T.StructField) -> Kind:
+def _kind(field: T.StructField) -> ColumnTypes:
     if isinstance(field.dataType, T.DecimalType):
         typed = f"numeric({field.dataType.precision}, {field.dataType.scale})"
-        return Kind(typed, typed)
+        return ColumnTypes(typed, typed)
     kind = _KINDS.get(type(field.dataType))
     if kind is None:
         raise SinkError(

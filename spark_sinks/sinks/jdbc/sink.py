@@ -16,7 +16,7 @@ from spark_sinks.replaced import Replaced
 from spark_sinks.sinks.floors import RunFloors
 from spark_sinks.sinks.followed_log import FollowedLog
 from spark_sinks.sinks.jdbc.address import check_url, connect, shown
-from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, Target, shard_ends, shard_starts
+from spark_sinks.sinks.jdbc.batch import OFFSET, SHARD, Batch, TargetTable, shard_ends, shard_starts
 from spark_sinks.sinks.jdbc.columns import NAME_BYTES_MAX, as_copied, columns_of
 from spark_sinks.source.options import STORE_PREFIX, parse_options
 
@@ -149,7 +149,7 @@ class JdbcSink:
             ends = shard_ends(rows)
             self._floors.check(batch_id, shard_starts(rows))
         table, keys = tuple(self.table.split(".")), tuple(self.keys)
-        target = Target(table, keys, self.order_by, self.name, self.positions_table, replaced)
+        target = TargetTable(table, keys, self.order_by, self.name, self.positions_table, replaced)
         written = self._write(Batch(target, columns, rows, self._log(), is_first=batch_id == 0))
         self._floors.take(batch_id, ends)
         if written < rows.num_rows and not self.keys:

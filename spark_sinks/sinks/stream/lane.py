@@ -54,7 +54,7 @@ class Batch(NamedTuple):
     """Bytes of the window that it takes."""
 
 
-class LaneState(Enum):
+class LinkLaneState(Enum):
     """State of a lane on the present connection."""
 
     CLOSED = 1
@@ -74,7 +74,7 @@ class ProducerLane:
 
     def __init__(self, identity: Lane, epoch: int = 0) -> None:
         self.identity = identity
-        self.state = LaneState.CLOSED
+        self.state = LinkLaneState.CLOSED
         self.epoch = epoch
         self.acked = 0
         """Numbers below are durable at the hub."""
@@ -105,11 +105,11 @@ class ProducerLane:
 
     def opening(self, epoch: int) -> None:
         """Note that the lane was offered with an epoch, on a new connection or once more."""
-        self.state, self.epoch = LaneState.OPENING, epoch
+        self.state, self.epoch = LinkLaneState.OPENING, epoch
 
     def lost(self) -> None:
         """Note that the connection is gone: what it carried counts as not sent."""
-        self.state, self._sent, self.in_flight = LaneState.CLOSED, 0, 0
+        self.state, self._sent, self.in_flight = LinkLaneState.CLOSED, 0, 0
 
     def opened(self, held: Iterable[Range]) -> None:
         """Take the hub's word about the lane.
@@ -122,7 +122,7 @@ class ProducerLane:
         end = ranges[0][1] if ranges else 0
         if len(ranges) > 1 or (ranges and ranges[0][0] != 0):
             raise SinkError(f"lane {self.identity} has holes, which no sink leaves; give the query another name")
-        self.state = LaneState.OPEN
+        self.state = LinkLaneState.OPEN
         if not self.is_known:
             self.acked = self.end = end
             return
@@ -171,7 +171,7 @@ class ProducerLane:
     @property
     def next_to_send(self) -> Batch | None:
         """Return the oldest batch that this connection has not carried; None when there is none, or no lane."""
-        if self.state is not LaneState.OPEN or self._sent == len(self._batches):
+        if self.state is not LinkLaneState.OPEN or self._sent == len(self._batches):
             return None
         return self._batches[self._sent]
 

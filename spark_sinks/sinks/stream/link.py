@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from spark_sinks.errors import SinkError
 from spark_sinks.sinks.stream.connection import Connection, ConnectionFailed
 from spark_sinks.sinks.stream.encoding import ORIGIN
-from spark_sinks.sinks.stream.lane import Batch, LaneState, ProducerLane, Superseded
+from spark_sinks.sinks.stream.lane import Batch, LinkLaneState, ProducerLane, Superseded
 from spark_sinks.sinks.stream.settings import ProducerSettings
 from weft.protocols.chunk_footer import LaneFlag
 from weft.protocols.errors import CodecError
@@ -124,7 +124,7 @@ class Link:
             SinkError: the hub refuses one, or does not answer for ``patience_s``.
         """
         self._lanes |= {lane.identity: lane for lane in lanes}
-        self._until(lambda: all(lane.state is LaneState.OPEN for lane in lanes))
+        self._until(lambda: all(lane.state is LinkLaneState.OPEN for lane in lanes))
 
     def send(self, lane: ProducerLane) -> None:
         """Send what was added to a lane; returns once the window has taken it.
@@ -133,7 +133,7 @@ class Link:
             SinkError: the hub takes nothing for ``patience_s``, or refuses.
             Superseded: another task has the lane.
         """
-        self._until(lambda: lane.state is LaneState.OPEN and lane.next_to_send is None)
+        self._until(lambda: lane.state is LinkLaneState.OPEN and lane.next_to_send is None)
 
     def wait_until_durable(self) -> None:
         """Wait until every batch of every lane is in the hub's log. Raises as ``send``."""
@@ -227,7 +227,7 @@ class Link:
     def _open_lanes(self) -> None:
         settings = self._settings
         for identity, lane in self._lanes.items():
-            if lane.state is not LaneState.CLOSED:
+            if lane.state is not LinkLaneState.CLOSED:
                 continue
             # The hub's own clock orders the attempts of all machines. An epoch that is known wins where that clock was
             # set back, or another node's is behind.
@@ -253,7 +253,7 @@ class Link:
 
     def _tell_marks(self) -> None:
         """Tell the marks that this connection has not carried, once its lanes are open."""
-        if self._mark is None or self._marked or any(lane.state is not LaneState.OPEN for lane in self._mark[1]):
+        if self._mark is None or self._marked or any(lane.state is not LinkLaneState.OPEN for lane in self._mark[1]):
             return
         moment, lanes = self._mark
         self._say(Marks(moment, [(number, lane.end) for number, lane in self._numbers.items() if lane in lanes]))
@@ -328,7 +328,7 @@ class Link:
     def _overtaken(self) -> None:
         """Handle that an epoch is not the highest: a lane that was open belongs to another task now."""
         self.abandon()
-        opening = [lane for lane in self._lanes.values() if lane.state is LaneState.OPENING]
+        opening = [lane for lane in self._lanes.values() if lane.state is LinkLaneState.OPENING]
         self._refused_epochs += 1
         if (
             not opening

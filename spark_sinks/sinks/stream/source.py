@@ -6,7 +6,7 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.followed_log import FollowedLog
 from spark_sinks.sinks.stream.last_record import LastRecord
 from spark_sinks.sinks.stream.settings import ProducerSettings
-from spark_sinks.source.history import Kept, WentBack, Witness
+from spark_sinks.source.history import KeptPosition, WentBack, Witness
 
 
 def chunk_of(settings: ProducerSettings, shard: int, offset: int) -> Witness | None:
@@ -34,7 +34,7 @@ def check_source(settings: ProducerSettings, shard: int, last: LastRecord) -> No
     try:
         if shard >= source.shards:
             raise WentBack(f"shard {shard} of {settings.source_log.stream}, and the source has {source.shards} shards")
-        source.check({shard: Kept(last.position.offset + 1, last.witness)})
+        source.check({shard: KeptPosition(last.position.offset + 1, last.witness)})
     except WentBack as error:
         raise SinkError(
             f"stream {settings.stream} has rows of query {settings.query} up to {error}: the source's store was "

@@ -14,7 +14,7 @@ from tests.cloud_hub.tables.test_tierer import drain, new_tierer
 from tests.proofs.audit.stores import collect
 from weft.proofs.trace.errors import TraceError
 from weft.proofs.trace.forward import forward
-from weft.proofs.trace.steps import Step, Tracer
+from weft.proofs.trace.steps import LineageStep, Tracer
 from weft.proofs.trace.used import Used, parse_record
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState, HeaderPairs
@@ -58,13 +58,13 @@ async def tracer(store: ObjectStore, *streams: str, records_max: int = 1000) -> 
 
 async def step(
     store: ObjectStore, used: Used, row: dict[str, object] | None = None, *, stream: str = "", **options: int
-) -> Step:
+) -> LineageStep:
     streams = [stream] if stream else []
     (found,) = (await (await tracer(store, *streams, **options)).trace(row or {}, [used])).made_of
     return found
 
 
-def numbers(found: Step) -> list[int]:
+def numbers(found: LineageStep) -> list[int]:
     return [record.seq for record in found.records]
 
 

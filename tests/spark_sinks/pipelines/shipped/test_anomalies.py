@@ -16,7 +16,7 @@ import pytest
 from spark_sinks.pipelines.catalog import located
 from spark_sinks.pipelines.context import Context
 from spark_sinks.pipelines.errors import PipelineError
-from spark_sinks.pipelines.shipped.anomalies import Rule, find_alerts
+from spark_sinks.pipelines.shipped.anomalies import AlertRule, find_alerts
 from tests.spark_sinks.pipelines.shipped.conftest import Machines, Reading
 
 pytestmark = pytest.mark.spark
@@ -94,7 +94,7 @@ def alerts_of_a_real_machine(threshold: float) -> list[dict[str, Any]]:
     })  # fmt: skip
     options = located("anomalies").config.steps[1].options
     assert (options["history"], options["quiet"]) == ("1d", "6h")
-    rule = Rule(24 * HOUR_US, 6 * HOUR_US, threshold, options["warm_up"], options["deviation_min"])
+    rule = AlertRule(24 * HOUR_US, 6 * HOUR_US, threshold, options["warm_up"], options["deviation_min"])
     return [json.loads(payload) for payload in rule.alerts(rows)["payload"]]
 
 

@@ -17,7 +17,7 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.delta import DeltaSink
 from spark_sinks.sinks.delta import sink as sink_module
 from spark_sinks.sinks.delta.place import place_of
-from spark_sinks.sinks.delta.table import Reading, guarded
+from spark_sinks.sinks.delta.table import TableReading, guarded
 from tests.spark_sinks.conftest import STREAM, Hub
 from tests.spark_sinks.sinks.delta.tables import rows
 from weft.storage.table.errors import TableConflict
@@ -37,16 +37,16 @@ def test_a_commit_whose_answer_was_lost_loses_no_partition(
     frame = spark.createDataFrame([("m1", 1), ("m2", 2)], "machine string, hour int")
     sink = DeltaSink(table, replace_partitions=True, partition_by="hour")
     sink(frame, 0)
-    commit, lost = Reading.commit, [True]
+    commit, lost = TableReading.commit, [True]
 
-    def unanswered(self: Reading, *given: Any) -> int:
+    def unanswered(self: TableReading, *given: Any) -> int:
         version = commit(self, *given)
         if lost:
             lost.pop()
             raise TableConflict("the version exists")
         return version
 
-    monkeypatch.setattr(Reading, "commit", unanswered)
+    monkeypatch.setattr(TableReading, "commit", unanswered)
     sink(frame.withColumn("machine", F.lit("new")), 1)
     assert not lost
     assert rows(table, "machine", "hour") == [("new", 1), ("new", 2)]

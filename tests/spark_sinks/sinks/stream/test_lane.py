@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_sinks.errors import SinkError
-from spark_sinks.sinks.stream.lane import Batch, LaneState, ProducerLane, Superseded
+from spark_sinks.sinks.stream.lane import Batch, LinkLaneState, ProducerLane, Superseded
 from spark_sinks.sinks.stream.positions import Position, parse_position
 from weft.protocols.lane import Lane
 
@@ -157,7 +157,7 @@ def test_nothing_is_sent_while_the_lane_is_closed() -> None:
     lane.note_sent()
     assert (lane.in_flight, lane.next_to_send) == (9, None)
     lane.lost()
-    assert (lane.state, lane.in_flight, lane.next_to_send) == (LaneState.CLOSED, 0, None)
+    assert (lane.state, lane.in_flight, lane.next_to_send) == (LinkLaneState.CLOSED, 0, None)
     lane.opened([])
     assert lane.next_to_send is not None
 
