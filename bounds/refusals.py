@@ -17,7 +17,7 @@ LINE_INTERVAL_S = 10.0
 """Least interval between two log lines about one bound."""
 
 
-class Refused(NamedTuple):
+class RefusalCount(NamedTuple):
     """Number of refusals of one owner by one bound."""
 
     bound: str
@@ -58,7 +58,7 @@ class Refusals:
         more = f" ({unsaid:,} more refusals by {bound} since the last such line)" if unsaid else ""
         logger.warning("%s reached its share, %s: %s%s", owner, bound, advice, more)
 
-    def __iter__(self) -> Iterator[Refused]:
+    def __iter__(self) -> Iterator[RefusalCount]:
         for bound, owners in self._counts.items():
             for owner, count in owners.items():
-                yield Refused(bound, owner, count)
+                yield RefusalCount(bound, owner, count)

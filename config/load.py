@@ -14,7 +14,7 @@ import yaml
 from weft.config.errors import ConfigError, Finding, KeyPath, Problem
 from weft.config.fields import model_shape
 from weft.config.machine import why_unreadable
-from weft.config.reading.reader import INVALID, Reader
+from weft.config.reading.reader import INVALID, YamlReader
 from weft.config.reading.yaml_words import explained
 
 FILE_BYTES_MAX = 1 << 20
@@ -75,7 +75,7 @@ def parse(
         from weft.config.reading.overrides import apply  # where there are any, and not in every node
 
         node = apply(node, settings)
-    reader = Reader(os.path.dirname(os.path.abspath(file)), model)
+    reader = YamlReader(os.path.dirname(os.path.abspath(file)), model)
     value = reader.read(node, model_shape(model), ())
     if reader.findings or value is INVALID:
         raise _error(file, reader.lines, reader.findings)

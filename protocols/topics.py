@@ -228,7 +228,7 @@ def _regex(levels: list[str], parts: list[str]) -> re.Pattern[str]:
     return re.compile(guard + text, re.DOTALL)
 
 
-class Rule(NamedTuple):
+class TopicRule(NamedTuple):
     """A rule that puts a message under another topic: named levels and the rest of one pattern, in its place."""
 
     pattern: TopicPattern
@@ -248,7 +248,7 @@ class Rule(NamedTuple):
         return "/".join([*levels, *topic.split("/")[self.levels :]] if self.with_rest else levels)
 
 
-def compile_rule(from_: str, to: str) -> Rule:
+def compile_rule(from_: str, to: str) -> TopicRule:
     """Compile a rule.
 
     Raises:
@@ -269,4 +269,4 @@ def compile_rule(from_: str, to: str) -> Rule:
             raise InvalidTopic(f"{to!r}: a topic has no wildcards; names of levels stand in braces, as {{line}}")
     if to == "":
         raise InvalidTopic("a topic has at least one character")
-    return Rule(pattern, len(from_.split("/")) - from_.endswith("#"), tuple(levels), with_rest)
+    return TopicRule(pattern, len(from_.split("/")) - from_.endswith("#"), tuple(levels), with_rest)

@@ -48,7 +48,7 @@ from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.outbox import BatchTooLong, Outbox
 from weft.replication.patience import AckPatience
 from weft.replication.refusals import of_another_cluster, rolled_back
-from weft.replication.sender_lane import LaneState, SenderLane
+from weft.replication.sender_lane import LinkLaneState, SenderLane
 from weft.replication.sender_lanes import SenderLanes
 from weft.replication.settings import SenderSettings
 from weft.replication.source import LaneSnapshot, OfferedLane
@@ -176,7 +176,7 @@ class Sender:
         """Update the log's state of a lane. Call it after commits that touched it, and for ``stale_lanes``."""
         if lane in self._lanes:
             self._lanes[lane].offer(state)
-            if self._lanes[lane].state is LaneState.OPEN:
+            if self._lanes[lane].state is LinkLaneState.OPEN:
                 self._lanes.touch(self._lanes[lane])
 
     def stale_lanes(self, now: int) -> list[int]:
@@ -251,7 +251,7 @@ class Sender:
         match frame:
             case Ack() if self._state is _State.OPEN:
                 lane = self._lanes.numbered(frame.lane)
-                if lane is not None and lane.state is LaneState.OPEN:
+                if lane is not None and lane.state is LinkLaneState.OPEN:
                     self._acknowledge(lane, checked_ranges(frame.ranges))
             case Ping() | Pong():
                 self._live.receive(frame, self._now)
@@ -285,7 +285,7 @@ class Sender:
         self._events.append(Welcomed(welcome.cluster_id, window_bytes))
 
     def _opened(self, lane: SenderLane, held: RangeSet) -> None:
-        if lane.state is not LaneState.OPENING:
+        if lane.state is not LinkLaneState.OPENING:
             raise Corrupt(f"lane {lane.number} is opened twice")
         high_watermark = min(lane.end, self._high_watermark(self.cluster_id, lane.key))
         if held.end > high_watermark:

@@ -13,7 +13,7 @@ from weft.replication.accounting import RANGES_MAX
 from weft.replication.source import LaneSnapshot, OfferedLane
 
 
-class LaneState(Enum):
+class LinkLaneState(Enum):
     """States of a lane on one connection. A closed lane is offered again under another number."""
 
     CLOSED = 1
@@ -34,7 +34,7 @@ class SenderLane:
         """Number in the source."""
         self.number = -1
         """Number on the link."""
-        self.state = LaneState.CLOSED
+        self.state = LinkLaneState.CLOSED
         self.offered = offered
         self.identity = identity
         self._epoch = 0 if offered.flags & LaneFlag.RELAY else epoch
@@ -66,7 +66,7 @@ class SenderLane:
         self._reset()
         self.offer(self._latest)
         self.number = number
-        self.state = LaneState.OPENING
+        self.state = LinkLaneState.OPENING
         offered = self.offered
         return LaneOpen(
             number, *self.identity, self._epoch, list(self._held)[:RANGES_MAX], list(offered.topics), offered.payload,
@@ -75,7 +75,7 @@ class SenderLane:
 
     def opened(self, held: RangeSet) -> None:
         """Note that the receiver took the lane and holds ``held`` already."""
-        self.state = LaneState.OPEN
+        self.state = LinkLaneState.OPEN
         self.safe = held
         self.sent = held.copy()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from weft.protocols.errors import Corrupt
 from weft.protocols.link import Frame, LaneClosed, LaneOpen, RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.replication.sender_lane import LaneState, SenderLane
+from weft.replication.sender_lane import LinkLaneState, SenderLane
 
 
 class SenderLanes:
@@ -52,12 +52,12 @@ class SenderLanes:
 
     def open(self) -> Iterator[int]:
         """Iterate over the lanes that the receiver has taken."""
-        return (lane.key for lane in self._numbers.values() if lane.state is LaneState.OPEN)
+        return (lane.key for lane in self._numbers.values() if lane.state is LinkLaneState.OPEN)
 
     def get_open(self, key: int) -> SenderLane | None:
         """Return a lane if it is open."""
         lane = self._lanes.get(key)
-        return lane if lane is not None and lane.state is LaneState.OPEN else None
+        return lane if lane is not None and lane.state is LinkLaneState.OPEN else None
 
     def numbered(self, number: int) -> SenderLane | None:
         """Return the lane with a number of the link; None when it was closed, and an answer was still on the way.
@@ -99,7 +99,7 @@ class SenderLanes:
     def close(self, lane: SenderLane, retry_at: int) -> None:
         """Note that a lane is closed; ``offer_again`` returns it from ``retry_at`` on."""
         self._numbers.pop(lane.number, None)
-        lane.state = LaneState.CLOSED
+        lane.state = LinkLaneState.CLOSED
         self._unanswered.pop(lane.key, None)
         self._with_gaps.pop(lane.key, None)
         self._unnamed.pop(lane.key, None)
@@ -108,7 +108,7 @@ class SenderLanes:
     def remove(self, key: int) -> Frame | None:
         """Remove a lane; return the frame that tells the receiver, unless it is closed already."""
         lane = self._lanes[key]
-        was_open = lane.state is not LaneState.CLOSED
+        was_open = lane.state is not LinkLaneState.CLOSED
         self.close(lane, 0)
         del self._lanes[key], self._retries[key]
         return LaneClosed(lane.number, RefuseCode.CLOSED, "the sender withdraws the lane", "") if was_open else None

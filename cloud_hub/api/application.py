@@ -52,7 +52,7 @@ NUMBER_MAX = (1 << 63) - 1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Node(Protocol):
+class HubNode(Protocol):
     """The hub node besides its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
 
     def status(self) -> View:
@@ -100,7 +100,7 @@ class Api:
 
     def __init__(
         self,
-        node: Node,
+        node: HubNode,
         shards: Shards,
         access: Access,
         metrics: Metrics,

@@ -95,7 +95,7 @@ class EdgeViews:
     async def view(self, edge: EdgeOf) -> View:
         """Return everything that the hub says of an edge; lanes with many ranges are counted in slices."""
         name, began = edge.name, self._clock()
-        known = _Known()
+        known = _EdgeFacts()
         lanes = list(edge.state.edge_lanes(*name).items())
         for lane, held in lanes:
             known.add(lane, held, self._peers, self._alarm(lane, held))
@@ -130,7 +130,7 @@ class EdgeViews:
         return found
 
 
-class _Known:
+class _EdgeFacts:
     """Facts about the lanes of one edge, which come one by one."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
 
-from weft.bounds.refusals import Refused
+from weft.bounds.refusals import RefusalCount
 from weft.cloud_hub.api.stream_figures import StreamFigures
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard.collector import ShardCollector
@@ -44,7 +44,7 @@ class Metrics:
         collected: Sequence[ShardCollector] = (),
         *,
         tables: TableService | None = None,
-        refusals: Iterable[Refused] = (),
+        refusals: Iterable[RefusalCount] = (),
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams

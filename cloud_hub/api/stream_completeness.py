@@ -10,7 +10,7 @@ from weft.cloud_hub.api.stream_summary import StreamSummary, renamed_lanes, summ
 from weft.cloud_hub.clock import ADVICE, HubClock
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.lane import Lane
-from weft.protocols.shard.completeness import Completeness, HeldBack, Lost, Reason, Tally
+from weft.protocols.shard.completeness import Completeness, HeldBack, LostRecords, Reason, Tally
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
@@ -88,7 +88,7 @@ class StreamCompleteness:
     async def _moment(self, tenant: str, stream: str) -> int | None:
         return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
 
-    def lost(self, lane: Lane, held: LaneState) -> Lost | None:
+    def lost(self, lane: Lane, held: LaneState) -> LostRecords | None:
         """Return what this hub lacks of a lane that it had acknowledged, as a linked edge says; None when nothing."""
         found = (sequencer.sessions.lost_of(lane, held) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)

@@ -19,7 +19,7 @@ AGE_S_MIN = 10.0
 """Minimum age of the notes that a rate is made of. Less says what a few commits brought, not how much comes."""
 
 
-class Positions(NamedTuple):
+class ShardPositions(NamedTuple):
     """Positions of a shard's streams at one moment."""
 
     shard: int
@@ -33,10 +33,12 @@ class _Tables(Protocol):
     def positions(self) -> list[tuple[int, float, dict[StreamKey, int]]]: ...
 
 
-def followed(shards: Iterable[Sequencer], tables: _Tables | None, now: float) -> list[Positions]:
+def followed(shards: Iterable[Sequencer], tables: _Tables | None, now: float) -> list[ShardPositions]:
     """Return the positions of the shards that a process follows: those it holds, and those its tables are made from."""
-    known = {at[0]: Positions(*at) for at in tables.positions()} if tables is not None else {}
-    held = {each.log.shard: Positions(each.log.shard, now, each.state.next_offset) for each in shards if each.loaded}
+    known = {at[0]: ShardPositions(*at) for at in tables.positions()} if tables is not None else {}
+    held = {
+        each.log.shard: ShardPositions(each.log.shard, now, each.state.next_offset) for each in shards if each.loaded
+    }
     return list({**known, **held}.values())
 
 
@@ -48,11 +50,11 @@ class StreamRates:
         monotonic: seconds.
     """
 
-    def __init__(self, positions: Callable[[], Iterable[Positions]], monotonic: Callable[[], float]) -> None:
+    def __init__(self, positions: Callable[[], Iterable[ShardPositions]], monotonic: Callable[[], float]) -> None:
         self._positions = positions
         self._monotonic = monotonic
-        self._older: dict[int, Positions] = {}
-        self._newer: dict[int, Positions] = {}
+        self._older: dict[int, ShardPositions] = {}
+        self._newer: dict[int, ShardPositions] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

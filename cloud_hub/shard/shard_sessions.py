@@ -12,7 +12,7 @@ from weft.protocols.chunk import ClockUpdate, Mark
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
-from weft.protocols.shard.completeness import Lost
+from weft.protocols.shard.completeness import LostRecords
 from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.replication.refusals import taken_before
 
@@ -165,7 +165,7 @@ class ShardSessions:
             while len(self.lost) > LOST_LANES_MAX:
                 del self.lost[next(iter(self.lost))]
 
-    def lost_of(self, lane: Lane, held: LaneState) -> Lost | None:
+    def lost_of(self, lane: Lane, held: LaneState) -> LostRecords | None:
         """Return which acknowledged records of a lane are not in the state again; None when there are none."""
         lost = self.lost.get(lane)
         if lost is None:
@@ -175,7 +175,7 @@ class ShardSessions:
         if not missing:
             del self.lost[lane]
             return None
-        return Lost(sum(end - first for first, end in missing), missing[0][0])
+        return LostRecords(sum(end - first for first, end in missing), missing[0][0])
 
     def leave(self, session: LaneSession) -> None:
         """Note that the link is gone. What it brought is still committed, unless a new session opens first."""

@@ -23,7 +23,7 @@ from weft.protocols.shard.snapshot import Skip
 from weft.storage.table.rows import section_rows
 
 
-class Source(NamedTuple):
+class LastChunk(NamedTuple):
     """The chunk with the last record below a position."""
 
     n: int
@@ -35,7 +35,7 @@ class Gathered(NamedTuple):
 
     end: int
     """Offset after the last record."""
-    source: Source
+    source: LastChunk
     next_n: int
     """Chunk of the next offset, or one before it."""
 
@@ -97,7 +97,7 @@ class Gatherer:
             if failure is not None and here == first:
                 raise StreamStopped(self._key, view.shard, here, unfit_end, failure) from failure
             if here > at:
-                last = Source(chunk.header.n, chunk.footer_crc)
+                last = LastChunk(chunk.header.n, chunk.footer_crc)
             at, taken = here, taken + section.length
             if last is not None and (
                 failure is not None or at < stop or at >= limit or taken >= settings.file_bytes_max
@@ -116,7 +116,7 @@ class Gatherer:
             section = section_of(chunk, self._stream, end - 1)
             if section is not None:
                 is_all = end == section.base_offset + section.count
-                return Gathered(end, Source(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
+                return Gathered(end, LastChunk(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
         raise TableError(f"{self._key}: the log of shard {view.shard} ends before offset {end}")
 
 

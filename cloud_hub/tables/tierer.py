@@ -18,7 +18,7 @@ from weft.cloud_hub.tables.columns import lacking, new_columns, table_schema
 from weft.cloud_hub.tables.declared import Declared
 from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
-from weft.cloud_hub.tables.gather import Gathered, Gatherer, Source, not_skipped
+from weft.cloud_hub.tables.gather import Gathered, Gatherer, LastChunk, not_skipped
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView
@@ -90,7 +90,7 @@ class Tierer:
         self._views = views
         self._settings = settings
         self._clock, self._nonce = clock, nonce
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, LastChunk] = {}
         """Per shard the chunk that ``positions`` was taken from, compared with the log."""
         self._next_chunk: dict[int, tuple[int, int]] = {}
         """Per shard a position, and the chunk from which its record is found."""
@@ -235,7 +235,7 @@ class Tierer:
             if position > (end := self.ends().get(view.shard, 0)):
                 raise self._diverged(view.shard, position, f"the log only up to {end}")
             n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
-            await self._compare(view, position, None if n is None or crc is None else Source(n, crc))
+            await self._compare(view, position, None if n is None or crc is None else LastChunk(n, crc))
         self.positions = found
 
     async def _transactions(self, handle: DeltaHandle, apps: Iterable[str]) -> dict[str, int]:
@@ -247,7 +247,7 @@ class Tierer:
         older = await in_thread(lambda: {name: handle.transaction(name) for name in sorted(rest)})
         return found | {name: version for name, version in older.items() if version is not None}
 
-    async def _compare(self, view: ShardView, position: int, source: Source | None) -> None:
+    async def _compare(self, view: ShardView, position: int, source: LastChunk | None) -> None:
         """Check that the log still has the chunk that a position was taken from.
 
         A log that was restored to an earlier state is behind the table only until it has grown past the position. From

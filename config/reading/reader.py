@@ -40,10 +40,10 @@ ANY_VALUES_MAX = 10_000
 """Maximum number of values in settings that take any value. A few lines of YAML aliases stand for billions."""
 
 INVALID: Any = object()
-"""Marker for a refused value; ``Reader.findings`` has the reason."""
+"""Marker for a refused value; ``YamlReader.findings`` has the reason."""
 
 
-class Reader:
+class YamlReader:
     """A reader of one tree. ``findings`` collects the problems and ``lines`` the line of each key, counted from 1."""
 
     def __init__(self, folder: str, model: type[msgspec.Struct]) -> None:

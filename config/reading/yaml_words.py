@@ -18,68 +18,72 @@ _NO_SPACE = re.compile(r"\s*[a-z_]+:[^\s:]")
 _INDENTATION = "the indentation does not fit the lines above. Settings of one section begin in the same column"
 
 
-class Place(NamedTuple):
+class LineProblem(NamedTuple):
     """A line, counted from 1 (0 for the file as a whole), and the problem there."""
 
     line: int
     message: str
 
 
-def explained(error: yaml.YAMLError, text: str) -> Place:
+def explained(error: yaml.YAMLError, text: str) -> LineProblem:
     """Return the place where a text is not YAML, and what to write instead."""
     if isinstance(error, yaml.reader.ReaderError):
         number = text.count("\n", 0, error.position) + 1
-        return Place(number, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML. Delete it")
+        return LineProblem(number, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML. Delete it")
     if not isinstance(error, yaml.MarkedYAMLError):
-        return Place(0, f"this is not YAML: {str(error).splitlines()[0]}")
+        return LineProblem(0, f"this is not YAML: {str(error).splitlines()[0]}")
     at = error.problem_mark or error.context_mark
     if at is None:
-        return Place(0, f"this is not YAML: {error.problem or error.context}")
+        return LineProblem(0, f"this is not YAML: {error.problem or error.context}")
     lines = text.splitlines()
     line = lines[at.line] if at.line < len(lines) else ""
     opened = error.context_mark.line if error.context_mark is not None else at.line
-    return _explained(error, line, at, opened, lines) or Place(
+    return _explained(error, line, at, opened, lines) or LineProblem(
         at.line + 1, f"this is not YAML: {error.problem or error.context}"
     )
 
 
-def _explained(error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: int, lines: list[str]) -> Place | None:
+def _explained(
+    error: yaml.MarkedYAMLError, line: str, at: yaml.Mark, opened: int, lines: list[str]
+) -> LineProblem | None:
     """Explain the most common mistakes, by the words of PyYAML and the line itself."""
     problem, context = error.problem or "", error.context or ""
     number = at.line + 1
     if r"'\t'" in problem:
-        return Place(number, "a tab is used for indentation. Replace it with spaces: YAML allows no tabs there")
+        return LineProblem(number, "a tab is used for indentation. Replace it with spaces: YAML allows no tabs there")
     if line[: at.column].rstrip().endswith(("}", "]")) and ("block end" in problem or "expected ','" in problem):
-        return Place(number, _quotes_for(_bracketed(line, at.column)))
+        return LineProblem(number, _quotes_for(_bracketed(line, at.column)))
     if match := _NEEDS_QUOTES.search(problem):
-        return Place(number, _quotes_for(_value(line, at.column) or match[1]))
+        return LineProblem(number, _quotes_for(_value(line, at.column) or match[1]))
     value = _VALUE.fullmatch(line)
     if value and value["value"][0] in _MARKS and ("alias" in context + problem or "anchor" in context):
-        return Place(number, _quotes_for(value["value"]))
+        return LineProblem(number, _quotes_for(value["value"]))
     if "mapping values are not allowed" in problem:
         return _second_colon(line, number, lines)
     if line[: at.column].rstrip().endswith(("'", '"')) and "expected <block end>" in problem:
-        return Place(number, "text follows after a quoted value. Put all of the value in one pair of quotes")
+        return LineProblem(number, "text follows after a quoted value. Put all of the value in one pair of quotes")
     if "end of stream" in problem and "quoted scalar" in context:
-        return Place(opened + 1, "a quote that begins here is not closed")
+        return LineProblem(opened + 1, "a quote that begins here is not closed")
     if "expected ',' or" in problem:
-        return Place(opened + 1, "a bracket that opens here is not closed, or a comma is missing after an entry")
+        return LineProblem(opened + 1, "a bracket that opens here is not closed, or a comma is missing after an entry")
     if "could not find expected ':'" in problem:
-        return Place(opened + 1, f"expected `name: value`, with a space after the colon, got {quoted(lines[opened])}")
+        return LineProblem(
+            opened + 1, f"expected `name: value`, with a space after the colon, got {quoted(lines[opened])}"
+        )
     if "another document" in problem:
-        return Place(number, "a second document begins here. One file holds one configuration: delete the `---`")
+        return LineProblem(number, "a second document begins here. One file holds one configuration: delete the `---`")
     if "unknown escape character" in problem:
-        return Place(number, "a backslash in double quotes begins an escape. Use single quotes")
-    return Place(number, _INDENTATION) if "expected <block end>" in problem else None
+        return LineProblem(number, "a backslash in double quotes begins an escape. Use single quotes")
+    return LineProblem(number, _INDENTATION) if "expected <block end>" in problem else None
 
 
-def _second_colon(line: str, number: int, lines: list[str]) -> Place:
+def _second_colon(line: str, number: int, lines: list[str]) -> LineProblem:
     """Explain an unexpected colon: the value needs quotes, or the line above lacks a space after its colon."""
     if line.count(": ") > 1:
-        return Place(number, "a value with a colon and a space needs quotes")
+        return LineProblem(number, "a value with a colon and a space needs quotes")
     if number > 1 and _NO_SPACE.match(lines[number - 2]):
-        return Place(number - 1, f"a space is missing after the colon of {quoted(lines[number - 2].strip())}")
-    return Place(number, _INDENTATION)
+        return LineProblem(number - 1, f"a space is missing after the colon of {quoted(lines[number - 2].strip())}")
+    return LineProblem(number, _INDENTATION)
 
 
 def _bracketed(line: str, column: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from weft.bounds import Owner
-from weft.bounds.refusals import Refused
+from weft.bounds.refusals import RefusalCount
 from weft.config.models import EdgeConfig
 from weft.config.units import approximate_size
 from weft.edge_node.part import Part
@@ -31,7 +31,7 @@ class NodeStatus:
         parts: Sequence[Part],
         clock_reading: Callable[[], ClockReading],
         *,
-        refusals: Iterable[Refused] = (),
+        refusals: Iterable[RefusalCount] = (),
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

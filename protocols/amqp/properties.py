@@ -49,7 +49,7 @@ _MORE_FLAGS = 0b11
 """Bits that stand for no property: another word of flags follows, and an unused one."""
 
 
-class Content(NamedTuple):
+class ContentHeaders(NamedTuple):
     """Properties as headers of a record."""
 
     headers: HeaderPairs
@@ -122,7 +122,7 @@ _BITS = {name: bit for bit, name, _, _ in _PROPERTIES}
 _HEADERS_BIT = 1 << 13
 
 
-def read_properties(data: bytes) -> Content:
+def read_properties(data: bytes) -> ContentHeaders:
     """Return what a content header says, from its flags on.
 
     Raises:
@@ -152,7 +152,7 @@ def read_properties(data: bytes) -> Content:
             user_id = str(value)
     if at != len(data):
         raise _malformed(f"{len(data) - at} octets behind the properties")
-    return Content(tuple(pairs), expires_ms, user_id)
+    return ContentHeaders(tuple(pairs), expires_ms, user_id)
 
 
 @lru_cache(maxsize=256)

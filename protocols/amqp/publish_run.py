@@ -77,7 +77,7 @@ class Publisher(Protocol):
         """Count messages that were gathered, and have them confirmed where that is asked for."""
 
 
-class Run(Protocol):
+class PublishRun(Protocol):
     """Records of one destination, in order of receipt."""
 
     keys: list[bytes]
@@ -86,11 +86,11 @@ class Run(Protocol):
     headers: dict[int, HeaderPairs]
 
 
-class Gathered(Protocol):
+class PublishCollector(Protocol):
     """Collector of the records (``edge_node/ingest/record.py``)."""
 
     @property
-    def groups(self) -> Mapping[Any, Run]:
+    def groups(self) -> Mapping[Any, PublishRun]:
         """Return the runs by destination; a new destination gets an empty run."""
         ...
 
@@ -99,7 +99,7 @@ class Gathered(Protocol):
 
 
 def scan(  # noqa: PLR0917 - positional, for speed
-    data: bytes, at: int, forms: Forms, gathered: Gathered, until: int, cost_max: int = sys.maxsize
+    data: bytes, at: int, forms: Forms, gathered: PublishCollector, until: int, cost_max: int = sys.maxsize
 ) -> int:
     """Take a row of plain messages from ``data[at:]``. Messages without a body are left: they have no third frame.
 

@@ -38,10 +38,17 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 from weft.protocols.mqtt.reason_codes import DISCONNECT_CODES_OF_CLIENTS
 from weft.protocols.topics import SHARE_PREFIX
 
-__all__ = ["CLIENT_ID_BYTES_MAX", "KEEP_ALIVE_GRACE", "PACKET_BYTES_MAX", "Connection", "ServerLimits", "State"]
+__all__ = [
+    "CLIENT_ID_BYTES_MAX",
+    "KEEP_ALIVE_GRACE",
+    "PACKET_BYTES_MAX",
+    "Connection",
+    "ConnectionState",
+    "ServerLimits",
+]
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """States of a connection."""
 
     AWAITING_CONNECT = auto()
@@ -49,20 +56,20 @@ class State(Enum):
     CLOSED = auto()
 
 
-_NEXT: dict[State, dict[type[Packet], State]] = {
-    State.AWAITING_CONNECT: {Connect: State.OPEN},
-    State.OPEN: {
-        Publish: State.OPEN,
-        PubAck: State.OPEN,
-        PubRec: State.OPEN,
-        PubRel: State.OPEN,
-        PubComp: State.OPEN,
-        Subscribe: State.OPEN,
-        Unsubscribe: State.OPEN,
-        PingReq: State.OPEN,
-        Disconnect: State.CLOSED,
+_NEXT: dict[ConnectionState, dict[type[Packet], ConnectionState]] = {
+    ConnectionState.AWAITING_CONNECT: {Connect: ConnectionState.OPEN},
+    ConnectionState.OPEN: {
+        Publish: ConnectionState.OPEN,
+        PubAck: ConnectionState.OPEN,
+        PubRec: ConnectionState.OPEN,
+        PubRel: ConnectionState.OPEN,
+        PubComp: ConnectionState.OPEN,
+        Subscribe: ConnectionState.OPEN,
+        Unsubscribe: ConnectionState.OPEN,
+        PingReq: ConnectionState.OPEN,
+        Disconnect: ConnectionState.CLOSED,
     },
-    State.CLOSED: {},
+    ConnectionState.CLOSED: {},
 }
 """State -> packets a client may send -> next state. AUTH is not there: a CONNECT that asks for enhanced
 authentication is refused, and without one AUTH is a protocol error (MQTT 5.0 section 4.12)."""
@@ -86,7 +93,7 @@ class Connection:
         self._bridge = False
         self._expiring = False
         """True when the session was to outlive the connection when it began."""
-        self.state = State.AWAITING_CONNECT
+        self.state = ConnectionState.AWAITING_CONNECT
         self.version: int = Version.V311
         """Version for decoding and encoding packets; known once CONNECT has come."""
         self.silence_s_max: float | None = None
@@ -179,7 +186,7 @@ class Connection:
 
     def last_words(self, error: MqttError) -> bytes:
         """Return the bytes for the client before the connection is closed for an error of its own; often none."""
-        if self.state is State.AWAITING_CONNECT:
+        if self.state is ConnectionState.AWAITING_CONNECT:
             if not isinstance(error, ConnectRefused):
                 return b""
             self.version = error.version
@@ -190,7 +197,7 @@ class Connection:
 
     def farewell(self, code: ReasonCode, reason: str | None = None) -> bytes:
         """Return the DISCONNECT with which a server ends an open connection; none before MQTT 5.0 [MQTT-3.14.0-1]."""
-        if self.version != Version.V5 or self.state is not State.OPEN:
+        if self.version != Version.V5 or self.state is not ConnectionState.OPEN:
             return b""
         packet = self.encode(Disconnect(code, Properties(reason_string=reason) if reason else NO_PROPERTIES))
         return packet if len(packet) <= self.client_packet_bytes_max else b""
@@ -247,9 +254,9 @@ class Connection:
 
     def _violation(self, packet: Packet) -> ProtocolViolation:
         name = type(packet).__name__.upper()
-        if self.state is State.AWAITING_CONNECT:
+        if self.state is ConnectionState.AWAITING_CONNECT:
             return ProtocolViolation(f"{name} before CONNECT", "3.1.0-1")
-        if self.state is State.CLOSED:
+        if self.state is ConnectionState.CLOSED:
             return ProtocolViolation(f"{name} after DISCONNECT", "3.14.4-2")
         if isinstance(packet, Connect):
             return ProtocolViolation("a second CONNECT", "3.1.0-2")

@@ -27,18 +27,18 @@ _SINGLE_BYTES_MIN = 7
 _NO_ID = b"\0\0"
 
 
-class Route(Protocol):
+class PublishRoute(Protocol):
     """Destination of the publishes of a topic."""
 
     destination: Any
     """Key of the run: publishes of one destination are one run."""
     noted: bool
-    """True when ``Gathered.note`` is called for them."""
+    """True when ``PublishCollector.note`` is called for them."""
     cost: int
     """Cost of each of them where it is stored; 0 unless they are noted."""
 
 
-class Run(Protocol):
+class PublishRun(Protocol):
     """Records of one destination, in order of receipt."""
 
     keys: list[bytes]
@@ -49,7 +49,7 @@ class Run(Protocol):
     """Index in this run -> flag bits, for the records that have any."""
 
 
-class Gathered(Protocol):
+class PublishCollector(Protocol):
     """Collector of the packets (``edge_node/ingest/record.py``)."""
 
     clients: list[Any]
@@ -60,7 +60,7 @@ class Gathered(Protocol):
     """Acknowledged publishes beyond one for each of ``answers``."""
 
     @property
-    def groups(self) -> Mapping[Any, Run]:
+    def groups(self) -> Mapping[Any, PublishRun]:
         """Return the runs by destination; a new destination gets an empty run."""
         ...
 
@@ -71,7 +71,7 @@ class Gathered(Protocol):
 def single(  # noqa: PLR0917 - positional, for speed
     data: bytes,
     routes: Mapping[bytes, Any],
-    gathered: Gathered,
+    gathered: PublishCollector,
     source: object,
     packet_bytes_max: int,
     in_5: bool,
@@ -126,7 +126,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     data: bytes,
     at: int,
     routes: Mapping[bytes, Any],
-    gathered: Gathered,
+    gathered: PublishCollector,
     source: object,
     received: PacketIds,
     opened: list[int],
@@ -166,7 +166,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
     ids: list[bytes] = []
     add_id = ids.append
     starts = data.startswith
-    current: Route | None = None
+    current: PublishRoute | None = None
     run: Any = None
     noted, full = 0, sys.maxsize
     keys: list[bytes] = []

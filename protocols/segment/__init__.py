@@ -46,7 +46,7 @@ __all__ = [
     "VERSION",
     "Body",
     "ClockNotice",
-    "Entry",
+    "EntryFrame",
     "EntryHeader",
     "EntryKind",
     "Footer",
@@ -114,7 +114,7 @@ class EntryHeader(NamedTuple):
     kind: int
 
 
-class Entry(NamedTuple):
+class EntryFrame(NamedTuple):
     """The frame of one entry: where its body lies."""
 
     kind: EntryKind
@@ -246,7 +246,7 @@ def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
     return header
 
 
-def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None:
+def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame | None:
     """Decode and check the entry at ``offset`` of a segment (or of a piece of it).
 
     Args:
@@ -280,7 +280,7 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> Entry | None
     if kind == EntryKind.END:
         raise Corrupt(f"the entry at offset {offset} has a body but no kind")
     try:
-        return Entry(EntryKind(kind), start, start + length)
+        return EntryFrame(EntryKind(kind), start, start + length)
     except ValueError:
         raise UnsupportedVersion(f"an entry of unknown kind {kind} at offset {offset}") from None
 

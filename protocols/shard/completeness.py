@@ -74,7 +74,7 @@ class Completeness(NamedTuple):
     """Number of further open gaps that are left out."""
 
 
-class Lost(NamedTuple):
+class LostRecords(NamedTuple):
     """Records that the hub had acknowledged and no longer has: its store was restored, or lost objects."""
 
     records: int
@@ -82,7 +82,7 @@ class Lost(NamedTuple):
     """Sequence number of the first."""
 
 
-LostOf = Callable[[Lane, LaneState], Lost | None]
+LostOf = Callable[[Lane, LaneState], LostRecords | None]
 """For a lane: what the hub has lost of it, as its edge says; None when nothing."""
 Behind = Callable[[Lane], int | None]
 """For a lane: by how many nanoseconds the last mark from its edge lay before its moment; None when it did not."""
@@ -272,7 +272,7 @@ def _conflict(lane: Lane, held: LaneState, peers: bool) -> HeldBack | None:
     )  # fmt: skip
 
 
-def _restored(lane: Lane, held: LaneState, peers: bool, lost: Lost | None) -> HeldBack | None:
+def _restored(lane: Lane, held: LaneState, peers: bool, lost: LostRecords | None) -> HeldBack | None:
     if lost is None:
         return None
     return HeldBack(

@@ -18,7 +18,7 @@ from weft.replication.liveness import SECOND
 from weft.replication.runner import connect_errors
 from weft.replication.runner.acknowledged import Acknowledged
 from weft.replication.runner.backoff import Backoff
-from weft.replication.runner.connection import Outcome, SenderConnection
+from weft.replication.runner.connection import ConnectionEnd, SenderConnection
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.redirects import Redirects, Target
@@ -84,7 +84,7 @@ async def run_link(
                     continue
                 except Exception as error:
                     log.exception("link %s: an attempt failed", status.name)
-                    outcome = Outcome(LinkState.WAITING, f"{type(error).__name__}: {error}")
+                    outcome = ConnectionEnd(LinkState.WAITING, f"{type(error).__name__}: {error}")
                 if stopping is not None and stopping.is_set():
                     return
                 if connection.proven(int(settings.retry_max_s * SECOND)):
@@ -105,7 +105,7 @@ async def _attempt(
     url: str,
     settings: LinkSettings,
     tls: ssl.SSLContext | None,
-) -> Outcome:
+) -> ConnectionEnd:
     try:
         token = await asyncio.to_thread(settings.token)
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ async def _attempt(
     except aiohttp.WSServerHandshakeError as error:
         return connect_errors.refused(url, error.status, has_token=token is not None)
     except TimeoutError:
-        return Outcome(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:.3g} s")
+        return ConnectionEnd(LinkState.WAITING, f"{url}: no answer within {settings.connect_timeout_s:.3g} s")
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return connect_errors.no_connection(url, error)
     try:
@@ -134,7 +134,7 @@ async def _attempt(
                 await socket.close()
 
 
-def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float:
+def _wait_s(outcome: ConnectionEnd, backoff: Backoff, settings: LinkSettings) -> float:
     """Count a failure, and return the wait after it."""
     seconds = backoff.next_wait_s()
     if outcome.state is LinkState.CONFLICT:
@@ -145,7 +145,7 @@ def _wait_s(outcome: Outcome, backoff: Backoff, settings: LinkSettings) -> float
 
 
 async def _wait(
-    progress: Progress, outcome: Outcome, failures: int, seconds: float, wall_clock: Callable[[], int]
+    progress: Progress, outcome: ConnectionEnd, failures: int, seconds: float, wall_clock: Callable[[], int]
 ) -> None:
     """Wait, keeping the status fresh."""
     status = progress.status

@@ -8,24 +8,24 @@ import os
 import aiohttp
 
 from weft.config.machine import why_unreadable
-from weft.replication.runner.connection import Outcome
+from weft.replication.runner.connection import ConnectionEnd
 from weft.replication.runner.serve import LINK_PATH
 from weft.replication.status import LinkState
 
 
-def no_token(error: OSError | ValueError) -> Outcome:
+def no_token(error: OSError | ValueError) -> ConnectionEnd:
     """Explain why the link's token could not be read."""
     if isinstance(error, OSError):
-        return Outcome(LinkState.WAITING, f"token_file {error.filename}: {why_unreadable(error)}")
-    return Outcome(LinkState.WAITING, f"token_file {error}")
+        return ConnectionEnd(LinkState.WAITING, f"token_file {error.filename}: {why_unreadable(error)}")
+    return ConnectionEnd(LinkState.WAITING, f"token_file {error}")
 
 
-def no_connection(url: str, error: Exception) -> Outcome:
+def no_connection(url: str, error: Exception) -> ConnectionEnd:
     """Explain why no HTTP connection was made."""
-    return Outcome(LinkState.WAITING, f"{url}: {_why(error)}")
+    return ConnectionEnd(LinkState.WAITING, f"{url}: {_why(error)}")
 
 
-def refused(url: str, status: int, *, has_token: bool) -> Outcome:
+def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
     """Explain why the server did not answer with a WebSocket."""
     match status:
         case 401 if not has_token:
@@ -43,10 +43,12 @@ def refused(url: str, status: int, *, has_token: bool) -> Outcome:
             why = f"no hub answers at {LINK_PATH} (404). Check the link's `to`"
         case 400:
             why = "the server does not take the request (400). Write https:// if the port speaks TLS"
-            return Outcome(LinkState.WAITING, f"{url}: {why}")
+            return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
         case _:
-            return Outcome(LinkState.WAITING, f"{url}: the server answered with HTTP status {status}. See its log")
-    return Outcome(LinkState.REFUSED, f"{url}: {why}")
+            return ConnectionEnd(
+                LinkState.WAITING, f"{url}: the server answered with HTTP status {status}. See its log"
+            )
+    return ConnectionEnd(LinkState.REFUSED, f"{url}: {why}")
 
 
 def _why(error: Exception) -> str:

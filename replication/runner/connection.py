@@ -37,7 +37,7 @@ STATUS_INTERVAL = SECOND
 LAST_WORDS_S = 1.0
 
 
-class Outcome(NamedTuple):
+class ConnectionEnd(NamedTuple):
     """End of a connection."""
 
     state: LinkState
@@ -84,7 +84,7 @@ class SenderConnection:
         """Lanes with commits since they were offered."""
         self._all_touched = True
         self._offered: dict[int, OfferedLane] = {}
-        self._outcome: Outcome | None = None
+        self._outcome: ConnectionEnd | None = None
         self._withdraw = False
         self._next_status = 0
         self._status_stale = True
@@ -99,13 +99,13 @@ class SenderConnection:
         """Return whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
         return self._delivered or (self._taken_at is not None and self._clock() - self._taken_at >= after)
 
-    async def run(self, socket: aiohttp.ClientWebSocketResponse) -> Outcome:
+    async def run(self, socket: aiohttp.ClientWebSocketResponse) -> ConnectionEnd:
         """Replicate over an open socket until the connection is over; the caller closes the socket."""
         self._drain = Drain(socket.get_extra_info("socket"))
         try:
             epoch = await asyncio.to_thread(self._epochs.propose)
         except (OSError, ValueError) as error:
-            return Outcome(LinkState.WAITING, f"the link's epoch cannot be stored: {error}")
+            return ConnectionEnd(LinkState.WAITING, f"the link's epoch cannot be stored: {error}")
         sender = Sender(
             self._hello(),
             epoch,
@@ -217,13 +217,15 @@ class SenderConnection:
                 try:
                     sender.feed(request.lane, await self._source.read(*request))
                 except (OSError, CodecError) as error:
-                    self._outcome = Outcome(LinkState.WAITING, f"the log cannot be read: {error}")
+                    self._outcome = ConnectionEnd(LinkState.WAITING, f"the log cannot be read: {error}")
                     return
             try:
                 while ends := sender.named_ends():
                     await self._source.prepare_to_send(sender.cluster_id, ends)
             except OSError as error:
-                self._outcome = Outcome(LinkState.WAITING, f"the positions given to this hub cannot be saved: {error}")
+                self._outcome = ConnectionEnd(
+                    LinkState.WAITING, f"the positions given to this hub cannot be saved: {error}"
+                )
                 return
             data = sender.data_to_send()
             if data:
@@ -232,7 +234,7 @@ class SenderConnection:
                 self._status.messages_sent += 1
                 await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
             elif is_over:
-                self._outcome = Outcome(LinkState.STOPPED, "this node stops")
+                self._outcome = ConnectionEnd(LinkState.STOPPED, "this node stops")
                 return
             elif request is None:
                 await self._sleep(sender, now)
@@ -311,7 +313,7 @@ class SenderConnection:
                 # An epoch that a hub took for one lane is spent: proposed again, it would be refused each time.
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT and self._taken_at is None
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
-                self._outcome = Outcome(state, f"{message}; {advice}", code, url)
+                self._outcome = ConnectionEnd(state, f"{message}; {advice}", code, url)
                 if state is LinkState.CONFLICT:
                     status.conflict = self._outcome.reason
             case Unreadable(lane, first, end):
@@ -319,7 +321,7 @@ class SenderConnection:
                     f"the log does not give seq {first} to {end} of lane {lane}, though it holds them"
                 )
             case ConnectionLost(_, reason):
-                self._outcome = Outcome(LinkState.WAITING, reason)
+                self._outcome = ConnectionEnd(LinkState.WAITING, reason)
 
 
 _REFUSED_STATE: dict[int, LinkState] = {
@@ -331,14 +333,14 @@ _REFUSED_STATE: dict[int, LinkState] = {
 }
 
 
-def _failure(results: Iterable[BaseException | None], close_code: int | None) -> Outcome:
+def _failure(results: Iterable[BaseException | None], close_code: int | None) -> ConnectionEnd:
     for result in results:
         if isinstance(result, aiohttp.ClientError | OSError):
-            return Outcome(LinkState.WAITING, f"the connection broke: {result}")
+            return ConnectionEnd(LinkState.WAITING, f"the connection broke: {result}")
         if isinstance(result, Exception):
             raise result
     if close_code is None or close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE:
-        return Outcome(
+        return ConnectionEnd(
             LinkState.WAITING, "the connection broke: the hub or the network went away without closing the connection"
         )
-    return Outcome(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")
+    return ConnectionEnd(LinkState.WAITING, f"the hub closed the connection (WebSocket code {close_code})")

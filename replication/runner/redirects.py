@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from weft.protocols.link import RefuseCode
-from weft.replication.runner.connection import Outcome
+from weft.replication.runner.connection import ConnectionEnd
 
 HOPS_MAX = 3
 """Maximum number of redirects in a row: more are two nodes that name each other."""
@@ -40,7 +40,7 @@ class Redirects:
         self._unreachable: dict[str, tuple[float, float]] = {}
         """URL -> until when it is not tried, and how long that was."""
 
-    def after(self, target: Target, outcome: Outcome, *, taken: bool, now: float) -> Target | None:
+    def after(self, target: Target, outcome: ConnectionEnd, *, taken: bool, now: float) -> Target | None:
         """Return what to try at once after an attempt; None when the link should wait and start again at its own URLs.
 
         Args:

@@ -20,12 +20,7 @@ SMALL_MAX = 42
 """Modules of fewer lines with one importer that there are. A new one is a section of its importer; the number only
 becomes smaller."""
 NAME_MAX = 2
-OFTEN = {
-    "LaneState": 4,
-}  # fmt: skip
-"""Name -> classes that have it, where those are more than three. A number only becomes smaller."""
-THREE_TIMES_MAX = 26
-"""Names that three classes have."""
+"""Classes that may have one name."""
 
 
 def halves(found: Iterable[Class], called: set[str]) -> list[str]:
@@ -80,6 +75,4 @@ def test_a_few_lines_for_one_reader_stand_with_it() -> None:
 
 def test_a_name_stands_for_one_thing_or_two() -> None:
     counts = Counter(each.name for each in classes())
-    more = {name: count for name, count in counts.items() if count > max(OFTEN.get(name, 0), NAME_MAX + 1)}
-    assert more == {}, "give them names of their own"
-    assert sum(count == NAME_MAX + 1 for count in counts.values()) <= THREE_TIMES_MAX
+    assert {name: count for name, count in counts.items() if count > NAME_MAX} == {}, "give them names of their own"

@@ -14,11 +14,11 @@ from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello
 from weft.replication.runner import LinkRefused
-from weft.replication.runner.connection import Outcome
+from weft.replication.runner.connection import ConnectionEnd
 from weft.replication.runner.redirects import HOPS_MAX, Redirects, Target
 from weft.replication.status import LinkState
 
-BROKEN = Outcome(LinkState.WAITING, "cannot connect")
+BROKEN = ConnectionEnd(LinkState.WAITING, "cannot connect")
 ANYWHERE: Any = None
 
 
@@ -62,7 +62,7 @@ class Route:
             target = self._redirects.after(target, outcome, taken=False, now=now)
         raise AssertionError("an edge is sent round and round")
 
-    def _ask(self, node: SequencerNode, number: int, target: Target) -> Outcome | None:
+    def _ask(self, node: SequencerNode, number: int, target: Target) -> ConnectionEnd | None:
         """Return how the attempt ends, or None when the node takes the link."""
         if node.sequencer is None or number in self._walled:
             return BROKEN
@@ -80,7 +80,7 @@ class Route:
         except StopIteration:
             return None
         except LinkRefused as refusal:
-            return Outcome(LinkState.WAITING, refusal.message, refusal.code, refusal.url)
+            return ConnectionEnd(LinkState.WAITING, refusal.message, refusal.code, refusal.url)
         raise AssertionError("a link waits before it is taken or refused")
 
 

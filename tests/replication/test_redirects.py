@@ -7,17 +7,17 @@ import random
 import pytest
 
 from weft.protocols.link import RefuseCode
-from weft.replication.runner.connection import Outcome
+from weft.replication.runner.connection import ConnectionEnd
 from weft.replication.runner.redirects import HOPS_MAX, UNREACHABLE_MIN_S, Redirects, Target
 from weft.replication.status import LinkState
 
 FIRST, OTHER = "http://hub:8090", "http://hub:8091"
-BROKEN = Outcome(LinkState.WAITING, "no connection")
-TAKEN_OVER = Outcome(LinkState.CONFLICT, "another one", RefuseCode.IDENTITY_CONFLICT)
+BROKEN = ConnectionEnd(LinkState.WAITING, "no connection")
+TAKEN_OVER = ConnectionEnd(LinkState.CONFLICT, "another one", RefuseCode.IDENTITY_CONFLICT)
 
 
-def named(url: str) -> Outcome:
-    return Outcome(LinkState.WAITING, "elsewhere", RefuseCode.REDIRECT, url)
+def named(url: str) -> ConnectionEnd:
+    return ConnectionEnd(LinkState.WAITING, "elsewhere", RefuseCode.REDIRECT, url)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from weft.protocols.amqp.content import write_content
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.further_keys import read_further_keys
 from weft.protocols.amqp.methods import commands, write_method
-from weft.protocols.amqp.properties import Content, read_properties
+from weft.protocols.amqp.properties import ContentHeaders, read_properties
 from weft.protocols.batch import HeaderPairs
 from weft.protocols.message_headers import REPLY_TO
 from weft.storage.segment_log import LogFull
@@ -130,7 +130,7 @@ class Publishing:
             self._shared.context.routing.remembering.add(client.targets)
             self._shared.queues.remember(client.targets)
 
-    def _send_on(self, gathered: Gathering, found: Published, content: Content, body: bytes) -> None:
+    def _send_on(self, gathered: Gathering, found: Published, content: ContentHeaders, body: bytes) -> None:
         """Add what full queues do not take, and want to go on."""
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
         for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
@@ -206,7 +206,7 @@ class Publishing:
     def _confirm(self, method: int, tag: int, *, multiple: bool) -> bytes:
         return _CONFIRM.pack(1, self.number, _CONFIRM_BYTES, _BASIC, method, tag, multiple, _FRAME_END)
 
-    def _check_user(self, content: Content) -> None:
+    def _check_user(self, content: ContentHeaders) -> None:
         if content.user_id is not None and content.user_id != (self._client.peer.identity.username or "guest"):
             raise AmqpError(
                 ReplyCode.PRECONDITION_FAILED,

@@ -20,7 +20,7 @@ from weft.edge_node.servers.mqtt.packet_handlers import PacketHandlers
 from weft.edge_node.servers.mqtt.publishes import Publishes
 from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
-from weft.protocols.mqtt.connection import Connection, State
+from weft.protocols.mqtt.connection import Connection, ConnectionState
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.errors import MqttError
 from weft.protocols.mqtt.packet_types import Version
@@ -312,7 +312,7 @@ class ClientConnection(WritingConnection):
             self._output.write(words)
         if self._handshake is not None:
             self._handshake.cancel()
-        self._machine.state = State.CLOSED
+        self._machine.state = ConnectionState.CLOSED
         self._inbox.clear()
         self._leave(with_will=with_will)
         self.shut(transport, drains=drains)

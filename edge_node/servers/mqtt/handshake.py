@@ -17,7 +17,7 @@ from weft.edge_node.servers.mqtt.client import MqttClient
 from weft.edge_node.servers.mqtt.server import MqttServer
 from weft.edge_node.sessions.session import Session
 from weft.edge_node.sessions.window.packets_out import Wire
-from weft.protocols.mqtt.connection import Connection, State
+from weft.protocols.mqtt.connection import Connection, ConnectionState
 from weft.protocols.mqtt.errors import ConnectRefused
 from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.packets import ConnAck, Connect
@@ -132,7 +132,8 @@ class Handshake:
         client.welcome(session, context.routing.routes_of(identity))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
-            machine.state = State.AWAITING_CONNECT  # who is displaced before its CONNACK gets no DISCONNECT either
+            # A client that is displaced before its CONNACK gets no DISCONNECT either.
+            machine.state = ConnectionState.AWAITING_CONNECT
             context.ingest.on_durable(lambda error: self._accept(session, answer, error))
         else:
             self._accept(session, answer, None)
@@ -142,7 +143,7 @@ class Handshake:
         if error is not None:
             client.refuse(error)
         elif client.is_open and session.window.is_of(client):
-            machine.state = State.OPEN
+            machine.state = ConnectionState.OPEN
             client.send(answer)
             wire = Wire(session.version, machine.client_packet_bytes_max, machine.client_topic_alias_maximum)
             self._server.sessions.resume(session, wire, machine.client_receive_maximum)

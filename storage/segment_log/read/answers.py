@@ -10,7 +10,7 @@ from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ClockNotice, GapNotice
 from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.reader import LogReader
-from weft.storage.segment_log.read.stats import LogStats, Snapshot, take_stats
+from weft.storage.segment_log.read.stats import LogStats, StreamSnapshot, take_stats
 from weft.storage.segment_log.room.retention import held_within
 from weft.storage.segment_log.state.log_state import LogState
 
@@ -154,7 +154,7 @@ class LogAnswers:
         tail = self.read_tail(stream, seq, bytes_max)
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
 
-    def snapshot(self, stream: int) -> Snapshot:
+    def snapshot(self, stream: int) -> StreamSnapshot:
         """Return what the log has of a stream at one instant."""
         with self._state.changed:
             lane = self._state.lane(stream)
@@ -164,7 +164,7 @@ class LogAnswers:
             for gap in self._state.queue.waiting_gaps():
                 if gap.stream == stream:
                     gone.remove(gap.first, gap.end)
-            return Snapshot(lane.held.copy(), lane.next_seq, list(lane.gaps), gone)
+            return StreamSnapshot(lane.held.copy(), lane.next_seq, list(lane.gaps), gone)
 
     @property
     def failed(self) -> LogFailed | None:

@@ -13,7 +13,7 @@ from weft.storage.segment_log.room.must_keep import unsafe_bytes
 from weft.storage.segment_log.state.log_state import LogState
 
 
-class Snapshot(NamedTuple):
+class StreamSnapshot(NamedTuple):
     """Records and gaps that the log has of one stream at one instant."""
 
     held: RangeSet

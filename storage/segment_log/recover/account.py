@@ -7,7 +7,7 @@ from weft.protocols.segment import GapNotice
 from weft.storage.segment_log.recover.loading import Loaded
 from weft.storage.segment_log.room.quarantine import missing_gaps
 from weft.storage.segment_log.room.retention import forget_lost, held_within
-from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LogState, StreamState
 
 
 def fold(state: LogState, loaded: list[Loaded]) -> None:
@@ -19,7 +19,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
         index = item.segment.index
         names = {stream: entry.name for stream, entry in (item.streams or {}).items()} | index.streams
         for stream, name in names.items():
-            state.lanes.setdefault(stream, LaneState(name)).name = name
+            state.lanes.setdefault(stream, StreamState(name)).name = name
         ends = [(stream, span.ranges.end) for stream, span in index.spans()]
         ends += [(kept.stream, kept.next_seq) for kept in index.kept]
         ends += [(gap.stream, gap.end) for gap in index.gaps]
@@ -27,7 +27,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
         ends += list(item.scan.next_seqs.items()) if item.scan else []
         for stream, end in ends:
             # A stream whose every naming entry was lost still keeps its records.
-            state.lanes.setdefault(stream, LaneState(f"unnamed-{stream}"))
+            state.lanes.setdefault(stream, StreamState(f"unnamed-{stream}"))
             next_seqs[stream] = max(next_seqs.get(stream, 0), end)
         state.origins.learn(index.origins.values(), item.scan.last_origin if item.scan else 0)
         state.clocks.learn(index.clocks.values())

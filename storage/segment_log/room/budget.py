@@ -8,7 +8,7 @@ from weft.storage.segment_log.errors import LogFull
 from weft.storage.segment_log.room.eviction_plan import make_plan, opening_bytes, renewed
 from weft.storage.segment_log.room.retention import shrink
 from weft.storage.segment_log.settings import SEGMENT_SHARE_MIN, SURE_ROOM_MARGIN_BYTES
-from weft.storage.segment_log.state.log_state import LaneState, LogState, Plan
+from weft.storage.segment_log.state.log_state import LogState, Plan, StreamState
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
@@ -37,7 +37,7 @@ def admit(state: LogState, length: int, *, uses_spare: bool = False) -> None:
         raise LogFull(reason)
 
 
-def admit_to_stream(state: LogState, stream: int, lane: LaneState, length: int, now: int) -> None:
+def admit_to_stream(state: LogState, stream: int, lane: StreamState, length: int, now: int) -> None:
     """Refuse ``length`` more bytes of a stream that has a size of its own and is full. Call with the lock.
 
     Raises:

@@ -11,7 +11,7 @@ from weft.storage.segment_log.room.budget import admit_notices
 from weft.storage.segment_log.room.must_keep import unreleased
 from weft.storage.segment_log.room.retention import held_within
 from weft.storage.segment_log.state.gaps import notices
-from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LogState, StreamState
 
 
 def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int, end: int) -> Range:
@@ -35,7 +35,7 @@ def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Rang
 
 
 def drop_backlog(  # noqa: PLR0917 - what, of what, and when
-    state: LogState, stream: int, lane: LaneState, first: int, end: int, now: int
+    state: LogState, stream: int, lane: StreamState, first: int, end: int, now: int
 ) -> RangeSet:
     """Queue notices for what of ``[first, end)`` no hub has. Call with the lock.
 

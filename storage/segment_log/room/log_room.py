@@ -11,7 +11,7 @@ from weft.protocols.segment import ClockNotice
 from weft.storage.segment_log.errors import LogFailed, LogFull
 from weft.storage.segment_log.room.budget import admit, admit_to_stream, forget_released, shortage
 from weft.storage.segment_log.settings import StreamPolicy
-from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LogState, StreamState
 from weft.storage.segment_log.state.origins import ORIGIN_BYTES_MAX
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
@@ -138,7 +138,7 @@ class LogRoom:
         except OSError as error:
             raise self._poison(error) from error
 
-    def _admit_to_stream(self, stream: int, lane: LaneState, length: int, now: int) -> None:
+    def _admit_to_stream(self, stream: int, lane: StreamState, length: int, now: int) -> None:
         try:
             admit_to_stream(self._state, stream, lane, length, now)
         except LogFull:

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import ENTRY_HEADER_BYTES, GapNotice
 from weft.storage.segment_log.state.index import LaneSpan
-from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LogState, StreamState
 from weft.storage.segment_log.state.segment import Segment
 
 GAP_BYTES = ENTRY_HEADER_BYTES + 36
 """A gap notice's entry, at most."""
 
 
-def unreleased(lane: LaneState, span: LaneSpan, start: int = 0) -> RangeSet:
+def unreleased(lane: StreamState, span: LaneSpan, start: int = 0) -> RangeSet:
     """Held records of a span from ``start`` on that are not released."""
     found = RangeSet()
     for first, end in span.ranges:

@@ -16,7 +16,7 @@ from weft.storage.segment_log.room.must_keep import needed_gaps
 from weft.storage.segment_log.settings import DROP_SHARE
 from weft.storage.segment_log.state.gaps import notices
 from weft.storage.segment_log.state.index import Chunk, LaneSpan
-from weft.storage.segment_log.state.log_state import LaneState, LogState
+from weft.storage.segment_log.state.log_state import LogState, StreamState
 from weft.storage.segment_log.state.segment import Segment
 
 
@@ -80,7 +80,7 @@ def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
     return max(0, excess)
 
 
-def _waiting(lane: LaneState, span: LaneSpan, chunk: Chunk) -> RangeSet:
+def _waiting(lane: StreamState, span: LaneSpan, chunk: Chunk) -> RangeSet:
     """Held records of a chunk that are a loss when they go."""
     waiting = RangeSet()
     for first, end in span.parts(chunk) if lane.policy.replicated else ():

@@ -26,7 +26,7 @@ SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 
 
 
 @dataclass
-class LaneState:
+class StreamState:
     """One stream of the log."""
 
     name: str
@@ -108,7 +108,7 @@ class LogState:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         """Condition of the lock; code that notifies and awaits no change takes ``lock`` itself, which costs less."""
-        self.lanes: dict[int, LaneState] = {}
+        self.lanes: dict[int, StreamState] = {}
         self.numbers: dict[str, int] = {}
         self.segments: list[Segment] = []
         """In log order; the last one is being written."""
@@ -159,7 +159,7 @@ class LogState:
             stream: StreamEntry(self.lanes[stream].name, self.lanes[stream].durable_end) for stream in self.unmarked
         }
 
-    def lane(self, stream: int) -> LaneState:
+    def lane(self, stream: int) -> StreamState:
         """Return a stream by its number.
 
         Raises:
@@ -175,7 +175,7 @@ class LogState:
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = max(self.lanes, default=0) + 1
-            self.lanes[number] = LaneState(name, self.first_seq, self.first_seq)
+            self.lanes[number] = StreamState(name, self.first_seq, self.first_seq)
             self.unmarked.add(number)
         return number
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.cloud_hub.api.stream_rates import NOTE_INTERVAL_S, Positions, StreamRates
+from weft.cloud_hub.api.stream_rates import NOTE_INTERVAL_S, ShardPositions, StreamRates
 from weft.protocols.shard.shard_state import ShardState
 
 KEY = ("default", "telemetry")
@@ -19,7 +19,7 @@ def states(*ends: int) -> list[ShardState]:
 
 async def test_a_rate_is_that_of_the_last_minutes_over_all_shards() -> None:
     now, followed = 100.0, states(1000, 0)
-    rates = StreamRates(lambda: [Positions(each.shard, now, each.next_offset) for each in followed], lambda: now)
+    rates = StreamRates(lambda: [ShardPositions(each.shard, now, each.next_offset) for each in followed], lambda: now)
     await rates.note()
     assert rates.rate(followed, KEY) is None, "of no time there is no rate"
     now += 20
@@ -34,7 +34,7 @@ async def test_a_rate_is_that_of_the_last_minutes_over_all_shards() -> None:
 
 async def test_a_rate_is_unknown_while_a_shard_with_records_of_the_stream_is_not_followed() -> None:
     now, all_shards = 100.0, states(10, 10)
-    rates = StreamRates(lambda: [Positions(0, now, all_shards[0].next_offset)], lambda: now)
+    rates = StreamRates(lambda: [ShardPositions(0, now, all_shards[0].next_offset)], lambda: now)
     await rates.note()
     now += 30
     assert rates.rate(all_shards, KEY) is None

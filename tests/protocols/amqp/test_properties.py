@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.protocols.amqp.test_field_table import TABLES
 from weft.protocols.amqp.errors import AmqpError, ReplyCode
 from weft.protocols.amqp.field_table import write_table
-from weft.protocols.amqp.properties import FIELDS_MAX, Content, read_properties, write_properties
+from weft.protocols.amqp.properties import FIELDS_MAX, ContentHeaders, read_properties, write_properties
 from weft.protocols.amqp.typed_values import TYPES, Timestamp
 from weft.protocols.message_headers import EXPIRES
 
@@ -114,7 +114,7 @@ def test_values_of_other_protocols_that_do_not_fit_are_left_out() -> None:
 
 def test_a_record_without_headers_is_content_without_properties() -> None:
     assert write_properties(()) == b"\0\0"
-    assert read_properties(b"\0\0") == Content((), None, None)
+    assert read_properties(b"\0\0") == ContentHeaders((), None, None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocols.mqtt.strategies import VECTORS, packets
-from weft.protocols.mqtt.connection import Connection, ServerLimits, State
+from weft.protocols.mqtt.connection import Connection, ConnectionState, ServerLimits
 from weft.protocols.mqtt.decoder import decode
 from weft.protocols.mqtt.encoder import encode
 from weft.protocols.mqtt.errors import ConnectRefused, MalformedPacket, MqttError, ProtocolViolation, ReasonCode
@@ -97,7 +97,7 @@ def test_a_second_connect_is_a_violation_even_where_it_is_faulty() -> None:
 def test_what_a_client_may_send(packet: Packet, version: int) -> None:
     connection = connected(version=version)
     assert connection.receive(packet) == packet
-    assert connection.state is (State.CLOSED if isinstance(packet, Disconnect) else State.OPEN)
+    assert connection.state is (ConnectionState.CLOSED if isinstance(packet, Disconnect) else ConnectionState.OPEN)
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -291,7 +291,7 @@ def test_reason_codes_with_which_clients_leave(code: int) -> None:
     """v5 [MQTT-3.14.2-1]."""
     connection = connected(version=5)
     connection.receive(Disconnect(code))
-    assert connection.state is State.CLOSED
+    assert connection.state is ConnectionState.CLOSED
 
 
 @pytest.mark.parametrize("code", [0x87, 0x8B, 0x8E, 0x9C, 0x9D])
