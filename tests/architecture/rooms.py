@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("closing", "counters", "inbox", "names", "replies", "settings"),
         ("target",),
         ("client",),
-        ("lingering", "liveness", "publishing", "reader", "topology", "transaction"),
+        ("consumer", "lingering", "liveness", "publishing", "topology", "transaction"),
         ("consuming", "handshake"),
         ("channel",),
         ("channels",),

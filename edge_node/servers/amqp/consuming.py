@@ -13,8 +13,8 @@ from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.credit import Credit
 from weft.edge_node.queues.queue.queue import Consumption
 from weft.edge_node.servers.amqp.client import AmqpClient, Shared
+from weft.edge_node.servers.amqp.consumer import ChannelConsumer, write_get_ok
 from weft.edge_node.servers.amqp.names import DIRECT_REPLY_TO
-from weft.edge_node.servers.amqp.reader import ChannelConsumer, write_get_ok
 from weft.edge_node.servers.amqp.replies import amqp_error
 from weft.edge_node.servers.amqp.transaction import Transaction
 from weft.edge_node.subscriptions.log_records import LogRecord
@@ -107,8 +107,8 @@ class Consuming:
     def close(self) -> None:
         """End all consumers; what is not settled goes back to its queue."""
         consumers, self._consumers = self._consumers, {}
-        for reader in consumers.values():
-            self._cancel(reader)
+        for consumer in consumers.values():
+            self._cancel(consumer)
         getting, self._getting = self._getting, []
         for each in getting:  # or a message would come on a channel that is closed, and wait there
             self._shared.queues.cancel(each)
@@ -141,24 +141,24 @@ class Consuming:
 
     def ended(self, tag: str) -> None:
         """Tell the client that a consumer's queue is gone, or not for it any more."""
-        reader = self._consumers.pop(tag, None)
+        consumer = self._consumers.pop(tag, None)
         if self.reply_queue and not self._shared.queues.declarations.has_queue(self.reply_queue):
             self.reply_queue = ""
-        if reader is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
+        if consumer is not None and "consumer_cancel_notify" in self._client.peer.capabilities:
             cancel = commands.Basic.Cancel(tag, True)
             if self._cancels is not None:
                 self._cancels.append(write_method(cancel, self._number))
             else:
                 self._client.answer(cancel, self._number)
 
-    def _forget_reply_queue(self, reader: ChannelConsumer) -> None:
-        consumption = reader.consumption
+    def _forget_reply_queue(self, consumer: ChannelConsumer) -> None:
+        consumption = consumer.consumption
         if consumption is not None and consumption.queue.name == self.reply_queue:
             self.reply_queue = ""
 
-    def _cancel(self, reader: ChannelConsumer) -> None:
-        if reader.consumption is not None:
-            self._shared.queues.cancel(reader.consumption)
+    def _cancel(self, consumer: ChannelConsumer) -> None:
+        if consumer.consumption is not None:
+            self._shared.queues.cancel(consumer.consumption)
 
     def _queue(self, name: str) -> str:
         """Return what the node calls a queue; an empty name stands for the one that was declared last."""
@@ -185,17 +185,17 @@ class Consuming:
         credit = [self._socket, self._flow]
         if not method.no_ack:
             credit += [self._together, Credit(self._prefetch, comes_back=True)] if self._prefetch else [self._together]
-        reader = ChannelConsumer(
+        consumer = ChannelConsumer(
             self._client, self, self._number, tag, self._shared.context.wall_clock, no_ack=method.no_ack
         )
-        reader.consumption = self._shared.queues.consume(
-            self._client.queue_client, queue, reader, credit,
+        consumer.consumption = self._shared.queues.consume(
+            self._client.queue_client, queue, consumer, credit,
             needs_acks=not method.no_ack, exclusive=method.exclusive, arguments=method.arguments or {},
         )  # fmt: skip
-        self._consumers[tag] = reader
+        self._consumers[tag] = consumer
         if not method.nowait:
             self._client.answer(commands.Basic.ConsumeOk(tag), self._number)
-        reader.start()
+        consumer.start()
 
     def _reply_queue(self, method: commands.Basic.Consume) -> str:
         """Make the queue that direct reply-to stands for: it goes with its consumer."""
@@ -211,10 +211,10 @@ class Consuming:
         return self.reply_queue
 
     def _on_cancel(self, method: commands.Basic.Cancel) -> None:
-        reader = self._consumers.pop(method.consumer_tag or "", None)
-        if reader is not None:
-            self._forget_reply_queue(reader)
-            self._cancel(reader)
+        consumer = self._consumers.pop(method.consumer_tag or "", None)
+        if consumer is not None:
+            self._forget_reply_queue(consumer)
+            self._cancel(consumer)
         if not method.nowait:
             self._client.answer(commands.Basic.CancelOk(method.consumer_tag), self._number)
 
