@@ -1,4 +1,4 @@
-"""``weft`` and ``python -m weft``: the command line, also where Ctrl-C comes while it is still being loaded."""
+"""``weft`` and ``python -m weft``: the command line, with its exit status for Ctrl-C also while it is being loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A plug-in for amqtt, the MQTT broker in Python: an edge node inside the broker's process stores what it receives.
 
-amqtt acknowledges a publish once it has it in memory, and tells plug-ins afterwards. So its acknowledgement does not
-say that the message is on disk: docs/how-to/store-what-amqtt-receives.md.
+amqtt acknowledges a publish when it has it in memory, and calls plug-ins afterwards. So its acknowledgement does not
+mean that the message is on disk: docs/how-to/store-what-amqtt-receives.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Publisher:
         """Do nothing: amqtt has answered."""
 
     def refuse(self, error: BaseException) -> None:
-        """Say that what came could not be stored."""
+        """Report that a message could not be stored."""
         self._plugin.lost_one(str(error))
 
 

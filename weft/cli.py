@@ -79,9 +79,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run ``weft``. People get a sentence, never a traceback, unless ``WEFT_TRACEBACK=1`` asks for one."""
     given = sys.argv[1:] if arguments is None else arguments
     if tuple(given[:2]) in _NODES:
-        # First of all: loading what a node needs takes half a second on a small machine.
+        # Before any import: loading a node's modules takes half a second on a small machine, and SIGHUP would end it.
         hold_hang_ups()
-    # Looked up by itself: a command line that cannot be parsed is to be answered in JSON too.
+    # Found without click's parser: the answer to a command line that cannot be parsed must be JSON too.
     as_json = "--json" in given[: given.index("--")] if "--" in given else "--json" in given
     try:
         result = cli.main(arguments, prog_name="weft", standalone_mode=False)
@@ -118,8 +118,8 @@ def _exit(status: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            # What could not be written stays in the buffer. Python would try again at exit, fail, and end with 120
-            # in place of the status that says what happened.
+            # The unwritten output stays in the buffer. Python would write it again at exit, fail, and end with 120
+            # instead of the status that reports the cause.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             status = status or FAILURE_EXIT_CODE
     sys.exit(status)
@@ -127,7 +127,7 @@ def _exit(status: int) -> NoReturn:
 
 def _end(message: str, exit_status: int, as_json: bool, cause: BaseException | None = None) -> NoReturn:
     """Print the error and end the process."""
-    # Standard error may be a file on the disk that is the error.
+    # Standard error may be a file on the failing disk.
     with contextlib.suppress(OSError):
         if as_json:
             print_error_json(message, exit_status, cause.problems if isinstance(cause, ConfigError) else ())
@@ -143,7 +143,7 @@ def _sentence(error: Exception) -> str:
         return f"{error.filename}: {why_denied(error.filename, 'use')}"
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
-    # Some libraries append pages of their innards to a message; the first paragraph is the message.
+    # Some libraries append pages of internals to a message; the first paragraph is the message.
     text = str(error).partition("\n\n")[0]
     if isinstance(error, OSError | RuntimeError) and text:
         return text

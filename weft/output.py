@@ -20,12 +20,12 @@ STOPPED_EXIT_CODE = 130
 EXIT_CODES = {
     0: "done; for a question: yes",
     FAILURE_EXIT_CODE: "it could not be done, or the answer is no; the same command may work later",
-    USAGE_EXIT_CODE: "the command line or a configuration is wrong, or, of `check`, does not fit this machine",
+    USAGE_EXIT_CODE: "the command line or a configuration is wrong, or, for `check`, does not fit this machine",
     STOPPED_EXIT_CODE: "Ctrl-C, or the end of input where a question was asked",
 }
 """Exit statuses and their meaning."""
 _COLUMN_MIN = 20
-"""Least width of a value's column for its lines to be wrapped."""
+"""Minimum width of a value's column in which lines are wrapped."""
 _WORD_MAX = 12
 """Length up to which a word in a table stays on one line, however narrow the terminal is."""
 
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 class Failed(click.ClickException):
-    """A command that was understood and could not be done: exit status 1."""
+    """A valid command that could not be done: exit status 1."""
 
     exit_code = FAILURE_EXIT_CODE
 
@@ -45,8 +45,8 @@ class Failed(click.ClickException):
 def harmless(text: str) -> str:
     """Return text for standard output: on a terminal with control characters escaped as in JSON.
 
-    What devices send can move the cursor, change the title of the window or type into the shell. Programs get it as it
-    is.
+    Control characters in a payload can move the cursor, change the title of the window or type into the shell. Programs
+    get the text unchanged.
     """
     if text.isprintable() or not sys.stdout.isatty():
         return text
@@ -67,7 +67,7 @@ def print_error_json(message: str, exit_status: int, problems: Sequence[Problem]
 
 
 def problem_facts(problem: Problem) -> dict[str, str | int | None]:
-    """Return a configuration's problem as programs get it."""
+    """Return a configuration's problem as JSON facts."""
     return {
         "file": problem.file,
         "line": problem.line or None,

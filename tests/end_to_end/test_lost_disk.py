@@ -108,7 +108,7 @@ def test_a_lost_disk_is_named_until_it_comes_back(tmp_path: Path) -> None:
         assert site.claim() < before, "the lost disk holds the stream back"
 
         said = weft("hub", "retire", hub.config_path, edge.name, "--log", log_id, "--reason", "disk lost", "--yes")
-        assert "0 records are named as lost" in said
+        assert "0 records count as lost" in said
         assert "open gap in" in said
         answer = site.wait_for_claim()
         [gap] = answer["open_gaps"]

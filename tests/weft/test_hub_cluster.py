@@ -41,11 +41,11 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
     assert "it has logs 0000000000000007" in str(wrong.exception)
     done = weft("hub", "retire", config, "press-1", "--reason", "gone", "--yes")
     first, gap = done.output.splitlines()
-    assert first == "retired 1 lanes of default/press-1; 0 records are named as lost"
+    assert first == "retired 1 lanes of default/press-1; 0 records count as lost"
     assert "open gap in telemetry: press-1/0000000000000007, from the beginning to " in gap
     assert "records from seq 3 on that its edge never delivered may be missing" in gap
     known = weft("hub", "retire", config, "press-1", "--reason", "all delivered", "--missing", "nothing", "--yes")
-    assert known.output == "retired 1 lanes of default/press-1; 0 records are named as lost\n"
+    assert known.output == "retired 1 lanes of default/press-1; 0 records count as lost\n"
     assert not asyncio.run(counts())
     assert weft("hub", "adopt", config, "press-1", "--yes").output == "adopted 1 lanes of default/press-1\n"
     assert asyncio.run(counts())

@@ -1,4 +1,5 @@
-"""Answer of ``weft edge check`` and ``weft hub check``: errors, warnings, or that the configuration is good."""
+"""Answer of ``weft edge check`` and ``weft hub check``: errors and warnings, or the news that the configuration is
+good."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class CheckAnswer:
-    """The answer of one check. With ``as_json`` it is a document on standard output, whatever the answer is."""
+    """The answer of one check. With ``as_json`` it is always a document on standard output, also for errors."""
 
     def __init__(self, file: str, as_json: bool) -> None:
         self._file = file

@@ -36,7 +36,7 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class LaterGroup(click.Group):
-    """A group that knows the modules of some commands by name: a node runs for years without them.
+    """A group that imports the modules of some commands only when they are called: a node runs for years without them.
 
     The command in such a module is called ``command``.
     """
@@ -48,7 +48,7 @@ class LaterGroup(click.Group):
         return sorted({*super().list_commands(ctx), *self.modules})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; import it if that has not been done."""
+        """Return a command; import its module on the first call."""
         if cmd_name not in self.modules:
             return super().get_command(ctx, cmd_name)
         command = importlib.import_module(self.modules[cmd_name]).command
@@ -58,7 +58,7 @@ class LaterGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called; for a name that is none, click looks for similar ones among all."""
+        """Find the called command. For an unknown name, click suggests similar names of all commands."""
         if args[0] not in self.list_commands(ctx):
             for name in self.modules:
                 self.add_command(importlib.import_module(self.modules[name]).command, name)
@@ -66,7 +66,7 @@ class LaterGroup(click.Group):
 
 
 class ExistingPath(click.Path):
-    """A path that must exist. A path that this user may not look at is reported as denied, not as missing."""
+    """A path that must exist. A path without read access for this user is reported as denied, not as missing."""
 
     def __init__(self, *, dir_okay: bool = True) -> None:
         super().__init__(exists=True, dir_okay=dir_okay, readable=False)
@@ -147,7 +147,7 @@ def _load(
 
 
 def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Failed:
-    """Return the failure of a command for something that a configuration names on this machine and that may change."""
+    """Return the failure for findings about this machine, such as a port in use, which may change by themselves."""
     error = loaded.refuse(findings)
     failure = Failed(str(error))
     failure.__cause__ = error
@@ -156,7 +156,7 @@ def cannot_be_done(loaded: Loaded[Config], findings: Sequence[Finding]) -> Faile
 
 @contextmanager
 def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
-    """Add file, line and setting to errors that keep a node from running, whose folder the setting names."""
+    """Add file, line and setting to the errors of a node's folder, which keep the node from running."""
     from weft.storage.filesystem import DirectoryInUse
 
     try:
@@ -170,7 +170,7 @@ def located(loaded: Loaded[Config], directory: str) -> Iterator[None]:
 
 @contextmanager
 def store_located(loaded: Loaded[HubConfig]) -> Iterator[None]:
-    """Do so for a hub, and for errors of its store."""
+    """Add file, line and setting to the errors of a hub's folder and store."""
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError, StoreUnfit
 
@@ -184,7 +184,7 @@ def store_located(loaded: Loaded[HubConfig]) -> Iterator[None]:
 
 
 def store_trouble(uri: str, error: Exception) -> str:
-    """Return the message of a store that did not answer, and what to do; a folder's error says both itself."""
+    """Return the message of a store that did not answer, with advice for a bucket; a folder's error has its own."""
     return f"{error}. {_BUCKET_ADVICE}" if uri.startswith("s3://") else str(error)
 
 
@@ -193,7 +193,7 @@ def open_hub_store(uri: str) -> ObjectStore:
 
     Raises:
         Refused: the URI names no store.
-        Failed: this machine cannot open it, for want of a library or by what its environment says of S3.
+        Failed: this machine cannot open it: a library is missing, or the environment's settings of S3 are wrong.
     """
     from weft.storage.object_store import StoreUnfit, open_store
 
@@ -221,14 +221,14 @@ def get_status(bind: str, path: str, token_file: str | None = None) -> Any:
             return json.loads(answer.read(STATUS_BYTES_MAX))
     except urllib.error.HTTPError as error:
         raise Failed(f"{url} answered {error.code} {error.reason}: {_advice(error)}") from None
-    except (OSError, ValueError, http.client.HTTPException) as error:  # the last: the node ended within its answer
+    except (OSError, ValueError, http.client.HTTPException) as error:  # the last: the node ended during its answer
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         reason = getattr(reason, "strerror", None) or reason
         raise Failed(f"{url} does not answer ({reason}); is the node running?") from None
 
 
 def get_pages(bind: str, path: str, key: str, token_file: str | None = None) -> dict[str, Any]:
-    """Return a list of the API, all its pages in one. ``Failed`` when there is no answer."""
+    """Return a list of the API, with all its pages joined. ``Failed`` when there is no answer."""
     whole: dict[str, Any] = {key: []}
     after = ""
     while True:
@@ -240,7 +240,7 @@ def get_pages(bind: str, path: str, key: str, token_file: str | None = None) -> 
 
 
 def _advice(error: urllib.error.HTTPError) -> str:
-    """Return what to do about an HTTP error, in the words of a command line."""
+    """Return advice on an HTTP error, in the terms of a command line."""
     if error.code in (401, 403):
         return (
             "the token gives no access to the status page. Give an admin token with --token-file (`weft token create`)"
@@ -257,7 +257,7 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
     """Turn an error of reading or writing a file into a sentence.
 
     Args:
-        makes: the command that makes the file where there is none.
+        makes: the command that creates a missing file.
     """
     try:
         yield
@@ -267,7 +267,7 @@ def using(path: str, *, makes: str = "") -> Iterator[None]:
             raise Failed(f"{path}: there is no folder {folder}. Create it first") from None
         raise Failed(f"{path}: there is no such file" + (f". `{makes}` creates one" if makes else "")) from None
     except PermissionError as error:
-        # A file is replaced through another in its folder, which may be what is closed.
+        # A file is replaced by renaming a new one in its folder, so the denied path may be the folder.
         raise Failed(f"{path}: {why_denied(str(error.filename or path), 'use')}") from None
     except OSError as error:
         raise Failed(f"{path}: {why_unreadable(error)}") from None
@@ -277,14 +277,14 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def confirm(question: str, otherwise: str) -> None:
-    """Ask, and end the command unless the answer is yes.
+    """Ask a question, and end the command unless the answer is yes.
 
     Args:
-        otherwise: what is said where there is no terminal to ask on: "nothing was dropped".
+        otherwise: beginning of the message when there is no terminal to ask on: "nothing was dropped".
     """
     try:
         is_wanted = click.confirm(question, err=True)
-    except click.Abort:  # no answer: Ctrl-C, or the end of what is read
+    except click.Abort:  # no answer: Ctrl-C, or the end of the input
         if sys.stdin.isatty():
             raise
         click.echo(err=True)

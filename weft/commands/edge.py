@@ -96,7 +96,7 @@ def run(config_file: str, log_level: str) -> None:
         with located(loaded, "data_dir"), _naming_the_disk(config.data_dir):
             run_until_stopped(serve)
     except WrongOwner as error:
-        # As for any other mistake in the configuration: no restart mends it.
+        # Exit status 2, as for any other mistake in the configuration: a restart does not mend it.
         renamed = _wrong_name(loaded, error.owner)
         if renamed is None:
             raise
@@ -105,7 +105,7 @@ def run(config_file: str, log_level: str) -> None:
 
 @contextmanager
 def _naming_the_disk(directory: str) -> Iterator[None]:
-    """Say last, when the disk of a node became read-only, which disk that is: whatever failed first, or at the end."""
+    """End with the name of the node's disk when it became read-only, whichever error that caused first."""
     from weft.service.read_only import read_only_mount, sentence
     from weft.storage.segment_log import WrongOwner
 
@@ -132,7 +132,7 @@ def _read_again(config_file: str) -> EdgeConfig:
 
 
 def _wrong_name(loaded: Loaded[EdgeConfig], owner: NodeName | None) -> Finding | None:
-    """Return the finding for a configuration whose node name is not that of the log in its data_dir."""
+    """Return the finding for a configuration whose node name differs from the log's in its data_dir."""
     from weft.edge_node.inspect.log_owner import wrong_name
 
     return wrong_name(loaded.config, owner, loaded.file) if owner is not None else None
@@ -153,7 +153,7 @@ def check(config_file: str, as_json: bool) -> int:
     nothing.
 
     An error stops a node from running: exit status 2. Warnings go to standard error and leave exit status 0. Run it as
-    the node's user, who may have access to other files than you. While the node runs, its ports are not checked.
+    the node's user, whose access rights may differ from yours. While the node runs, its ports are not checked.
     """
     from weft.edge_node import preflight
     from weft.edge_node.inspect.log_owner import owner_of
@@ -189,11 +189,11 @@ def check(config_file: str, as_json: bool) -> int:
 @target_argument
 @json_option
 def reload(target: str, *, as_json: bool) -> None:
-    """Have a running node, named by its CONFIG or its data_dir, read its configuration again.
+    """Reload the configuration of a running node, named by its CONFIG or its data_dir.
 
     Changed streams, functions, links and sources are in force when the command ends. If the file is not valid, or the
-    node cannot take it over, the node goes on with its settings: exit status 1. Other settings need a restart, and are
-    named. SIGHUP does the same, and also has the node read users, access rules and certificates again.
+    node cannot apply it, the node keeps its settings: exit status 1. The command lists changed settings that need a
+    restart. SIGHUP does the same, and also reloads users, access rules and certificates.
 
     \b
     weft edge reload edge.yaml

@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 COMMIT_INTERVAL_FOLDER_S = 0.25
 COMMIT_INTERVAL_BUCKET_S = 1.0
 """Interval of commits where each costs money. Edges keep records until they are acknowledged: a later acknowledgement
-delays the release of disk space and the moment of completeness, and nothing else."""
+only delays the release of disk space and the moment of completeness."""
 TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
-"""Interval of table steps where each costs money: bench/hub/costs.py counts what a month costs."""
+"""Interval of table steps where each costs money: bench/hub/costs.py computes the cost of a month."""
 EDGES_SHOWN = 200
 OWN_EDGES = "/v1/edges?shards=own"
 
@@ -69,13 +69,13 @@ processes_option = click.option(
 @command.command()
 @config_argument
 @processes_option
-@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR: what a supervisor tells its processes.")
+@click.option("--part", hidden=True, help="NUMBER/COUNT/DESCRIPTOR, from the supervisor to its processes.")
 @log_level_option
 def run(config_file: str, processes: int | None, part: str | None, log_level: str) -> None:
     """Run the node of CONFIG until SIGTERM or SIGINT.
 
-    It is one process per core, each with shards and a port of its own: the port of `listen` and those after it. One
-    that ends is started again. With --processes 1, the command is the only process.
+    It is one process per core, each with its own shards and port: the port of `listen` and the following ones. A
+    process that ends is started again. With --processes 1, the command is the only process.
     """
     loaded = located_hub(config_file)
     log_to_stderr(log_level)
@@ -163,7 +163,7 @@ def check(config_file: str, offline: bool, processes: int | None, as_json: bool)
 
     The command starts nothing. It probes the store as a hub does when it starts: it writes, races and deletes objects
     below `probe/`, and leaves nothing behind. An error stops a hub from running: exit status 2. Warnings go to standard
-    error and leave exit status 0. Run it as the hub's user, who may have access to other files than you. While the hub
+    error and leave exit status 0. Run it as the hub's user, whose access rights may differ from yours. While the hub
     runs, its ports are not checked.
     """
     from weft.cloud_hub import preflight
@@ -207,8 +207,8 @@ def _listening(config: HubConfig, count: int) -> str:
 def status(config_file: str, token_file: str | None, edges: int, as_json: bool) -> None:
     """Show the state of the running node of CONFIG: every edge that the hub knows, and the shards of all processes.
 
-    An edge that is not connected any more is shown until all its lanes have left the hub (`dropped_after`). Its version
-    is known since the start of the process that it was linked to. Links are those of this machine's processes.
+    A disconnected edge is shown until all its lanes have left the hub (`dropped_after`). Its version is known if it was
+    linked since the start of its process. Only links of this machine's processes are shown.
     """
     bind = load_hub(config_file).listen
     with using(token_file or ""):
@@ -265,7 +265,7 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
 
 
 def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, Any]) -> None:
-    """Say which records a table waits behind, and how an operator skips them."""
+    """Print the records that stop a table, and the command that skips them."""
     click.echo(
         f"STOPPED: the table of {table['tenant']}/{table['stream']} waits behind offsets {stopped['first']} to "
         f"{stopped['end'] - 1} of shard {stopped['shard']}: {stopped['reason']}"
@@ -277,7 +277,7 @@ def print_stopped(config_file: str, table: dict[str, Any], stopped: dict[str, An
 
 
 def _edges(address: str, token_file: str | None) -> dict[str, Any]:
-    """Return what a process says of its edges. One of an earlier release, before it is restarted, cannot."""
+    """Return a process's report on its edges; warn and return none if it fails, as on an earlier release."""
     try:
         return get_pages(address, OWN_EDGES, "edges", token_file)
     except Failed as failure:
@@ -286,7 +286,7 @@ def _edges(address: str, token_file: str | None) -> dict[str, Any]:
 
 
 def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> None:
-    """Add what another process of the node says to the facts of the first: its links, and its own shards."""
+    """Add another process's links and own shards to the facts of the first."""
     try:
         others = get_status(str(address), "/v1/status", token_file)
     except Failed as failure:
@@ -306,7 +306,7 @@ def _join(facts: dict[str, Any], address: Address, token_file: str | None) -> No
 
 
 def _add_strays(facts: dict[str, Any]) -> None:
-    """Tell edges whose link is at another process than their shard as connected: they could not reach that one."""
+    """Report edges as connected whose link is at another process than their shard: they could not reach that one."""
     links = {(link["tenant"], link["edge"]): link for link in facts["links"] if link["edge"]}
     for edge in facts["edges"]:
         link = links.get((edge["tenant"], edge["edge"]))

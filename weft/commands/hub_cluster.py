@@ -28,14 +28,14 @@ edge_options = (
 
 
 def on_edge(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the arguments that name an edge."""
+    """Add the arguments that name an edge to a command."""
     for option in reversed(edge_options):
         function = option(function)
     return function
 
 
 def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
-    """Run ``work`` with the store of a configuration, and tell its troubles."""
+    """Run ``work`` with the store of a configuration, and report its errors."""
     from weft.cloud_hub.clock import ClockWrong
     from weft.storage.cluster import ClusterUnusable
     from weft.storage.object_store import StoreError
@@ -61,8 +61,8 @@ def on_store(config_file: str, work: Callable[[ObjectStore], Awaitable[T]]) -> T
 def finalize(config_file: str, *, yes: bool) -> None:
     """Raise the level of the cluster of CONFIG to this release's, after all nodes run it.
 
-    Nodes then write what earlier releases cannot read: there is no way back to those. The command refuses while a node
-    of an earlier release runs, and names it.
+    Nodes then write formats that earlier releases cannot read, so there is no way back to those. The command fails
+    while a node of an earlier release runs, and names it.
     """
     from weft.cloud_hub import membership
     from weft.cloud_hub.clock import sound_clock
@@ -91,12 +91,12 @@ def finalize(config_file: str, *, yes: bool) -> None:
 @click.command()
 @config_argument
 @on_edge
-@click.option("--reason", required=True, help="Why, in a few words; it stands with the lanes.")
+@click.option("--reason", required=True, help="Why, in a few words; recorded with the lanes.")
 @click.option(
     "--missing",
     type=click.Choice(["nothing", "unknown"]),
-    help="What the hub never got. Unset: nothing if the edge stopped in order with everything delivered, otherwise "
-    "unknown. May be said later, too.",
+    help="Records that the hub never got. Unset: nothing if the edge stopped in order and delivered all, otherwise "
+    "unknown. May be set later, too.",
 )
 @yes_option
 def retire(
@@ -104,11 +104,11 @@ def retire(
 ) -> None:
     """End the lanes of EDGE at the hub of CONFIG: its disk is gone, or it was taken out of service.
 
-    The edge no longer holds completeness back. What it told of and never sent is named as a gap with the reason
-    `operator`. An edge that ended without a last word leaves an open gap: the hub cannot know what it took in and never
-    sent. Records that come all the same are stored and heal both. `weft hub adopt` takes it back.
+    The edge no longer holds completeness back. Records that it announced and never sent become a gap with the reason
+    `operator`. An edge that ended without a last word leaves an open gap: the hub cannot know what it received and
+    never sent. Records that arrive later are stored and close both gaps. `weft hub adopt` reverts it.
 
-    Say `--missing unknown` if the edge ran again after its last word, without its link; and `--missing nothing` if you
+    Use `--missing unknown` if the edge ran again after its last word, without its link. Use `--missing nothing` if you
     know that the hub has everything.
     """
     from weft.cloud_hub.shard import lane_ends
@@ -121,12 +121,12 @@ def retire(
 
     if not yes:
         confirm(
-            f"retire {_named(tenant, edge, log_id)}? What it told of and never sent is named as lost",
+            f"retire {_named(tenant, edge, log_id)}? Records that it announced and never sent count as lost",
             "nothing was retired",
         )
     ending, state = _end(config_file, tenant, edge, log_id, plan)
     lost = sum(gap.end - gap.first for update in ending.updates for gap in update.gaps)
-    click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records are named as lost")
+    click.echo(f"retired {len(ending.controls)} lanes of {tenant}/{edge}; {lost} records count as lost")
     _tell_open_gaps(state, ending)
 
 
@@ -136,14 +136,14 @@ def retire(
 @click.option(
     "--missing",
     type=click.Choice(["nothing"]),
-    help="Nothing, if the node that was decided against has nothing of its own. May be said later, too.",
+    help="Nothing, if the rejected node has no records of its own. May be set later, too.",
 )
 @yes_option
 def adopt(config_file: str, edge: str, tenant: str, log_id: str | None, *, missing: str | None, yes: bool) -> None:
-    """Have EDGE count again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
+    """Include EDGE again at the hub of CONFIG, after `weft hub retire` or a long absence; or decide a conflict.
 
-    When two nodes have one log, stop the copy first. Completeness moves on, and the node that is left may connect. What
-    the copy took in is on its disk alone, and becomes an open gap.
+    When two nodes have one log, stop the copy first. Completeness moves on, and the remaining node may connect. Records
+    that the copy received are only on its disk, and become an open gap.
     """
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.shard.lane_state import Missing
@@ -185,7 +185,7 @@ def _end(
     log_id: str | None,
     plan: Callable[[ShardState, ShardLog, list[Lane]], Awaitable[Ending]],
 ) -> tuple[Ending, ShardState]:
-    """Write what a plan makes of an edge's lanes, those that left included. Return it and the state with it."""
+    """Write the result of a plan for an edge's lanes, including lanes that left. Return it and the new state."""
     from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.shard import lane_ends
     from weft.protocols.errors import CodecError

@@ -1,4 +1,4 @@
-"""``weft hub declare-deletion``: tell the audit of rows that are taken out of a table on purpose."""
+"""``weft hub declare-deletion``: declare rows that are deleted from a table on purpose, for the audit."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _MOMENT = click.DateTime(["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"])
 @click.option("--since", type=_MOMENT, help="First _time, UTC.")
 @click.option("--until", type=_MOMENT, help="_time after the last, UTC.")
 @click.option("--version", type=click.IntRange(0), help="Version of the table with the rows; the newest by default.")
-@click.option("--by", help="Name of who decided; the user of this process by default.")
-@click.option("--reason", required=True, help="Why, in a few words; it stands with the declaration.")
+@click.option("--by", help="Name of the person who decided; the user of this process by default.")
+@click.option("--reason", required=True, help="Why, in a few words; recorded with the declaration.")
 @yes_option
 def declare_deletion(  # noqa: PLR0917
     config_file: str,
@@ -54,10 +54,10 @@ def declare_deletion(  # noqa: PLR0917
 ) -> None:
     """Declare that rows of STREAM are deleted from its table on purpose, at the hub of CONFIG.
 
-    Declare first, then delete with any engine. The declaration names the rows that the options choose and that the
-    table has now. `weft audit` counts those of them that are gone as deleted as declared, and all others that are
-    missing as lost. Rows that come later are not covered. After a deletion, give the --version that had the rows.
-    Nothing is deleted by this command, and the hub's log keeps the records.
+    Declare first, then delete with any engine. The declaration covers the rows that the table has now and the options
+    select. `weft audit` counts missing rows as deleted if they were declared, and as lost otherwise. Later rows are not
+    covered. After a deletion, name the --version that had the rows. Nothing is deleted by this command, and the hub's
+    log keeps the records.
 
     \b
     weft hub declare-deletion hub.yaml telemetry --key plant/a/m1/telemetry --reason "request 4711"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Shard of the offsets.")
 @click.option("--from", "first", type=click.IntRange(0), required=True, help="First offset to skip.")
 @click.option("--to", "end", type=click.IntRange(1), required=True, help="Offset after the last to skip.")
-@click.option("--reason", required=True, help="Why, in a few words; it stands with the offsets.")
+@click.option("--reason", required=True, help="Why, in a few words; recorded with the offsets.")
 @yes_option
 def skip(  # noqa: PLR0917
     config_file: str, stream: str, tenant: str, shard: int, first: int, end: int, reason: str, *, yes: bool
@@ -32,8 +32,8 @@ def skip(  # noqa: PLR0917
     """Skip records of STREAM that stop its table at the hub of CONFIG; `weft hub status` names them.
 
     The table goes on behind them, whether nodes run or not. The log keeps the records, and completeness and `weft
-    audit` name them as skipped, with the reason. It cannot be taken back: records that are rows already stay rows, and
-    the others never become any.
+    audit` report them as skipped, with the reason. It cannot be reverted: records that are rows already stay rows, and
+    the others never become rows.
     """
     from weft.cloud_hub.clock import sound_clock
     from weft.cloud_hub.shard import lane_ends, skips
@@ -55,8 +55,8 @@ def skip(  # noqa: PLR0917
 
     if not yes:
         confirm(
-            f"skip offsets {first} to {end - 1} of shard {shard} of {tenant}/{stream}? Those that are no rows yet "
-            "never become any",
+            f"skip offsets {first} to {end - 1} of shard {shard} of {tenant}/{stream}? Records that are not rows yet "
+            "never become rows",
             "nothing was skipped",
         )
     try:

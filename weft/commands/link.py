@@ -1,4 +1,4 @@
-"""``weft link``: what an operator tells the links of a running node."""
+"""``weft link``: an operator's commands to the links of a running node."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def command() -> None:
 def acknowledge(target: str, *, as_json: bool) -> None:
     """End the alarms of a running node, named by its CONFIG or its data_dir.
 
-    A hub that no longer has records which it had acknowledged raises one: its store was restored to an earlier state,
-    or lost objects. The alarm also ends by itself when the hub has the records again. The command goes through
+    The alarm means that a hub lost records after acknowledging them: its store was restored to an earlier state, or
+    lost objects. The alarm also ends by itself when the hub has the records again. The command goes through
     DATA_DIR/control.sock, from the node's own user or root.
 
     \b

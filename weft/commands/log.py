@@ -40,10 +40,10 @@ def command() -> None:
 def dump(path: str, records: bool, as_json: bool) -> int:
     """Print the log of a node, named by its CONFIG or its data_dir, or one segment FILE.
 
-    Each entry is one line, in log order, with its position in the log. Every checksum is checked. Bytes that are no
-    valid entry get a line of their own, and what follows them is shown. Exit status 1 means damage. Bad bytes at the
-    end of the newest file are not damage: the last line reports them as torn. A power cut left them, or the node is
-    writing them; they were never acknowledged.
+    Each entry is one line, in log order, with its position in the log. Every checksum is checked. Invalid bytes get a
+    line of their own, and the entries behind them are shown. Exit status 1 means damage. Bad bytes at the end of the
+    newest file are not damage: the last line reports them as torn. A power cut left them, or the node is writing them.
+    They were never acknowledged.
 
     \b
     weft log dump edge.yaml                        every batch, notice and index
@@ -80,9 +80,9 @@ def drop(target: str, stream: str, *, below: int | None, everything: bool, yes: 
 
     Use it for a hub that will never come back, or for old values that only delay newer ones. The records are deleted
     for good and their space is freed. A gap notice with the reason `operator` replaces them and reaches the hubs when
-    their links connect again. Hubs keep the records that they have. Only whole batches are dropped, so some records
-    just below SEQ may stay. A running node gets the order through DATA_DIR/control.sock, from its own user or root.
-    Records that it accepts after the question are kept.
+    their links connect again. Hubs keep their records. Only whole batches are dropped, so some records just below SEQ
+    may stay. A running node gets the order through DATA_DIR/control.sock, from its own user or root. Records that it
+    accepts after the question are kept.
 
     \b
     weft log drop /var/lib/weft telemetry --below 1200000
@@ -140,11 +140,11 @@ def _segment_names(directory: str) -> list[str]:
 
 
 def _may_end_torn(path: str) -> bool:
-    """Return whether no later segment of the log stands beside the file."""
+    """Return whether the folder has no later segment of the log."""
     folder, name = os.path.split(path)
     if segment.parse_file_name(name) is None:
         return not name.endswith(DAMAGED)
-    # The node may have deleted some since they were listed.
+    # The node may have deleted segments since they were listed.
     return not any(os.path.exists(os.path.join(folder, each)) for each in _segment_names(folder or ".") if each > name)
 
 
@@ -182,7 +182,7 @@ def _problem(path: str, found: Inspected) -> Iterator[Facts]:
 
 
 class _Meanings(NamedTuple):
-    """Meanings of numbers, as far as the segment has told them."""
+    """Names of the numbers in a segment, as far as it has been read."""
 
     names: Mapping[int, str]
     origins: Mapping[int, Origin]
@@ -203,7 +203,7 @@ def _entry(place: Facts, found: Inspected, known: _Meanings, with_records: bool)
 
 
 def _plain(value: Any) -> Any:
-    """Return a struct with its field names, which it does not have on disk."""
+    """Return a struct with its field names, which are not stored on disk."""
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

@@ -31,7 +31,7 @@ class NodeLog:
 
     directory: str
     config: EdgeConfig | None
-    """Configuration; None when the folder was named: topic patterns, budget and the node's address are then unknown."""
+    """Configuration; None if the data_dir was named: topic patterns, budget and the node's address are then unknown."""
 
     @classmethod
     def of(cls, path: str) -> NodeLog:
@@ -99,7 +99,7 @@ class NodeLog:
         return facts
 
     def clock_trouble(self) -> str | None:
-        """Return how far the clock of the running node is from a hub's; None while it is near, or that is unknown."""
+        """Return the difference between the running node's clock and a hub's; None while it is small or unknown."""
         from weft.text.status import clock_trouble
 
         try:
@@ -113,7 +113,8 @@ class NodeLog:
         log_id = self.log().log_id()
         try:
             facts = self.status()
-            # The folder may be a copy, from before or from elsewhere, of the one that the node writes.
+            # The folder may be an older or foreign copy of the one that the node writes. ``durable_end`` is then about
+            # other files.
             if log_id is None or facts["log_id"] != format_log_id(log_id):
                 return None
             return {name: stream["durable_end"] for name, stream in facts["streams"].items()}

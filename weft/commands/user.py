@@ -31,8 +31,8 @@ password_option = click.option(
 def command() -> None:
     """Manage the user names and passwords of MQTT clients.
 
-    The users file holds only argon2id hashes. A running node picks up changes by itself. Passwords are asked for or
-    read from a file: other users of the machine could see them on a command line.
+    The users file holds only argon2id hashes. A running node picks up changes by itself. The commands ask for passwords
+    or read them from a file: other users of the machine could see a command line.
     """
 
 
@@ -86,7 +86,7 @@ def list_users(path: str, as_json: bool) -> None:
 @file_option
 @password_option
 def check(name: str, path: str, password_file: BinaryIO | None) -> None:
-    """Check whether the password is NAME's. Exit status 1 if it is not."""
+    """Check the password of NAME. Exit status 1 if it is wrong."""
     from weft.edge_node.access import users
 
     hashed = _read(path).get(name)
@@ -115,8 +115,8 @@ def _password(file: BinaryIO | None, *, confirm: bool) -> bytes:
 
 
 def _asked(*, confirm: bool) -> bytes:
-    """Ask for a password at the terminal; refuse without one, where it would be read from a pipe by mistake, or
-    shown."""
+    """Ask for a password at the terminal. Refuse without a terminal: the password would be read from a pipe by mistake,
+    or shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", getpass.GetPassWarning)
         try:

@@ -1,1 +1,1 @@
-"""Commands of ``weft edge`` that a running node does without: looking into one, renaming it, importing from one."""
+"""Commands of ``weft edge`` beside the node itself: inspect its log, rename it, import an earlier disk."""

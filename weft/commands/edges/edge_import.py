@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 @click.command("import")
 @config_argument
 @click.argument("directory", metavar="[DIR]", type=ExistingPath(), required=False)
-@click.option("--delete-done", is_flag=True, help="Delete the imported logs of which the hubs have everything.")
+@click.option("--delete-done", is_flag=True, help="Delete the imported logs that the hubs have completely.")
 @click.option(
     "--as-new",
     is_flag=True,
-    help="Bring the records that only DIR has under new numbers: for a log that hubs refuse as an old copy.",
+    help="Send the records that only DIR has, under new numbers: for a log that hubs refuse as an old copy.",
 )
 @json_option
 def command(config_file: str, directory: str | None, *, delete_done: bool, as_new: bool, as_json: bool) -> None:
-    """Bring the records in DIR, the data_dir that the node of CONFIG had before, to the hubs.
+    """Send the records in DIR, the earlier data_dir of the node of CONFIG, to the hubs.
 
-    For a node that began an empty log because its disk was gone, once the disk is back. The records reach the hubs
-    under their former log and sequence numbers: those that a hub has are not stored again. DIR is moved into the node's
+    Use it when a node's disk is back after the node began an empty log on another one. The records reach the hubs under
+    their former log and sequence numbers, so a hub does not store a record twice. DIR is moved into the node's
     data_dir, or copied when it is on another file system. The node may run; it delivers the log beside its own, and
-    `weft edge status` shows what is left. A folder that is done can be deleted with --delete-done.
+    `weft edge status` shows the progress. --delete-done deletes a delivered folder.
 
     With --as-new, DIR is a data_dir that was restored from an older copy and that hubs refuse: they have other records
-    under its numbers. The records that it took since are copied into a log of their own, each with the header
-    weft.forked-from. They reach the hubs once, however often the command is given. DIR stays as it is.
+    under its numbers. The command copies the records received since then into a new log, each with the header
+    weft.forked-from. They reach the hubs once, even if the command is repeated. DIR is not changed.
 
     \b
     weft edge import edge.yaml /mnt/old-disk/weft
@@ -68,9 +68,9 @@ def _import(config: EdgeConfig, directory: str, *, as_new: bool, as_json: bool) 
     streams = ", ".join(f"{name} ({counted(count, 'record')})" for name, count in found.records.items())
     click.echo(f"log {found.log_id}: {streams or 'no records'}")
     if found.left_out:
-        click.echo(f"left out, as hubs were sent records of them since: {', '.join(found.left_out)}")
+        click.echo(f"skipped, because newer records of them were sent to hubs: {', '.join(found.left_out)}")
     click.echo(f"{'copied' if found.is_copy else 'moved'} to {found.directory}")
-    click.echo("the node brings the hubs what they lack of it; `weft edge status` shows how far it is")
+    click.echo("the node sends the hubs the records that they lack; `weft edge status` shows the progress")
 
 
 def _delete(config: EdgeConfig, *, as_json: bool) -> None:
@@ -84,4 +84,8 @@ def _delete(config: EdgeConfig, *, as_json: bool) -> None:
     if as_json:
         print_json({"deleted": deleted})
     else:
-        click.echo(f"deleted {', '.join(deleted)}" if deleted else "no imported log is done: nothing was deleted")
+        click.echo(
+            f"deleted {', '.join(deleted)}"
+            if deleted
+            else "no imported log is complete at the hubs: nothing was deleted"
+        )

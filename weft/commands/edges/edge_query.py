@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """Run a SELECT over the records of a node's log. Every stream is a table.
 
-    Name the node by its CONFIG, or by its data_dir, which gives no columns for topic levels. The node may run or not;
-    its files are only read. The tables that the SQL names are loaded into a temporary SQLite database. The SQL cannot
-    change, attach or load anything. A lower bound on time makes the command read less.
+    Name the node by its CONFIG, or by its data_dir; with a data_dir there are no columns for topic levels. The node may
+    run or not; its files are only read. The tables that the SQL names are loaded into a temporary SQLite database. The
+    SQL cannot change, attach or load anything. With a lower bound on time, the command reads less of the log.
 
     \b
     time      text in UTC: 2026-11-20 07:51:26.123456789
@@ -62,10 +62,10 @@ def command(
     seq       sequence number in the stream
     key       topic
     <level>   one column for each named level of the stream's `from`: line, machine
-    payload   text, or a blob where it is no UTF-8 text; payload ->> '$.temperature' reads JSON
+    payload   text, or a blob if it is not UTF-8; payload ->> '$.temperature' reads JSON
     headers   MQTT 5 properties as JSON: [["name", "value"], ...]
     qos, retained, resent   as published; resent: the device sent it again
-    _origin                 the function that made it; null for what a device sent
+    _origin                 the function that made it; null for a device's record
 
     \b
     now('-10m')    a time, to compare with time
@@ -102,11 +102,12 @@ def command(
 
 @contextmanager
 def _ended_in_time(query: Query, *, as_json: bool) -> Iterator[None]:
-    """End the process when SQLite does not end the query: after the deadline, or after Ctrl-C.
+    """End the process when SQLite does not end the query after the deadline or after Ctrl-C.
 
-    A thread looks, because the main thread is inside SQLite and runs no Python. Of SIGINT, Python writes a byte to the
-    pipe at once, although it raises ``KeyboardInterrupt`` only when SQLite returns. Where SQLite has called a function
-    of ours, it takes the exception for a refusal: an error after Ctrl-C is that Ctrl-C.
+    A watching thread does this, because the main thread is inside SQLite and runs no Python. On SIGINT, Python writes a
+    byte to the pipe at once, although it raises ``KeyboardInterrupt`` only when SQLite returns. If the exception is
+    raised in a function that SQLite called, SQLite reports it as an error of that function. An error after Ctrl-C is
+    therefore treated as Ctrl-C.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -156,7 +157,7 @@ def _ended_in_time(query: Query, *, as_json: bool) -> Iterator[None]:
 def _run(
     target: NodeLog, sql: str, settings: QuerySettings, now_ns: int, style: Literal["csv", "json", "table"]
 ) -> None:
-    """Print the rows, and on standard error what was damaged."""
+    """Print the rows, and the damaged places of the log on standard error."""
     from weft.edge_node.inspect.query import NoSuchTable, Query, QueryRefused, QueryStopped
     from weft.text.rows import print_rows
 

@@ -1,4 +1,4 @@
-"""``weft edge rename``: give a stopped node's log the name in its configuration."""
+"""``weft edge rename``: rename the log of a stopped node to the name in its configuration."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def command(config_file: str, wait: str, *, yes: bool, as_json: bool) -> None:
     """Rename the log of a stopped node to the `node` and `tenant` in CONFIG.
 
-    Records that hubs have stay under the former name; later records come under the new one. The links first deliver
-    everything under the former name and need tokens for that name until then. If a hub does not get everything, nothing
-    is changed and the exit status is 1. If no hub was ever sent anything, all records in the log take the new name, and
-    no hub is contacted.
+    Records that hubs have keep the former name; later records have the new one. The links first deliver everything
+    under the former name and need tokens for that name until then. If a hub does not get everything, nothing is changed
+    and the exit status is 1. If nothing was ever sent to a hub, all records in the log get the new name, and no hub is
+    contacted.
 
     \b
     systemctl stop weft-edge
@@ -63,7 +63,7 @@ def _rename(config: EdgeConfig, patience_s: float, *, yes: bool) -> dict[str, An
     from weft.storage.filesystem import DirectoryInUse
     from weft.storage.segment_log import LogError
 
-    # The end of the command says once why a link did not deliver.
+    # The command itself reports at its end why a link did not deliver; log lines would repeat that.
     logging.getLogger("weft.replication").addHandler(logging.NullHandler())
     try:
         with readable(NodeLog(config.data_dir, config)), renaming(config, software()) as log:
@@ -108,7 +108,7 @@ def _told(facts: dict[str, Any]) -> str:
         lines.append(f"no hub was sent anything under {former}: all records in the log take the new name")
     else:
         lines.append(f"hubs keep their records under {former}; new records come under {name}")
-    # Losses alone: the hub gets no notice of them under the name that they happened to.
+    # Only losses are left undelivered: the hub gets no notice of them under the former name.
     lines += [
         f"link {each['link']}: the hub has no notice of the lost records of {each['stream']} ({each['trouble']})"
         for each in facts["waiting"]

@@ -24,9 +24,9 @@ def command(target: str, *, as_json: bool) -> int:
     """Show the state of a node: streams, links, disk, and how many hours of outage it survives.
 
     Name the node by its CONFIG, or by its data_dir. If the node does not run or does not answer, the command reads its
-    files. It then shows what is in the log and what the next start will find torn, damaged or lost. It also estimates
-    how long an outage the rest of the disk budget would last at the last known rate. Nothing is changed. Exit status 0
-    if the node runs, 1 if it does not.
+    files. It then shows the contents of the log, and any torn, damaged or lost part that the next start will find. It
+    also estimates how long the rest of the disk budget would last in an outage, at the last known rate. Nothing is
+    changed. Exit status 0 if the node runs, 1 if it does not.
 
     \b
     weft edge status edge.yaml
@@ -49,7 +49,7 @@ def command(target: str, *, as_json: bool) -> int:
 
 
 def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str, Any]:
-    """Return the facts in the files; ``running`` is None where the system cannot tell."""
+    """Return the facts in the files; ``running`` is None if the system does not report whether a node runs."""
     from weft.edge_node.inspect.log_owner import owner_of, wrong_name
     from weft.edge_node.inspect.view import NoLog, is_locked, summarise
     from weft.edge_node.streams import STATE_STREAMS
@@ -97,10 +97,10 @@ def _facts_of_files(found: NodeLog, named: str, why_not_asked: str) -> dict[str,
 
 
 def _next_start(directory: str) -> dict[str, Any] | None:
-    """Return what recovery will find; None when a node started meanwhile and changed the files."""
+    """Return the findings that recovery will make; None when a node started meanwhile and changed the files."""
     from weft.edge_node.inspect.view import forecast
 
-    # What recovery would say in the node's own log is in these facts.
+    # The facts below hold everything that recovery would log.
     logging.getLogger("weft.storage").addHandler(logging.NullHandler())
     try:
         coming = forecast(directory)
@@ -117,8 +117,8 @@ def _next_start(directory: str) -> dict[str, Any] | None:
 
 
 def _disk(found: NodeLog, summary: LogSummary) -> dict[str, Any]:
-    """Return sizes in bytes. Only the running node knows which records hubs have and may go, so this is the least
-    room."""
+    """Return sizes in bytes. The free room is a lower bound: only the running node knows the records that hubs
+    have, which may be deleted."""
     stat = os.statvfs(found.directory)
     free = stat.f_bavail * stat.f_frsize
     budget = found.config.disk.budget_bytes if found.config else None

@@ -40,14 +40,14 @@ def command(
 
     Name the node by its CONFIG, or by its data_dir. The node may run or not: its files are only read, without locks,
     and it is not slowed down. Records are shown once they are durable. With CONFIG, the status page of a running node
-    says which the newest durable records are. With DIR, they are shown one second later.
+    reports the newest durable record. With DIR, records are shown one second later.
 
     Payloads that are not text are shown as hex:..., in JSON as payload_base64. Lines with -- report records that can
     never come (gap notices), damaged files, and records that were deleted before they were shown.
 
     \b
     weft edge tail edge.yaml                          the newest 10 records of all streams
-    weft edge tail edge.yaml telemetry -f             and what comes
+    weft edge tail edge.yaml telemetry -f             and new records
     weft edge tail edge.yaml --from -10m --filter 'plant/press/#'
     weft edge tail /var/lib/weft telemetry --seq 0 --json
     """
@@ -90,7 +90,7 @@ def command(
             if not follow:
                 raise
             sys.stdout.flush()
-            raise SystemExit(STOPPED_EXIT_CODE) from None  # the only end that it has
+            raise SystemExit(STOPPED_EXIT_CODE) from None  # Ctrl-C is its only end
         sys.stdout.flush()
     if is_empty and not as_json:
         click.echo("(no records)", err=True)
@@ -98,4 +98,4 @@ def command(
 
 def _say_clock(node: NodeLog) -> None:
     if differs := node.clock_trouble():
-        click.echo(f"-- the clock of this node is {differs}: the times are those that it stamped", err=True)
+        click.echo(f"-- the clock of this node is {differs}: record times are the node's own", err=True)

@@ -1,1 +1,1 @@
-"""Commands about edge functions, beside those that show streams of a node."""
+"""Commands about edge functions: test one, and compute a derived stream again."""

@@ -1,4 +1,4 @@
-"""``weft edge test-function``: what a derived stream would emit for the records of a file."""
+"""``weft edge test-function``: the output of a derived stream for the records of a file."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 @click.option(
     "--input", "sample", metavar="FILE", required=True, help="File with records, one per line; - is standard input."
 )
-@click.option("--topic", metavar="TOPIC", help="Topic of all records. Each line is then a payload and nothing else.")
+@click.option("--topic", metavar="TOPIC", help="Topic of all records. Each line is then only a payload.")
 @json_option
 def command(config_file: str, stream: str, sample: str, topic: str | None, *, as_json: bool) -> None:
-    """Show what derived stream STREAM of CONFIG would emit for the records of a file, and why it drops others.
+    """Show the records that derived stream STREAM of CONFIG would emit for a file, and why it drops others.
 
     No node is needed, and nothing is written. Records go through the functions one by one, as in a node that starts
-    without any memory. Time passes with the times of the records. After the last one it goes on until no function waits
-    for it, so open windows end.
+    without state. Time follows the times of the records. After the last record it runs on until no function waits for
+    it, so that open windows end.
 
     Each line of the file is a record: an object with `topic`, `payload` (or `payload_base64`) and `time`, which is text
-    or seconds since 1970. Records without a time are one second apart. Where STREAM reads several streams, `stream`
-    names one of them. A gap is a line such as {"kind": "gap", "first": 5, "end": 9}.
+    or seconds since 1970. Records without a time are one second apart. If STREAM reads several streams, `stream` names
+    one of them. A gap is a line such as {"kind": "gap", "first": 5, "end": 9}.
 
     \b
     weft edge test-function edge.yaml warm --input sample.jsonl
@@ -62,11 +62,11 @@ def command(config_file: str, stream: str, sample: str, topic: str | None, *, as
 
 
 async def _show(offline: Offline, file: IO[bytes], name: str, topic: str | None, *, as_json: bool) -> dict[str, int]:
-    """Print what happens, and return how often what happened.
+    """Print each event, and return the number of events of each kind.
 
     Raises:
         BadSample: a line of the file is not a record.
-        NotReady: a function cannot work; what it needs is missing.
+        NotReady: a function cannot work, because something that it needs is missing.
     """
     from weft.edge_node.functions.sample import SampleReader
     from weft.text.happenings import counted_outcomes, facts, lines
@@ -120,7 +120,7 @@ def _summary(counts: dict[str, int]) -> str:
     ]
     told = f"{counted(counts.get('records', 0), 'record')}: {', '.join(parts) or 'nothing'}"
     passed = counts.get("passed_over", 0)
-    return told + (f". {counted(passed, 'line')} of other streams passed over" if passed else "")
+    return told + (f". {counted(passed, 'line')} of other streams skipped" if passed else "")
 
 
 def _json(facts: dict[str, Any]) -> str:

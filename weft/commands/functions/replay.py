@@ -16,14 +16,14 @@ POLL_S = 0.5
 @click.command("replay")
 @target_argument
 @click.argument("stream")
-@click.option("--into", required=True, metavar="NAME", help="Stream that the result is written to.")
+@click.option("--into", required=True, metavar="NAME", help="Stream for the result.")
 @json_option
 def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
     """Compute the derived STREAM of a running node, named by its CONFIG or its data_dir, again.
 
-    Its functions read all that the log still has of their inputs. What they make of it goes to another stream of this
-    node, which no link carries. The same records get the same numbers each time: a second run goes on where the first
-    one ended. Alerts and rows that functions route to other streams are left out.
+    Its functions read all of their inputs that the log still has, and write to another stream of this node, which no
+    link carries. The same records get the same numbers each time: a second run resumes where the first one ended.
+    Alerts and rows that functions route to other streams are left out.
 
     \b
     weft edge replay edge.yaml hot --into hot-again
@@ -45,4 +45,4 @@ def command(target: str, stream: str, *, into: str, as_json: bool) -> None:
     if as_json:
         print_json({"stream": stream, "into": into, "rows": reply.rows})
     else:
-        click.echo(f"{into} has all that the functions of {stream} make; {counted(reply.rows, 'row')} read now")
+        click.echo(f"{into} has all records of the functions of {stream}; {counted(reply.rows, 'row')} read now")

@@ -1,4 +1,4 @@
-"""``weft spark check``: whether a pipeline can start."""
+"""``weft spark check``: check a pipeline before it starts."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def command(
 ) -> int:
     """Check PIPELINE, a YAML file or the name of a shipped pipeline, without reading a record.
 
-    Spark analyses the steps over no rows; Python steps are called with a DataFrame that has none. Checked are columns,
-    types and functions, the store and its stream, the sink and the checkpoint. Prints the columns of each step.
+    Spark analyses the steps over no rows; Python steps are called with an empty DataFrame. The command checks columns,
+    types and functions, the store and its stream, the sink and the checkpoint. It prints the columns of each step.
     """
     answer = CheckAnswer(pipeline, as_json)
     loaded = answer.load(lambda name: located_pipeline(name, settings))

@@ -27,7 +27,7 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Setting that wins over the file's, such as source.store=/data/hub. The value is YAML. May be repeated.",
+    help="Setting that overrides the file's, such as source.store=/data/hub. The value is YAML. May be repeated.",
 )
 master_option = click.option(
     "--master",
@@ -55,8 +55,9 @@ def located_pipeline(name: str, settings: Sequence[str]) -> Loaded[Pipeline]:
     except UnknownPipeline as error:
         raise Refused(str(error)) from None
     if is_file(name):
-        # The modules of the user's steps stand beside the file. Last, so that none of them takes the place of a module
-        # of Python or of a library: a file `socket.py` beside a pipeline would run in every command that reads it.
+        # The modules of the user's steps are beside the file. Their folder comes last, so that it cannot shadow a
+        # module of Python or of a library: a file `socket.py` beside a pipeline would run in every command that reads
+        # it.
         sys.path.append(os.path.dirname(os.path.abspath(name)))
     return loaded
 
@@ -66,7 +67,7 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
     """Return a Spark session whose log lines go to a file, and stop it in the end.
 
     Raises:
-        Refused: ``conf`` is no list of ``NAME=VALUE``.
+        Refused: ``conf`` is not a list of ``NAME=VALUE``.
         Failed: the session does not start.
     """
     confs = {}
@@ -102,7 +103,7 @@ def spark_session(master: str, conf: Sequence[str], log: str | None) -> Iterator
 
 @contextmanager
 def _waiting(master: str) -> Iterator[None]:
-    """Wait for a master of another machine, and say so while a session is started there."""
+    """Wait for a master on another machine, and print that a session is being started there."""
     if master.startswith("local"):
         yield
         return
@@ -114,9 +115,10 @@ def _waiting(master: str) -> Iterator[None]:
 
 @contextmanager
 def _interrupt_held() -> Iterator[None]:
-    """Hold Ctrl-C while Java starts, and deliver it then.
+    """Hold Ctrl-C while Java starts, and deliver it afterwards.
 
-    PySpark would remove the folder in which Java is to leave its address. Java fails to write it, and never ends.
+    On Ctrl-C, PySpark would remove the folder in which Java is to write its address. Java then fails to write it, and
+    never ends.
     """
     held: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
@@ -131,8 +133,8 @@ def _interrupt_held() -> Iterator[None]:
 def find_our_code() -> None:
     """Let the Python processes that plan reads on this machine import Weft, before the session starts.
 
-    Their Python is that of the executors (``PYSPARK_PYTHON``), which may lack it. Executors get it with the job; of a
-    streaming query's plan, Spark looks for it in a folder of the query's own, where files of the job are not.
+    Their Python is that of the executors (``PYSPARK_PYTHON``), which may lack Weft. Executors get Weft with the job.
+    For a streaming query's plan, Spark searches a folder of the query's own, which does not have the files of the job.
     """
     import spark_sinks
 
@@ -143,11 +145,11 @@ def find_our_code() -> None:
 
 def _no_session(master: str, error: Exception) -> str:
     sentence = " ".join(str(error).split())[:400]
-    return f"--master {master}: no Spark session: {sentence}. `--spark-log FILE` keeps what Spark says"
+    return f"--master {master}: no Spark session: {sentence}. `--spark-log FILE` keeps Spark's log"
 
 
 def _stop(spark: Any) -> None:
-    """Stop the session; Spark says much about a cluster that has gone away, and nothing that helps."""
+    """Stop the session without Spark's log lines: about a cluster that has gone away they are many, and useless."""
     try:
         spark.stop()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Look at a Spark master before Java starts: Spark itself tries an address in silence for minutes."""
+"""Connect to a Spark master before Java starts: Spark itself tries an address for minutes without a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from weft.output import Failed
 
 MASTER_WAIT_S = 30.0
-"""Longest time that a command waits for a master that does not answer: one that starts takes some seconds."""
+"""Longest wait for a master that does not answer: a starting master takes some seconds."""
 SAID_EVERY_S = 10.0
 _CONNECT_S = 5.0
 _RETRY_S = 1.0
@@ -20,7 +20,7 @@ _PORTS = {"spark": 7077, "sc": 15002}
 
 
 def addresses(master: str) -> list[tuple[str, int]]:
-    """Return host and port of the masters at a URL; empty where they are not reached by an address of their own."""
+    """Return host and port of the masters at a URL; empty for masters without an address of their own."""
     scheme, separator, rest = master.partition("://")
     if not separator or scheme not in _PORTS:
         return []
@@ -30,7 +30,7 @@ def addresses(master: str) -> list[tuple[str, int]]:
         if not colon:
             host, port = each, str(_PORTS[scheme])
         if not host or not port.isdecimal():
-            return []  # Spark says what is wrong with it
+            return []  # Spark reports what is wrong with it
         found.append((host.strip("[]"), int(port)))
     return found
 
@@ -43,10 +43,10 @@ def wait_for_master(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once one of the masters at a URL takes connections.
+    """Return when one of the masters at a URL accepts connections.
 
     Raises:
-        Failed: none did in time.
+        Failed: none did in ``wait_s``.
     """
     known = addresses(master)
     began, said_at = clock(), -SAID_EVERY_S
@@ -77,7 +77,7 @@ def _unreachable(host: str, port: int, timeout: float) -> str | None:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[Callable[[str], None]]:
-    """Return a function that prints a line on what is standard error now, wherever that is sent meanwhile."""
+    """Return a function that prints a line on the present standard error, even while that is redirected."""
     try:
         copy = open(os.dup(2), "w", encoding="utf-8")  # noqa: SIM115
     except OSError:
@@ -89,7 +89,7 @@ def standard_error() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def telling(master: str, say: Callable[[str], None], every_s: float = SAID_EVERY_S) -> Iterator[None]:
-    """Say every few seconds that a session is still being started at a master of another machine."""
+    """Print every few seconds that a session is still being started at a master on another machine."""
     done = threading.Event()
 
     def tell() -> None:

@@ -10,7 +10,7 @@ from weft.output import Refused
 @click.command("new")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
-    """Print the YAML of shipped pipeline NAME, to be changed; without NAME, the names of all.
+    """Print the YAML of shipped pipeline NAME, as a start for your own; without NAME, list all names.
 
     \b
     weft spark new machine-hours > machine-hours.yaml

@@ -39,14 +39,14 @@ SHOWN_MAX = 3
 @set_option
 @master_option
 @conf_option
-@click.option("--once", is_flag=True, help="Read what there is now, and end.")
+@click.option("--once", is_flag=True, help="Read the records that there are now, and end.")
 @click.option("--no-check", is_flag=True, help="Start without the check.")
 @click.option(
     "--if-changed",
     type=click.Choice(["refuse", "recompute", "keep"]),
     default="refuse",
     show_default=True,
-    help="Action when the definition of windows is not that of the written ones: refuse to start, recompute all "
+    help="Action when the definition of windows differs from that of the written ones: refuse to start, recompute all "
     "windows, or keep them.",
 )
 @spark_log_option
@@ -65,8 +65,9 @@ def command(
 ) -> int:
     """Run PIPELINE, a YAML file or the name of a shipped pipeline, until Ctrl-C or SIGTERM.
 
-    It goes on where it was when it is started again, also after a crash. Progress goes to standard error: one line for
-    each micro-batch with records. On a cluster, Weft and the modules of your steps are sent along; libraries are not.
+    A restarted pipeline resumes where it stopped, also after a crash. Progress goes to standard error: one line for
+    each micro-batch with records. On a cluster, the command sends Weft and the modules of your steps to the executors,
+    but not libraries.
 
     \b
     weft spark run clean.yaml --once
@@ -124,7 +125,7 @@ class Show:
         self._as_json = as_json
 
     def __call__(self, query: StreamingQuery | WindowQuery) -> None:
-        """Print what is new."""
+        """Print new progress."""
         for progress in self._watcher.new(query):
             if self._as_json:
                 print_json_line(progress._asdict())

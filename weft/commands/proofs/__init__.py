@@ -1,1 +1,1 @@
-"""Commands that prove what a hub has: ``weft audit`` and ``weft trace``."""
+"""Commands that prove the contents of a hub: ``weft audit`` and ``weft trace``."""

@@ -72,7 +72,7 @@ def _on_spark(  # noqa: PLR0917
     from spark_sinks.errors import ReadError
 
     try:
-        # A session takes seconds to start, and a cluster's minutes: mistakes are found before.
+        # A session takes seconds to start, on a cluster minutes: find mistakes before that.
         check(stream, store=uri, tenant=tenant)
         with spark_session(master, (), spark_log) as spark:
             return audit(spark, stream, store=uri, tenant=tenant, payloads=payloads)

@@ -32,7 +32,7 @@ RECORDS_MAX = 1_000_000
     "streams",
     multiple=True,
     metavar="NAME",
-    help="Stream that the row was made of. May be repeated. Unset: the stream that has the row's lanes.",
+    help="Input stream of the row. May be repeated. Unset: the stream that has the row's lanes.",
 )
 @click.option("--table", metavar="URI", help="Delta table with a column _from: a folder, or s3://bucket/prefix.")
 @click.option("--where", metavar="SQL", help="Rows of --table to trace, such as \"machine = 'm1'\".")
@@ -41,14 +41,14 @@ RECORDS_MAX = 1_000_000
 @click.option(
     "--forward",
     is_flag=True,
-    help="Show what edge functions made of --record, instead of what it was made of.",
+    help="Show the records that edge functions made of --record, instead of its inputs.",
 )
 @click.option(
     "--within",
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="How far the times of what was made may be from that of the record, with --forward.",
+    help="Largest difference between the times of --record and of its results, with --forward.",
 )
 @click.option("--rows", type=click.IntRange(1, ROWS_MAX), default=10, show_default=True, help="Maximum number of rows.")
 @click.option(
@@ -62,9 +62,9 @@ RECORDS_MAX = 1_000_000
 def command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
     """Show the records of devices that went into a row.
 
-    The row's column _from names ranges of records; every shipped pipeline writes it. Records that a pipeline wrote are
-    followed to those that they were made of. Exit status 1 if nothing was found. The command changes nothing, and the
-    hub may run meanwhile.
+    The row's column _from names ranges of records; every shipped pipeline writes it. For records that a pipeline wrote,
+    the command follows their own inputs. Exit status 1 if nothing was found. The command changes nothing, and the hub
+    may run meanwhile.
     """
     given = [name for name in ("table", "lineage", "record") if options[name] is not None]
     if len(given) != 1:
@@ -83,7 +83,7 @@ def command(uri: str, tenant: str, as_json: bool, **options: Any) -> int:
 
 def _forward(uri: str, tenant: str, options: dict[str, Any], *, as_json: bool) -> int:
     if options["record"] is None:
-        raise Refused("--forward goes with --record: the message that records may have been made of")
+        raise Refused("--forward goes with --record: the message whose results to show")
     try:
         within = timedelta(seconds=parse_duration(options["within"]))
     except ValueError as error:
@@ -108,7 +108,7 @@ async def _found(uri: str, tenant: str, options: dict[str, Any], within: timedel
 
 
 def _read(reading: Coroutine[Any, Any, T], uri: str) -> T:
-    """Return what was read of a store; say what is wrong with it where it cannot be read."""
+    """Return the result of reading a store; ``Failed`` or ``Refused`` reports why it cannot be read."""
     from weft.proofs.trace.errors import TraceError
     from weft.protocols.errors import CodecError
     from weft.storage.cluster import ClusterUnusable
