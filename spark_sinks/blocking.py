@@ -13,7 +13,7 @@ Value = TypeVar("Value")
 
 
 def run(work: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine to its end, also where this thread already runs an event loop, as in a notebook.
+    """Run a coroutine to its end, also if this thread already runs an event loop, as in a notebook.
 
     Raises:
         ReadError: the coroutine's error, without the frames in between: Spark prints them all before the sentence.
@@ -28,8 +28,8 @@ def _run(work: Coroutine[Any, Any, Value]) -> Value:
     result: list[Value] = []
 
     async def keep() -> None:
-        # The task itself returns nothing: when asyncio.run takes its signal handler away, Python 3.11 makes the repr
-        # of the handler, of the task and of its result, which for megabytes of chunks took twice as long as decoding.
+        # The task itself returns nothing: when asyncio.run removes its signal handler, Python 3.11 makes the repr of
+        # the handler, of the task and of its result. For megabytes of chunks this took twice as long as decoding.
         result.append(await work)
 
     try:

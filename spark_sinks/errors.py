@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class ReadError(ValueError):
-    """A read that the options, or the store behind them, do not allow. The sentence says what to change."""
+    """A read that the options, or the store behind them, do not allow. The message says what to change."""
 
 
 class SinkError(ValueError):
-    """A write that a sink's arguments, its rows or what it writes to do not allow. The sentence says what to change."""
+    """A write that a sink's arguments, its rows or its target do not allow. The message says what to change."""

@@ -1,4 +1,4 @@
-"""One DataFrame over history and present: table files by Spark's own Parquet reader, the tail by ``format("weft")``."""
+"""One DataFrame over the whole stream: table files by Spark's own Parquet reader, the tail by ``format("weft")``."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def read(
 ) -> DataFrame:
     """Return a stream from its first record to this moment, each record once.
 
-    Where the log ends, the table's position and its list of files are taken now, the latter two from one version of
-    the table, and the tail starts exactly at that position: a record is never in both parts and never in neither, and
-    the DataFrame stays the same however often it is used. Call again to see what came later.
+    The call fixes the end of the log, the table's position and its list of files, the latter two from one version of
+    the table. The tail starts exactly at that position, so each record is in exactly one of the parts, and the
+    DataFrame gives the same rows each time. Call again to see later records.
 
-    History is read natively where Spark reaches the files (a directory store, on a cluster one that every executor
+    History is read natively if Spark reaches the files (a directory store, on a cluster one that every executor
     mounts). From an object store, for which the pip package of Spark has no file system, everything is read through
     ``format("weft")``.
 
@@ -64,19 +64,19 @@ def read(
         store: root of the hub's store.
         since: only records received at this moment or later (``_time``); a text is ISO 8601, without a zone UTC.
         until: only records received before this moment; a text likewise.
-        edges: only records of these edge nodes; a text is a list of names as the option ``edges`` takes it.
-        keys: only records with these keys, or whose keys match as topic filters; a text likewise.
+        edges: only records of these edge nodes; a text is a list of names as in the option ``edges``.
+        keys: only records with these keys, or with keys that match these topic filters; a text likewise.
         columns: only these columns, in this order; a text likewise.
-        schema: fields of the payloads that become typed columns, as the option ``schema`` takes them, or a mapping with
-            the same keys.
-        payload_format: format of the payloads, where ``schema`` is the short text form: json, cbor or msgpack.
-        starting: shard -> offset of its first record to read; nothing of a shard is left out that is not named.
-        ending: shard -> offset behind its last record to read; nothing is read of a shard that is not named.
+        schema: fields of the payloads that become typed columns, as in the option ``schema``, or a mapping with the
+            same keys.
+        payload_format: format of the payloads if ``schema`` has the short text form: json, cbor or msgpack.
+        starting: shard -> offset of its first record to read; a shard that is not named is read from its beginning.
+        ending: shard -> offset after its last record to read; a shard that is not named is not read.
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
         ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, the log does not
-            reach these offsets, or an argument is not what it should be.
+    reach these offsets, or an argument is not valid.
     """
     given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
     options = replace(_options(stream, store, tenant, store_options or {}), **_selection(given))
@@ -153,10 +153,10 @@ def table(
 ) -> DataFrame:
     """Return a stream's Delta table, without the tail.
 
-    Through the Delta reader when the session has it (delta-spark), else as the exact list of files of one version.
+    It is read by the Delta reader if the session has it (delta-spark), else as the exact list of files of one version.
 
     Args:
-        version: version of the table, for a look at the past; None takes the newest.
+        version: version of the table, to read an earlier state; None means the newest.
 
     Raises:
         ReadError: there is no table yet, or only a Delta reader can read it here.
@@ -164,7 +164,7 @@ def table(
     options = _options(stream, store, tenant, store_options or {})
     snapshot = _snapshot(options, version)
     if snapshot is None:
-        run(StreamLog.open(options))  # says so when there is no such stream
+        run(StreamLog.open(options))  # raises ReadError when there is no such stream
         raise ReadError(
             f"stream {stream!r} of tenant {tenant!r} has no table yet: the hub makes it for the first record, with its "
             "next table step (tables.interval)"
@@ -198,8 +198,8 @@ def _snapshot(options: ReadOptions, version: int | None = None) -> TableSnapshot
 def _history(
     spark: SparkSession, table: TableSnapshot, options: ReadOptions, start: Offsets, end: Offsets
 ) -> Iterator[DataFrame]:
-    """Yield offsets ``[start, end)`` of the table, all of which it has. Only files that hold others as well are read
-    with a comparison of each row's offset."""
+    """Yield offsets ``[start, end)`` of the table, which must have all of them. Each row's offset is compared only in
+    files that also hold other offsets."""
     files = [file for file in table.files if file.may_match(options)]
     if all(start[shard] == 0 and end[shard] == table.ends[shard] for shard in start):
         yield _parquet(spark, table, files)
@@ -217,8 +217,8 @@ def _history(
 
 
 def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Offsets, schema: StructType) -> DataFrame:
-    """Return offsets ``[start, end)`` through the source. Given the schema, Spark need not start a worker to ask for
-    it."""
+    """Return offsets ``[start, end)`` through the source. With the schema given, Spark does not start a worker to ask
+    for it."""
     named = {f"{STORE_PREFIX}{name}": value for name, value in options.store_options}
     named |= {"store": options.store, "tenant": options.tenant, "stream": options.stream}
     named |= {"starting": offsets_text(start), "ending": offsets_text(end)}
@@ -232,10 +232,10 @@ def _between(spark: SparkSession, options: ReadOptions, start: Offsets, end: Off
 
 
 def _conformed(frame: DataFrame, snapshot: TableSnapshot, schema: pa.Schema) -> DataFrame:
-    """Return the stream's columns in the stream's order; topic levels that the table does not know yet are null."""
+    """Return the stream's columns in the stream's order; topic levels that the table lacks are null."""
     known = snapshot.columns
     if list(known.values()) == schema.names:
-        return frame  # Naming every column is a hundred calls of Java, which a short query would feel.
+        return frame  # Naming every column is a hundred calls of Java, which would slow down a short query.
     return frame.select(*(_column(known.get(name.casefold()), name) for name in schema.names))
 
 
@@ -246,8 +246,8 @@ def _column(column: str | None, name: str) -> Column:
 
 
 def _parquet(spark: SparkSession, snapshot: TableSnapshot, files: Sequence[TableFile]) -> DataFrame:
-    """Return a reader of Parquet files with the table's schema. Without it Spark takes the columns of whichever footer
-    it reads first."""
+    """Return a reader of Parquet files with the table's schema. Without it, Spark uses the columns of the first footer
+    that it reads."""
     schema: StructType = from_arrow_schema(pa.schema(snapshot.table.schema()))
     if not files:
         return spark.createDataFrame([], schema)

@@ -1,7 +1,7 @@
 """The audit as a Spark job: executors count chunks and table files, the driver sums up the counts.
 
-Executors read the store by Weft's own code, so any store will do that the hub can use. What comes back is runs of
-numbers, a task at a time: the driver's memory grows with gaps and lanes, not with records.
+Executors read the store by Weft's own code, so the job works with any store that the hub can use. Each task returns
+runs of numbers: the driver's memory grows with gaps and lanes, not with records.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def audit(
         store_options: for the object store: ``{"AWS_REGION": ...}``.
 
     Raises:
-        ReadError: an argument is not what it should be, the store holds no hub, does not answer, its table cannot be
-            opened, or the job failed, as on executors that lack Weft.
+        ReadError: an argument is not valid, the store holds no hub or does not answer, its table cannot be opened, or
+    the job failed, as on executors without Weft.
     """
     register(spark)
     return run(_audit(spark, _options(stream, store, tenant, store_options or {}), payloads=payloads))
@@ -69,10 +69,10 @@ def check(
     tenant: str = "default",
     store_options: Mapping[str, str] | None = None,
 ) -> None:
-    """Check what ``audit`` is given, without a session of Spark.
+    """Check the arguments of ``audit``, without a session of Spark.
 
     Raises:
-        ReadError: as ``audit``, but for the table.
+        ReadError: as ``audit``, except for the table.
     """
     run(open_hub(_options(stream, store, tenant, store_options or {})))
 
@@ -96,7 +96,7 @@ async def _audit(spark: SparkSession, options: ReadOptions, *, payloads: bool) -
 
 
 def _reason(error: PySparkException) -> str:
-    """Return the line that says why a job failed: Spark puts the trace of a worker in front of its last line."""
+    """Return the line with the cause of a job's failure: Spark puts the trace of a worker in front of it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     python = [line for line in lines if re.match(r"[\w.]*(Error|Exception|NotFound): ", line)]
     return (python or lines or [type(error).__name__])[0][:REASON_CHARACTERS_MAX]
@@ -120,7 +120,7 @@ def on_executors(spark: SparkSession, options: ReadOptions) -> Runner:
 def _counting(
     tasks: Sequence[Task], scope: Scope, options: ReadOptions
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what an executor does: run the tasks with the given numbers."""
+    """Return the executor's function: it runs the tasks with the given numbers."""
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(options.store, dict(options.store_options))

@@ -1,1 +1,1 @@
-"""Completeness in Spark: lanes, the moment up to which a stream is complete, windows that know they are complete."""
+"""Completeness in Spark: lanes, the moment up to which a stream is complete, windows with a column ``_complete``."""

@@ -1,4 +1,4 @@
-"""The definition of a query's windows, by parts: so a query learns that those in the sink were made otherwise."""
+"""The definition of a query's windows, by parts: a query detects by it that the sink's windows have another one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _DIGEST_BYTES = 8
 
 
 def definition_of(parts: Mapping[str, object]) -> Definition:
-    """Return the digests of a definition's parts. Of functions it is the name alone."""
+    """Return the digests of a definition's parts. For functions, only the name counts."""
     return {name: _digest(_told(value)) for name, value in parts.items()}
 
 
 def changed_parts(held: Definition, given: Definition) -> list[str]:
-    """Return the parts that are not the same; none when the definition of one side is not known."""
+    """Return the parts that differ; none when the definition of one side is not known."""
     if not held or not given:
         return []
     return sorted(name for name in {*held, *given} if held.get(name) != given.get(name))
 
 
 def changed_sentence(parts: list[str]) -> str:
-    """Return what is wrong when parts have changed, and what to do."""
+    """Return the message for changed parts, with advice."""
     return (
         f"{' and '.join(parts)} changed since the sink's windows were written, and windows of both kinds would stand "
         "side by side. Start once with if_changed='recompute' (--if-changed recompute) to compute all windows again. "

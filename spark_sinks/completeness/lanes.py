@@ -1,4 +1,5 @@
-"""A stream's lanes as a DataFrame: what is there of each, what is missing and why, and up to when it is complete."""
+"""A stream's lanes as a DataFrame: held ranges, gaps with their reasons, and the moment of completeness of each
+lane."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def lanes(
         at: offsets below which to ask, as in ``complete_until``.
 
     Raises:
-        ReadError: the store holds no hub, the hub has no such stream, or an argument is not what it should be.
+        ReadError: the store holds no hub, the hub has no such stream, or an argument is not valid.
     """
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
     found = lanes_at(stream_options(stream, store, tenant, store_options), at)

@@ -1,4 +1,4 @@
-"""The moment up to which a stream is complete, for Spark code that has to know when a window is closed."""
+"""The moment up to which a stream is complete, for Spark code that needs to know when a window is closed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Rule of when a window counts as complete, and of when it is given out without being so."""
+    """Rule for when a window counts as complete, and when it is emitted as incomplete."""
 
     edges: str | Collection[str] = ALL
     """Edges to wait for: ``all`` that the hub knows, or names and patterns (``press-*``). Named edges are expected:
-    without a word from each of them nothing is complete, and other edges hold nothing back."""
+    nothing is complete before the hub has heard from each of them, and other edges hold nothing back."""
     grace: str | timedelta = "10m"
-    """Time after a window's end, by the hub's clock, after which the window is given out incomplete."""
+    """Time after a window's end, by the hub's clock, after which the window is emitted as incomplete."""
     retired_after: str | timedelta | None = None
-    """Time without a word after which an edge is not waited for, until it is back. None leaves it to the hub's rule."""
+    """Time of silence after which an edge is not waited for, until it is back. None applies the hub's rule."""
     peers: bool = False
-    """True when another cluster may have what this one lacks, as in the hub's configuration."""
+    """True when another cluster may have records that this one lacks, as in the hub's configuration."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -65,7 +65,7 @@ class Complete:
 
     @property
     def retired_after_ns(self) -> int | None:
-        """Return the time without a word after which an edge is not waited for, in nanoseconds."""
+        """Return the time of silence after which an edge is not waited for, in nanoseconds."""
         return None if self.retired_after is None else duration_ns("retired_after", self.retired_after)
 
 
@@ -74,13 +74,14 @@ class CompleteUntil:
     """Answer of ``complete_until``."""
 
     moment: datetime | None
-    """UTC: no row with an earlier ``_time`` comes any more, but what heals a named gap. None: nothing is known."""
+    """UTC: no further row with an earlier ``_time`` comes, except rows that close a named gap. None: nothing is
+    known."""
     clock: datetime
     """The fabric's clock at the position: when the hub made the newest chunk below it."""
     offsets: dict[int, int]
-    """Offset per shard up to which the answer speaks."""
+    """Offset per shard up to which the answer holds."""
     held_back_by: list[rule.HeldBack] = field(default_factory=list)
-    """Lanes and expected edges that hold the moment back, those that do so the most first."""
+    """Lanes and expected edges that hold the moment back, ordered by how far they hold it back, the farthest first."""
     more: int = 0
     """Number of further reasons that are left out."""
     moment_ns: int | None = None
@@ -111,18 +112,18 @@ def complete_until(
     at: Mapping[int, int] | Mapping[str, int] | str | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> CompleteUntil:
-    """Return the moment up to which a stream is complete, and what holds it back.
+    """Return the moment up to which a stream is complete, and the lanes that hold it back.
 
     Args:
-        edges: whom to wait for, as ``Complete.edges``.
+        edges: edges to wait for, as ``Complete.edges``.
         retired_after: as ``Complete.retired_after``.
         peers: as ``Complete.peers``.
         at: offsets below which to ask, a mapping by shard or the JSON text that Spark's progress has as ``endOffset``.
-            The answer then speaks only of records below them: the right one for a batch that ends there. None asks at
-            the end of the log. Chunks of old offsets may be deleted; the moment is None then, which claims nothing.
+            The answer is then only about records below them: the right one for a batch that ends there. None asks at
+            the end of the log. Chunks of old offsets may be deleted; the moment is then None, which claims nothing.
 
     Raises:
-        ReadError: the store holds no hub, the hub has no such stream, or an argument is not what it should be.
+        ReadError: the store holds no hub, the hub has no such stream, or an argument is not valid.
     """
     complete = Complete(edges=edges, retired_after=retired_after, peers=peers)
     return evaluate(lanes_at(stream_options(stream, store, tenant, store_options), at), complete)
@@ -138,7 +139,7 @@ def lanes_at(options: ReadOptions, at: Mapping[int, int] | Mapping[str, int] | s
 
 
 def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
-    """Return the completeness of lanes at a position. What is silent is so by the fabric's clock."""
+    """Return the completeness of lanes at a position. Silence is measured by the fabric's clock."""
     counted, expected = waited_for(at, complete)
     found = rule.completeness(counted, expected, at.clock, peers=complete.peers)
     gaps = open_gaps(at, complete)
@@ -161,7 +162,7 @@ def evaluate(at: LanesAt, complete: Complete) -> CompleteUntil:
 def open_gaps(at: LanesAt, complete: Complete) -> list[OpenGap]:
     """Return the open gaps of the edges that count, by their ends.
 
-    An edge that is not waited for any more, after ``retired_after``, has one as if the hub had retired it then.
+    An edge that is no longer waited for, after ``retired_after``, has one as if the hub had retired it at that time.
     """
     expected, silent = complete.expected, complete.retired_after_ns
     found = [gap for gap in at.left if not expected or any(rule.matches(each, gap.edge) for each in expected)]
@@ -177,7 +178,8 @@ def open_gaps(at: LanesAt, complete: Complete) -> list[OpenGap]:
 
 
 def waited_for(at: LanesAt, complete: Complete) -> tuple[dict[Lane, LaneState], list[str]]:
-    """Return the lanes that count, and the names and patterns without whose word nothing is complete.
+    """Return the lanes that count, and the names and patterns of edges that the hub must hear from before anything is
+    complete.
 
     An edge that was silent for ``retired_after`` is in neither, as if an operator had retired it.
     """
@@ -225,7 +227,7 @@ def duration_ns(name: str, given: str | timedelta) -> int:
     """Return a duration in nanoseconds.
 
     Raises:
-        ReadError: it is none, or negative.
+        ReadError: it is not a duration, or negative.
     """
     try:
         if isinstance(given, timedelta):

@@ -1,8 +1,8 @@
-"""Windows that are due, cut into commits of a bounded size, and the reads that bring the records of each.
+"""Due windows, cut into commits of a bounded size, and the reads that bring the records of each.
 
-A read costs a plan, whatever it brings. So windows between which little lies are read together, and what lies between
-is left out behind the read: a stream of few records over many windows takes as many commits as it has windows with
-records, and not as many as there are hours.
+A read costs a plan, however few records it brings. So windows with few records between them are read together, and the
+records between are dropped after the read. A stream of few records over many windows takes as many commits as it has
+windows with records, not as many as there are hours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weft.protocols.ranges import Range, RangeSet
 
 IsCheap = Callable[[int, int], bool]
-"""Says whether to read the records of windows ``[first, end)`` without need costs less than another read."""
+"""Predicate: reading the records of windows ``[first, end)`` without need costs less than another read."""
 
 
 @dataclass(slots=True)
@@ -22,9 +22,9 @@ class Portion:
     """The windows of one commit."""
 
     ranges: list[Range] = field(default_factory=list)
-    """Windows to give out, those without records among them; ascending."""
+    """Windows to emit, including windows without records; ascending."""
     filled: list[Range] = field(default_factory=list)
-    """Those of them that can have records."""
+    """Windows of the portion that can have records."""
     reads: list[Range] = field(default_factory=list)
     """Windows to read, which cover ``filled``."""
 
@@ -35,11 +35,11 @@ class Portion:
 
     @property
     def reads_more(self) -> bool:
-        """Return whether the reads bring windows that are not to be given out."""
+        """Return whether the reads bring windows that must not be emitted."""
         return sum(end - first for first, end in self.reads) > self.count
 
     def fill(self, first: int, end: int, *, together: bool) -> None:
-        """Add windows that can have records, and read them with the ones before or on their own."""
+        """Add windows that can have records, and read them with the previous ones or on their own."""
         self.filled.append((first, end))
         if together and self.reads:
             self.reads[-1] = (self.reads[-1][0], end)
@@ -55,7 +55,7 @@ def portions(
     Args:
         windows_max: maximum number of windows of a portion that can have records.
         reads_max: maximum number of reads of a portion.
-        filled: windows that have records; None takes all for such.
+        filled: windows that have records; None means all.
     """
     held = None if filled is None else list(filled)
     found = [Portion()]

@@ -1,7 +1,7 @@
 """Knowledge about a stream's lanes at a position: shard states folded up to certain record offsets.
 
-A mark in a later chunk may speak of records that a batch does not have. So completeness of a batch is a question to
-the state below the batch's end offsets, never to the state at the head of the log.
+A mark in a later chunk may be about records that a batch does not have. So the completeness of a batch is computed from
+the state below the batch's end offsets, never from the state at the head of the log.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class LanesAt(NamedTuple):
     lanes: dict[Lane, LaneState]
     shards: dict[Lane, int]
     clock: int
-    """The fabric's clock there, nanoseconds since 1970: when the hub made the newest chunk that was folded. A shard
-    that was not folded to its end holds the clock back, since what follows in it is older than that. 0 before the first
-    chunk."""
+    """The fabric's clock there, nanoseconds since 1970: the time at which the hub made the newest folded chunk. A shard
+    that was not folded to its end holds the clock back, since its following chunks may be older than that. 0 before the
+    first chunk."""
     left: tuple[OpenGap, ...] = ()
     """Open gaps of lanes that have left the state."""
     unknown_shards: tuple[int, ...] = ()
-    """Shards whose state at the offset is not kept any more: chunks of that time were deleted after tiering."""
+    """Shards whose state at the offset is no longer kept: chunks of that time were deleted after tiering."""
 
 
 def at_head(log: StreamLog) -> LanesAt:
@@ -57,8 +57,8 @@ async def open_at_head(options: ReadOptions) -> LanesAt:
 
 
 async def open_at(options: ReadOptions, offsets: Mapping[int, int]) -> LanesAt:
-    """Return the lanes as known below ``offsets``: of each shard, the longest run of chunks without a record behind
-    its offset. The fold begins at the nearest kept snapshot.
+    """Return the lanes as known below ``offsets``: for each shard, from the longest run of chunks without a record
+    behind its offset. The fold begins at the nearest kept snapshot.
 
     Raises:
         ReadError: as ``StreamLog.open``; the offsets name other shards than the log's, or are past its end.
@@ -102,7 +102,7 @@ async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: 
 
 
 async def _snapshot_before(log: ShardLog, options: ReadOptions, offset: int) -> ShardState | None:
-    """Return a state from which chunks lead to the offset."""
+    """Return a state from which the kept chunks lead to the offset."""
     n = await log.locate(options.tenant, options.stream, offset)
     for at, key in reversed(await log.snapshots()):
         if at >= n:
@@ -110,7 +110,7 @@ async def _snapshot_before(log: ShardLog, options: ReadOptions, offset: int) -> 
         try:
             state = await log.snapshot(key)
         except (NotFound, CodecError):
-            continue  # An older one only makes the fold longer.
+            continue  # Deleted meanwhile, or damaged: an older snapshot only makes the fold longer.
         if state.n == at and state.next_offset.get((options.tenant, options.stream), 0) <= offset:
             return state
     # From the start of the log, if that is still there.
@@ -134,7 +134,7 @@ def checked_offsets(at: Mapping[Any, Any]) -> Offsets:
     """Return offsets by shard from a mapping, as ``{"0": 1200}`` of a checkpoint or with whole numbers as keys.
 
     Raises:
-        ReadError: it is something else.
+        ReadError: it has another form.
     """
     try:
         found = {int(shard): offset for shard, offset in at.items() if shard != CHUNKS}

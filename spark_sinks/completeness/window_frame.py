@@ -40,10 +40,10 @@ class WindowFrame:
         return (START_COLUMN, *self.by)
 
     def within(self, frame: DataFrame, windows: Sequence[Range]) -> DataFrame:
-        """Return the stream's rows that lie in windows, which are not many."""
+        """Return the stream's rows that lie in the given windows, which must be few."""
         numbers = ", ".join(str(number) for first, end in windows for number in range(first, end))
         named = frame.withColumn(_NUMBER, window_number(self.every_us))
-        # As text: a thousand literals one by one are a thousand calls of Java.
+        # As text: a thousand single literals would be a thousand calls of Java.
         return named.where(F.expr(f"{_NUMBER} IN ({numbers})")).drop(_NUMBER)
 
     def rows(self, frame: DataFrame) -> DataFrame:
@@ -70,7 +70,7 @@ class WindowFrame:
             opened: ranges of windows over open gaps, which are not complete.
 
         Raises:
-            ReadError: the aggregate is none, or its result lacks a key.
+            ReadError: the aggregate is not valid, or its result lacks a key.
         """
         rows = self.rows(frame)
         made = _checked("aggregate", self._aggregated(rows), (START_COLUMN, END_COLUMN, *self.by))
@@ -79,7 +79,7 @@ class WindowFrame:
         ends = F.unix_micros(F.col(END_COLUMN))
         complete = ends <= F.lit(end)
         for first, last in opened:
-            # By the end, since that of window k is the start of window k + 1.
+            # Compared by window_end, which for window k is the start of window k + 1.
             complete &= ~ends.between(F.lit(max((first + 1) * self.every_us, -(1 << 62))), F.lit(last * self.every_us))
         made = made.withColumn(COMPLETE_COLUMN, complete)
         return made.withColumn(LOG_END_COLUMN, F.lit(log_end).cast("bigint"))
@@ -99,7 +99,7 @@ class WindowFrame:
 
 
 def _lineage(rows: DataFrame, aggregate: Mapping[str, str | Column]) -> Mapping[str, str | Column]:
-    """Return the expressions and the lineage column, where rows can say which records they are."""
+    """Return the expressions, and the lineage column if the rows have the columns that identify their records."""
     if FROM_COLUMN in aggregate:
         return aggregate
     if FROM_COLUMN in rows.columns:
@@ -108,10 +108,10 @@ def _lineage(rows: DataFrame, aggregate: Mapping[str, str | Column]) -> Mapping[
 
 
 def window_number(every_us: int) -> Column:
-    """Return the number of the window of ``_time``; row times at a border belong to the later."""
+    """Return the number of the window of ``_time``; a time at a border belongs to the later window."""
     micros = F.unix_micros(F.col("_time"))
-    # pmod is never negative: moments before 1970 belong to the window below them. What is divided is a multiple, and
-    # a quotient of two whole numbers that is whole is exact in doubles up to the year 2255.
+    # pmod is never negative: moments before 1970 belong to the window below them. The dividend is a multiple of the
+    # divisor, and such a quotient is exact in doubles up to the year 2255.
     return ((micros - F.pmod(micros, F.lit(every_us))) / F.lit(every_us)).cast("bigint")
 
 

@@ -1,4 +1,4 @@
-"""Windows by number, the ones that are due, and the state of a window query between two steps.
+"""Windows by number: the windows that are due, and the state of a window query between two steps.
 
 Window k holds the moments ``[k * every, (k + 1) * every)``, counted from 1970 in UTC as Spark's ``window`` does.
 Nothing here knows Spark or the log.
@@ -16,10 +16,11 @@ from spark_sinks.errors import ReadError
 from weft.protocols.ranges import RangeSet
 
 OPEN_MAX = 200
-"""Maximum number of ranges of windows over open gaps. Beyond it, those between the nearest count as incomplete, too."""
+"""Maximum number of ranges of windows over open gaps. Beyond it, the nearest ranges are joined, and windows between
+them count as incomplete, too."""
 RANGES_MAX = 1000
 """Maximum number of ranges of windows that a state keeps. Beyond it, the nearest ranges are joined: windows between
-them are computed without need, and none is forgotten."""
+them are computed without need, and none is lost."""
 FORMAT = 1
 _LOWEST = -(1 << 62)
 
@@ -41,21 +42,21 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 class _StoredFormat(msgspec.Struct):
-    """Part of a stored state that each release can read."""
+    """Part of a stored state that every release can read."""
 
     format: int
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ends of windows that may be given out at a position."""
+    """Ends of the windows that may be emitted at a position."""
 
     complete_end: int
     """Number below which every window has ended before the stream's moment."""
     given_end: int
     """Number below which every window has ended longer ago than the grace, by the fabric's clock."""
     open: RangeSet = field(default_factory=RangeSet)
-    """Windows over the time of an open gap: they are not complete, wherever the moment stands."""
+    """Windows over the time of an open gap: they are not complete, whatever the moment is."""
 
     @classmethod
     def at(
@@ -79,13 +80,13 @@ class Limits:
         return cls(complete, (clock_us - grace_us) // every_us, bounded(opened, OPEN_MAX))
 
     def opened(self, windows: RangeSet) -> RangeSet:
-        """Return those of the windows that lie over open gaps."""
+        """Return the windows among these that lie over open gaps."""
         return RangeSet(part for first, end in self.open for part in windows.within(first, end))
 
 
 @dataclass(slots=True)
 class WindowState:
-    """Memory of a window query: all else is in the log."""
+    """State of a window query: everything else is in the log."""
 
     source: str
     """Cluster, tenant and stream: a state belongs to one."""
@@ -93,23 +94,23 @@ class WindowState:
     offsets: dict[int, int] = field(default_factory=dict)
     """Offsets per shard up to which rows were seen; empty before the first step."""
     pending: RangeSet = field(default_factory=RangeSet)
-    """Windows with rows that were not given out as complete since their last row."""
+    """Windows with rows that were not emitted as complete since their last row."""
     fresh: RangeSet = field(default_factory=RangeSet)
-    """Those of them that have rows which were never given out."""
+    """Pending windows with rows that were never emitted."""
     complete_end: int = _LOWEST
-    """Number below which windows were given out as complete, but for pending ones."""
+    """Number below which windows were emitted as complete, except pending ones."""
     given_end: int = _LOWEST
-    """Number below which windows were given out once, complete or not."""
+    """Number below which windows were emitted at least once, complete or not."""
     definition: Definition = field(default_factory=dict)
-    """Definition of the windows that were given out; empty in states of older releases."""
+    """Definition of the emitted windows; empty in states of older releases."""
     chunks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Number, footer CRC and time (ns since 1970) of the chunk with the last record below an offset, where it is known:
-    it tells the log from one that was restored to an earlier state. States of older releases have none."""
+    """Number, footer CRC and time (ns since 1970) of the chunk with the last record below an offset, if known: it
+    distinguishes the log from one that was restored to an earlier state. States of older releases have none."""
     given: bool = False
-    """True once windows were given out, so that the sink has rows. States of older releases do not say it."""
+    """True after windows were emitted, so that the sink has rows. States of older releases lack it."""
 
     def see(self, offsets: dict[int, int], windows: RangeSet) -> None:
-        """Note that rows up to ``offsets`` lie in ``windows``."""
+        """Record that rows up to ``offsets`` lie in ``windows``."""
         self.offsets = dict(offsets)
         self.fresh.update(windows)
         self.fresh = bounded(self.fresh)
@@ -117,11 +118,11 @@ class WindowState:
         self.pending = bounded(self.pending)
 
     def due(self, limits: Limits, *, healing: bool) -> RangeSet:
-        """Return the windows to give out now.
+        """Return the windows to emit now.
 
         Args:
-            healing: whether to give out again what was given out already and has changed. A backlog that trickles in
-                changes the same windows with each chunk, so a query does this less often than it looks.
+            healing: whether to emit changed windows again. A backlog that trickles in changes the same windows with
+        each chunk, so a query does this less often than it reads the log.
         """
         complete = _below(self.pending, limits.complete_end).minus(limits.open)
         late = _within(self.fresh, limits.complete_end, limits.given_end)
@@ -133,18 +134,18 @@ class WindowState:
         return complete
 
     def give(self, windows: RangeSet, limits: Limits) -> None:
-        """Note that windows were given out with all their rows; those below ``limits.complete_end`` as complete."""
+        """Record that windows were emitted with all their rows, and as complete below ``limits.complete_end``."""
         self.given = True
         for first, end in windows:
             self.fresh.remove(first, end)
             self.pending.remove(first, min(end, limits.complete_end))
-            # Between two windows that were due may lie one that was complete before the moment went back.
+            # Between two due windows there may be one that was complete before the moment went back.
             self.pending.add(max(first, limits.complete_end), end)
         self.pending.update(limits.opened(windows))
         self.pending = bounded(self.pending)
 
     def close(self, limits: Limits) -> None:
-        """Note that all that was due at ``limits`` has been given out. The ends never go back."""
+        """Record that all windows due at ``limits`` were emitted. The ends never go back."""
         self.complete_end = max(self.complete_end, limits.complete_end)
         self.given_end = max(self.given_end, limits.given_end)
 
@@ -170,7 +171,7 @@ class WindowState:
             ReadError: it is damaged, a later release's, or another stream's or window length's.
         """
         try:
-            # By itself: a later release may have changed all else.
+            # Decoded alone first: a later release may have changed everything else.
             found = msgspec.json.decode(text, type=_StoredFormat).format
             if found > FORMAT:
                 raise ReadError(
@@ -198,7 +199,7 @@ class WindowState:
 
 
 def bounded(windows: RangeSet, ranges_max: int = RANGES_MAX) -> RangeSet:
-    """Return the windows, and those between their nearest ranges if there are more than ``ranges_max``."""
+    """Return the windows; if they have more than ``ranges_max`` ranges, the nearest ranges are joined."""
     excess = len(windows) - ranges_max
     if excess <= 0:
         return windows

@@ -1,11 +1,11 @@
-"""The query of complete windows: a loop of batch jobs over the log, which is all the state that it needs.
+"""The query of complete windows: a loop of batch jobs over the log, which holds all state that the query needs.
 
 Each step takes one view of the log: the shards' states and their end offsets, which belong together. It finds the
-windows of the rows that are new below these offsets, computes the windows that are due from the log's history below
-the same offsets, replaces them in the sink, and then keeps its position and the windows still to come.
+windows of the new rows below these offsets, computes the due windows from the log's history below the same offsets,
+replaces them in the sink, and then stores its position and the pending windows.
 
-Spark's streaming engine has no part in it. It would begin a batch for new records only, and a window is closed by a
-mark, which is no record; and it would choose end offsets for which the states have to be looked for.
+Spark's streaming engine is not used. It begins a batch only for new records, but a window is closed by a mark, which is
+not a record. It would also choose end offsets whose states then have to be searched.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from weft.protocols.ranges import Range, RangeSet
 from weft.storage.open_gaps import named
 
 OPEN_GAPS_TOLD_MAX = 10
-"""Open gaps that the progress of a query names, the latest."""
+"""Maximum number of open gaps in the progress of a query; the latest are named."""
 WINDOWS_MAX = 1000
-"""Maximum number of windows of one commit; more that are due follow in further commits."""
+"""Maximum number of windows of one commit; further due windows follow in further commits."""
 READS_MAX = 8
 """Maximum number of reads of one commit."""
 GAP_BYTES_MAX = 16 << 20
-"""Bytes of table files between two windows up to which both are one read, rather than two."""
+"""Bytes of table files between two windows up to which one read covers both."""
 GAP_RECORDS_MAX = 250_000
-"""Records behind the table, for each gap between windows, up to which the windows are one read."""
+"""Records behind the table, for each gap between windows, up to which one read covers the windows."""
 KEEP_S = 300.0
-"""Longest time for which a position is not kept while nothing is due: a start reads the times of the rows since."""
+"""Longest time between two stored positions while nothing is due: a start reads the times of all later rows."""
 HEAL_SHARE = 10
-"""Windows that changed after they were given out take at most this part, a tenth, of the query's time."""
+"""Windows that changed after they were emitted take at most one part in this many, a tenth, of the query's time."""
 _MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 """First and last microsecond of Python's datetime."""
 _MICROS = (-(1 << 63), (1 << 63) - 1)
@@ -63,9 +63,9 @@ class WindowSteps:
 
     Args:
         options: names the stream; ``edges`` and ``keys`` select the rows.
-        heal_s: least time between two rounds that give out again what has changed.
-        definition: what the windows are made of, to be compared with that of the state.
-        if_changed: what to do when it is another.
+        heal_s: minimum time between two rounds that emit changed windows again.
+        definition: definition of the windows, compared with the one in the state.
+        if_changed: action when they differ.
         clock: seconds on a clock that never goes back.
     """
 
@@ -93,22 +93,22 @@ class WindowSteps:
         self._clock = clock
         self._log: StreamLog | None = None
         self._places: Places = {}
-        """The last positions that were read from the state or kept in it."""
+        """The last positions read from the state or stored in it."""
         self._state: WindowState | None = None
         self._filled: RangeSet | None = None
-        """All windows with records, while a new state's first step lasts."""
+        """All windows with records, during the first step of a new state."""
         self._looks_at_all = False
-        """True when the next step has to find windows of records that are not selected, too."""
+        """True when the next step must also find windows of records that are not selected."""
         self._heal_at = clock()
         self._kept_at = clock()
         self.progress: dict[str, Any] = {}
 
     def step(self, *, healing: bool | None = None, keep: bool = False) -> int:
-        """Do what the log asks for now, and return the number of commits with rows.
+        """Emit the windows that are due now, and return the number of commits with rows.
 
         Args:
-            healing: whether to give out again what has changed; None does so from time to time.
-            keep: keep the position also when nothing is due.
+            healing: whether to emit changed windows again; None does so from time to time.
+            keep: store the position also when nothing is due.
 
         Raises:
             ReadError: the store has no such stream, the aggregate does not fit, or the state is another query's.
@@ -146,7 +146,7 @@ class WindowSteps:
         return self._log, self._state
 
     def _stored(self, source: str) -> WindowState:
-        """Return the state that is kept, or a new one."""
+        """Return the stored state, or a new one."""
         fresh = WindowState(source, self._frame.every_us, definition=self._definition)
         text = self._store.load()
         if text is None:
@@ -156,7 +156,7 @@ class WindowSteps:
             if self._if_changed == "refuse":
                 raise ReadError(changed_sentence(changed))
             state = fresh if self._if_changed == "recompute" else replace(state, definition=self._definition)
-            # At once, so that a start after a crash goes on with it.
+            # Stored at once, so that a start after a crash resumes with it.
             self._keep(state)
         # Windows of edges and keys that are no longer read may be in the sink.
         self._looks_at_all = not state.offsets
@@ -191,7 +191,7 @@ class WindowSteps:
         log, _ = self._opened()
         filled, self._filled = self._filled, None
         if filled is None and due.count() > WINDOWS_MAX:
-            # Stamps far apart: most of these windows have no record at all.
+            # Timestamps far apart: most of these windows have no record at all.
             ranges = list(due)
             times = self._read(at, columns=["_time"], **self._between(ranges[0][0], ranges[-1][1]))
             filled = numbers_of(times, self._frame.every_us)
@@ -224,7 +224,7 @@ class WindowSteps:
         return self._frame.windows(rows, limits.complete_end, sum(at.offsets.values()), opened)
 
     def _replaced(self, ranges: list[Range], at: LanesAt, *, continues: bool) -> Replaced:
-        """Return the windows of a portion, of which the sink gets all rows."""
+        """Return the windows of a portion; the sink gets all their rows."""
         every = self._frame.every_us
         within = tuple((max(first * every, _MICROS[0]), min(end * every, _MICROS[1])) for first, end in ranges)
         return Replaced(START_COLUMN, within, LOG_END_COLUMN, sum(at.offsets.values()), continues)
@@ -266,7 +266,7 @@ def places_of(state: WindowState) -> Places:
 
 
 def _bytes_within(table: TableSnapshot, since: datetime | None, until: datetime | None) -> int:
-    """Return the bytes of the table's files that have no records but those of a time."""
+    """Return the bytes of the table's files whose records are all within a time."""
     return sum(
         file.size_bytes
         for file in table.files
@@ -279,8 +279,7 @@ class WindowQuery:
     """A running query of complete windows, with the methods of Spark's ``StreamingQuery`` that callers use.
 
     Args:
-        interval_s: time between the starts of two looks at the log; None does one look, gives out all that is due, and
-            ends.
+        interval_s: time between the starts of two steps; None does one step, emits all due windows, and ends.
     """
 
     def __init__(
@@ -330,7 +329,7 @@ class WindowQuery:
         return ended
 
     def stop(self) -> None:
-        """End the query and wait until it has ended. What a step has not committed, the next start does again."""
+        """End the query and wait until it has ended. The next start repeats the uncommitted part of a step."""
         self._stopping.set()
         self._spark.interruptTag(self._tag)
         self._over.wait()

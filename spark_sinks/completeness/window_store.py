@@ -1,4 +1,4 @@
-"""The place of windows and of what the query remembers: a sink and a file."""
+"""The place of windows and of a query's state: a sink and a file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from spark_sinks.replaced import Replaced, ReplacesRanges
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, StoreUnfit, open_store
 
 Sink = Callable[[DataFrame, int], None]
-"""Called with rows and a number that grows; it upserts them by ``window_start`` and the keys. One that
-``ReplacesRanges`` also removes what else it has of these windows."""
+"""Called with rows and a number that grows; it upserts them by ``window_start`` and the keys. A sink with
+``ReplacesRanges`` also removes its other rows of these windows."""
 STATE_KEY = "windows/state.json"
 
 
 class WindowStore:
-    """A sink of windows, and a file with what the query remembers.
+    """A sink of windows, and a file with the query's state.
 
-    Rows come first, then the state: what a crash leaves between the two is computed and replaced once more, to the
-    same rows. So the table is right without the state, and the sink need not keep it.
+    Rows are written first, then the state: after a crash between the two, the windows are computed and replaced again,
+    with the same rows. So the table is right without the state, and the sink need not store it.
 
     Args:
-        file: None keeps the state nowhere, so that each start computes all windows again.
+        file: None stores no state, so that each start computes all windows again.
     """
 
     def __init__(self, sink: Sink, file: StateFile | None) -> None:
@@ -45,17 +45,17 @@ class WindowStore:
         self._step += 1
 
     def keep(self, state: str) -> None:
-        """Keep the state. Durable when this returns.
+        """Store the state. Durable when this returns.
 
         Raises:
-            ReadError: another query has kept one since this one loaded or kept it.
+            ReadError: another query has stored one since this one loaded or stored it.
         """
         if self._file:
             self._file.save(state)
 
 
 def stored_state(folder: str) -> str | None:
-    """Return the state that a query of windows finds in a folder; None when there is none yet.
+    """Return the state of a query of windows in a folder; None when there is none yet.
 
     Raises:
         ReadError: it is no folder of a store.

@@ -1,4 +1,4 @@
-"""Windows of a stream that know whether they are complete."""
+"""Windows of a stream with a column that reports their completeness."""
 
 from __future__ import annotations
 
@@ -48,37 +48,38 @@ def complete_windows(
 ) -> WindowQuery:
     """Start a query that keeps windows of a stream up to date, each row with ``_complete``.
 
-    A window ``[start, end)`` of ``_time`` is given out with ``_complete`` true when the stream is complete up to its
-    end, by the state of the log below the offsets that were read. When it is not complete after the grace it is given
-    out with ``_complete`` false; and again when it has changed or become complete. Each time it is computed from all
-    of its records, so the result is that of a batch query. It replaces all its rows, also those of groups that it no
-    longer has, in one commit of ``DeltaSink`` or ``JdbcSink``. A function as a sink has to remove such groups itself.
+    A window ``[start, end)`` of ``_time`` is emitted with ``_complete`` true when the stream is complete up to its end,
+    by the state of the log below the offsets that were read. A window that is not complete after the grace is emitted
+    with ``_complete`` false, and again when it has changed or become complete. Each time it is computed from all of its
+    records, so the result is that of a batch query. It replaces all its rows, including rows of groups that it no
+    longer has, in one commit of ``DeltaSink`` or ``JdbcSink``. A function as a sink must remove such groups itself.
 
     The sink is right after a kill at any instant and after the loss of the checkpoint. A window without rows is not
-    given out. Windows in the future of the fabric's clock wait for it.
+    emitted. A window in the future of the fabric's clock waits for the clock.
 
     Args:
         every: length of the windows, 1s or more, aligned to 1970 in UTC.
         aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
-        sink: gets the rows: ``DeltaSink`` with ``keys=["window_start", *by]`` and ``order_by="_log_end"``, ``JdbcSink``
-            with the same keys and ``order_by="_log_end"``, or a function of a DataFrame and a number that grows.
+        sink: receiver of the rows: ``DeltaSink`` with ``keys=["window_start", *by]`` and ``order_by="_log_end"``,
+            ``JdbcSink`` with the same keys and ``order_by="_log_end"``, or a function of a DataFrame and a number that
+            grows.
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
-        complete: when a window counts as complete: ``Complete``, or its fields.
-        checkpoint: place of the position and of the windows still to come: ``Checkpoint``, or its folder. Without it
-            every start computes all windows again.
-        trigger: time between two looks at the log; None looks once, gives out all that is due and ends.
-        heal_every: least time between two rounds that give out again windows that changed since they were given out.
-        edges: only records of these edges; ``complete`` then waits for them alone, unless it names others.
+        complete: rule for when a window counts as complete: ``Complete``, or its fields.
+        checkpoint: place of the position and of the pending windows: ``Checkpoint``, or its folder. Without it every
+            start computes all windows again.
+        trigger: time between two steps over the log; None does one step, emits all due windows and ends.
+        heal_every: minimum time between two rounds that emit again the windows that changed since they were emitted.
+        edges: only records of these edges; ``complete`` then waits only for them, unless it names others.
         keys: only records with these keys or topic filters.
         schema: fields of the payloads that become typed columns, as in ``read``.
         payload_format: as in ``read``.
         name: name of the query, in errors and progress.
 
     Raises:
-        ReadError: an argument is not what it should be.
+        ReadError: an argument is not valid.
     """
     options = replace(
         stream_options(stream, store, tenant, store_options),
@@ -101,7 +102,7 @@ def _opened(
     made_of: Mapping[str, object],
     store_options: Mapping[str, str] | None,
 ) -> tuple[StateFile | None, Definition, IfChanged]:
-    """Return the file of the state, what the windows are made of, and what to do when the state has it otherwise."""
+    """Return the file of the state, the definition of the windows, and the action when the state has another one."""
     if checkpoint is None:
         return None, definition_of(made_of), "refuse"
     kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
@@ -122,7 +123,7 @@ def _every_us(every: str | timedelta) -> int:
 
 
 def _rule(complete: Complete | Mapping[str, object] | None, edges: Collection[str] | None) -> Complete:
-    """Return the rule; without another word, the edges to wait for are those whose records are read."""
+    """Return the rule; by default, the edges to wait for are those whose records are read."""
     rule = complete if isinstance(complete, Complete) else _from_fields(dict(complete or {}))
     return replace(rule, edges=sorted(edges)) if edges is not None and rule.edges == ALL else rule
 

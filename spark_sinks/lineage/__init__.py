@@ -1,4 +1,4 @@
-"""Lineage: which records of devices went into a row."""
+"""Lineage: the records of devices that went into a row."""
 
 from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE, joined, merged, of_record
 from spark_sinks.lineage.tracing import trace

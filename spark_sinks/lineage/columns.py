@@ -25,22 +25,23 @@ def merged(column: Column | str = FROM_COLUMN) -> Column:
     """Return an aggregate: the lineage of a group's rows, one range per lane, by edge and log.
 
     It consists of functions of Spark, so it works in batch queries, in streaming aggregates and through Spark Connect.
-    Rows without lineage (null) count for nothing; a group without any gets an empty array.
+    Rows without lineage (null) are ignored; a group with only such rows gets an empty array.
 
     The result has one range for each lane. Until a group is finished, Spark holds about 100 bytes for each of its rows:
-    Spark has no aggregate of its own that keeps numbers per lane.
+    Spark has no built-in aggregate with numbers per lane.
 
     Args:
-        column: a lineage column; of records that went into several rows, each use counts.
+        column: a lineage column; a record that went into several rows counts once for each.
     """
     given = F.col(column) if isinstance(column, str) else column
     return joined(F.flatten(F.collect_list(given)))
 
 
 def joined(ranges: Column) -> Column:
-    """Return an array of ranges with those of one lane joined, by edge and log; no aggregate."""
+    """Return an array of ranges with those of one lane joined, by edge and log. This is not an aggregate."""
     nothing = F.struct(F.array().cast(FROM_TYPE).alias("done"), F.lit(None).cast(_RANGE).alias("open"))
-    # Sorted, a lane's ranges stand together: one pass, and the closed ranges are copied once a lane, not once a row.
+    # Sorting puts a lane's ranges together: one pass is enough, and closed ranges are copied once a lane, not once a
+    # row.
     return F.aggregate(F.array_sort(ranges.cast(FROM_TYPE)), nothing, _take, _closed)
 
 

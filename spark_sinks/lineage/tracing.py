@@ -14,7 +14,7 @@ from spark_sinks.lineage.columns import FROM_COLUMN, FROM_TYPE
 from spark_sinks.read import read
 
 EDGES_MAX = 1000
-"""Maximum number of edge nodes by which the read is narrowed; rows of more are joined with the whole stream."""
+"""Maximum number of edge nodes by which the read is narrowed; rows of more nodes are joined with the whole stream."""
 ROW_COLUMN = "_row"
 
 
@@ -30,17 +30,17 @@ def trace(
     until: datetime | str | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return the records of a stream that went into rows: for each row and record one, in no order.
+    """Return the records of a stream that went into rows: one for each pair of row and record, in no order.
 
     It is a join by lane and range of sequence numbers, so it works for many rows at once. The columns are ``_row`` (all
     columns of the row) and those of the stream.
 
-    A range with fewer records used than it has numbers holds others too. Name the columns that row and record share,
-    such as the machine, in ``on``; and the time that the rows are about.
+    A range with fewer used records than numbers also holds other records. To exclude them, name the columns that row
+    and record share, such as the machine, in ``on``; and the time of the rows.
 
     Args:
         rows: rows with a column ``_from``; not a stream. It is evaluated at once for the names of the edge nodes.
-        stream: the stream that the rows were made of.
+        stream: the input stream of the rows.
         store: root of the hub's store.
         on: columns of both that must be equal.
         since: only records with a ``_time`` of this moment or later.

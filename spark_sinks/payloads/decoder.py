@@ -22,13 +22,13 @@ from weft.config.payload_schema.paths import format_path
 from weft.config.pipelines.schema_text import parse_schema
 
 MISFIT_COLUMN = "_misfit"
-"""Column that names the fields of a row that do not fit; null where all do."""
+"""Column that names the fields of a row that do not fit; null if all fit."""
 MISFITS = pa.map_(pa.string(), pa.string())
 SLICE_ROWS = 8_192
 SLICE_BYTES = 4 << 20
-"""Payloads that are decoded at once: they take up to 80 times as much while they are objects of Python."""
+"""Bytes of payloads that are decoded at once: as objects of Python they take up to 80 times as much."""
 DECODERS_MAX = 16
-"""Most schemas whose decoders a worker keeps."""
+"""Maximum number of schemas whose decoders a worker keeps."""
 
 
 def typed_fields(schema: PayloadSchema) -> list[pa.Field]:
@@ -50,13 +50,13 @@ def decoder_of(schema: str, columns: tuple[str, ...]) -> PayloadDecoder:
 class PayloadDecoder:
     """A decoder of payloads into some of the columns of a schema.
 
-    A row's columns are the same whichever others are asked for, and whatever rows stand beside it.
+    A row's values depend neither on the other requested columns nor on the other rows of a batch.
     """
 
     def __init__(self, schema: PayloadSchema, columns: Collection[str]) -> None:
-        """Make a decoder of the named columns, of those that ``typed_fields`` has."""
+        """Make a decoder of the named columns, a subset of those of ``typed_fields``."""
         self._tells = MISFIT_COLUMN in columns
-        # All fields are looked at where the misfits are asked for.
+        # ``_misfit`` reports on all fields, so it needs all of them.
         self._names = [name for name in schema.fields if self._tells or name in columns]
         self._columns = [name for name in (*schema.fields, MISFIT_COLUMN) if name in columns]
         declared = [schema.fields[name] for name in self._names]
@@ -68,7 +68,7 @@ class PayloadDecoder:
         if schema.format == "cbor":
             self._quick = QuickCbor(self._root, self._kinds)
         else:
-            with contextlib.suppress(LookupError):  # The exact way is right for all schemas.
+            with contextlib.suppress(LookupError):  # No quick way for this schema: the exact way is right for all.
                 self._quick = Quick(self._root, self._kinds, schema.format)
 
     def columns(self, payloads: pa.Array) -> dict[str, pa.Array]:
@@ -97,7 +97,7 @@ class PayloadDecoder:
                 break
         else:
             return self._told(made, misfits, len(payloads))
-        # What fits the quick way alone is read again: the reasons are those of the exact way.
+        # Rows whose values do not fit are read again: the reasons are worded by the exact way.
         others = [row for row in self._unfit(values) if row not in misfits]
         values = self._read(payloads, others, values, misfits)
         made = {
@@ -106,14 +106,14 @@ class PayloadDecoder:
         return self._told(made, misfits, len(payloads))
 
     def _told(self, made: dict[str, pa.Array], misfits: dict[int, RowMisfits], rows: int) -> dict[str, pa.Array]:
-        """Return the columns that are asked for."""
+        """Return the requested columns."""
         self._check_required(made, misfits)
         if self._tells:
             made[MISFIT_COLUMN] = _misfit_array(misfits, rows)
         return {name: made[name] for name in self._columns}
 
     def _each(self, payloads: pa.Array) -> tuple[Values, list[int]]:
-        """Return what the quick way makes of each payload, and the rows that it does not take."""
+        """Return the values of each payload by the quick way, and the rows that it cannot decode."""
         if self._quick:
             return self._quick.each(payloads.to_pylist())
         return [[None] * len(payloads) for _ in self._names], list(range(len(payloads)))
@@ -132,7 +132,7 @@ class PayloadDecoder:
 
     def _read(self, payloads: pa.Array, rows: list[int], values: Values, misfits: dict[int, RowMisfits]) -> Values:
         """Return the values with some rows read the exact way."""
-        # A field's list may be that of another one, and of the rows themselves.
+        # Copied, because fields may share a list with each other and with the rows.
         values = [list(column) for column in values] if rows else values
         for row in rows:
             told = RowMisfits()
@@ -179,7 +179,7 @@ class PayloadDecoder:
             self._enter(node, part, values, misfits)
 
     def _enter(self, node: Node, part: Any, values: list[Any], misfits: RowMisfits) -> None:
-        """Walk on into an object or array."""
+        """Walk into an object or array."""
         try:
             value = self._parts.opened(part)
         except Unreadable as error:
@@ -202,7 +202,7 @@ class PayloadDecoder:
         self._refuse(lost, node, reason, misfits)
 
     def _refuse(self, lost: list[Node], node: Node, reason: str, misfits: RowMisfits) -> None:
-        """Note why the fields below a node are not there."""
+        """Record why the fields below a node are missing."""
         if lost and not node.path:
             misfits.add(PAYLOAD, reason)
             return

@@ -1,6 +1,6 @@
-"""Payloads opened step by step, as far as fields need it: the exact way, for payloads that have something wrong.
+"""Payloads opened step by step, as far as fields need it: the exact way, for payloads with a misfit.
 
-What no field asks for is checked for syntax and not looked into, so a row says the same whichever columns are read.
+Parts without a field are only checked for syntax, so a row's misfits do not depend on the columns that are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from weft.config.payload_schema.model import SchemaFormat
 from weft.protocols.payloads import NESTING_MAX, nests_at_most
 
 PAYLOAD_BYTES_MAX = 1 << 20
-"""Longest payload that is decoded. Decoded, a byte may take 80 in memory; longer payloads are files, not readings."""
+"""Longest payload that is decoded. A decoded byte may take 80 bytes of memory; longer payloads are files, not
+readings."""
 TOO_DEEP = f"its arrays and objects are more than {NESTING_MAX} deep in each other"
 
 
@@ -32,10 +33,10 @@ class Format(Protocol):
         """
 
     def opened(self, part: Any) -> Any:
-        """Return a part as an object or array of parts, or as the value that it is.
+        """Return a part as an object or array of parts, or as a plain value.
 
         Raises:
-            Unreadable: the part has something that is not read.
+            Unreadable: the part has a value that cannot be decoded.
         """
 
 
@@ -52,13 +53,13 @@ def check_length(payload: bytes) -> None:
 
 
 class JsonParts:
-    """JSON (RFC 8259). Of a name that comes twice in an object, the last one counts."""
+    """JSON (RFC 8259). If an object has a name twice, the last value counts."""
 
     def __init__(self) -> None:
         self._syntax = msgspec.json.Decoder(msgspec.Raw)
         self._object = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._array = msgspec.json.Decoder(list[msgspec.Raw])
-        # Decimals keep all digits for columns that have room for them.
+        # Decimals keep all digits, which a float would round before a decimal column gets them.
         self._single = msgspec.json.Decoder(float_hook=Decimal)
 
     def root(self, payload: bytes) -> Any:
@@ -80,7 +81,7 @@ class JsonParts:
         try:
             return decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, ArithmeticError):
-            # The syntax is right: it is a number of thousands of digits, or a text with half a surrogate pair.
+            # The syntax is valid, so it is a number of thousands of digits, or a text with half a surrogate pair.
             raise Unreadable("expected a number or text that a column can hold") from None
 
 
@@ -125,12 +126,13 @@ class MsgpackParts:
 
 
 def opens_few(payload: bytes) -> bool:
-    """Return whether so few maps and arrays can open in MessagePack that they are not too deep in each other."""
+    """Return whether the payload has too few bytes of maps and arrays of MessagePack to be nested too deeply."""
     return len(payload) <= NESTING_MAX or len(payload.translate(None, _NOT_OPENING)) <= NESTING_MAX
 
 
 def _too_deep(payload: bytes, opened: Callable[[Any], Any]) -> bool:
-    """Return whether maps and arrays are more than ``NESTING_MAX`` deep, looked at one level after the other."""
+    """Return whether maps and arrays are nested more than ``NESTING_MAX`` deep. It walks level by level, without
+    recursion."""
     level: list[Any] = [payload]
     for _ in range(NESTING_MAX + 1):
         inside: list[Any] = []
@@ -169,7 +171,7 @@ def parts_of(name: SchemaFormat) -> Format:
 
 
 def plain(parts: Format, part: Any) -> Any:
-    """Return a part with the items of an array opened too, as fields take it.
+    """Return a part for a field: the items of an array are opened too.
 
     Raises:
         Unreadable: see ``Format.opened``.
@@ -179,8 +181,8 @@ def plain(parts: Format, part: Any) -> Any:
 
 
 def found(value: dict[Any, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the parts of an object by the names that fields ask for. Names may be integers in CBOR and MessagePack
-    (SenML, RFC 8428): ``"1"`` finds them too."""
+    """Return the parts of an object under the names of fields. Names may be integers in CBOR and MessagePack (SenML,
+    RFC 8428): ``"1"`` matches them too."""
     parts = {}
     for name in names:
         if name in value:

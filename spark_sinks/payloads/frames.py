@@ -20,12 +20,12 @@ _TYPED = "_typed"
 def with_typed_columns(frame: DataFrame, schema: PayloadSchema, columns: Sequence[str]) -> DataFrame:
     """Return a DataFrame with some of the typed columns of a schema behind its own.
 
-    One function of Arrow arrays makes them all. Spark gives it the payloads alone, pushes filters of other columns
-    below it, and leaves it out where no typed column is used.
+    One function of Arrow arrays makes them all. Spark passes it only the payloads, pushes filters of other columns
+    below it, and omits it if no typed column is used.
 
     Args:
         frame: has ``payload``, and ``_payload_bytes`` where payloads are text.
-        columns: names of those that ``typed_fields`` has.
+        columns: names of typed columns, a subset of those of ``typed_fields``.
     """
     fields = [field for field in typed_fields(schema) if field.name in columns]
     if not fields:

@@ -1,4 +1,4 @@
-"""Misfits: what a payload has in place of what its schema says, worded for people, within bounds."""
+"""Misfits: differences between a payload and its schema, worded for people, within bounds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from weft.config.payload_schema.types import FieldType
 from weft.config.units import quoted
 
 MISFITS_MAX = 16
-"""Most misfits of a row that are named: a payload of another schema would otherwise name each of 256 fields."""
+"""Maximum number of misfits named in a row: a payload of another schema would otherwise name each of 256 fields."""
 MORE = "..."
-"""Key under which the number of the other misfits stands."""
+"""Key of the number of further misfits."""
 PAYLOAD = "payload"
 """Key of a payload that cannot be read as a whole. No field has this name."""
 MISSING = "required, and missing"
 NUMBER_CHARACTERS_MAX = 40
 REASON_CHARACTERS_MAX = 240
-"""Longest reason: those of libraries may repeat what is in the payload."""
+"""Longest reason: reasons of libraries may repeat the payload."""
 
 _WORDS = {
     "bool": "true or false",
@@ -31,11 +31,11 @@ _WORDS = {
 
 
 class Misfit(Exception):
-    """A value that does not fit its column. The text says why."""
+    """A value that does not fit its column. The text is the reason."""
 
 
 class Unreadable(Exception):
-    """A payload, or a part of one, that is not of its format. The text says why."""
+    """A payload, or a part of one, that is not of its format. The text is the reason."""
 
 
 def expected(kind: FieldType, value: Any) -> Misfit:
@@ -50,7 +50,7 @@ def expected(kind: FieldType, value: Any) -> Misfit:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a misfit names it: cut when it is long."""
+    """Return a value as text for a misfit, shortened if it is long."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -78,7 +78,7 @@ class RowMisfits:
         self._more = 0
 
     def add(self, name: str, reason: str) -> None:
-        """Note why a field does not fit."""
+        """Record why a field does not fit."""
         if len(self.reasons) < MISFITS_MAX:
             self.reasons[name] = reason[:REASON_CHARACTERS_MAX]
         else:

@@ -1,6 +1,6 @@
-"""The quick way through payloads of JSON and MessagePack that fit: msgspec makes exactly the fields that are asked for.
+"""The quick way through payloads of JSON and MessagePack that fit: msgspec decodes exactly the requested fields.
 
-What it refuses is read the exact way (``payloads.formats``). What it takes means the same there.
+Payloads that it rejects are read the exact way (``payloads.formats``). For all others, both give the same.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from weft.config.payload_schema.types import FieldType
 from weft.protocols.payloads import NESTING_MAX, nests_at_most
 
 Values = list[list[Any]]
-"""Values of the rows by field. Null where a payload has none."""
+"""Values of the rows by field; null if a payload lacks the field."""
 _OPEN, _CLOSE, _ARRAY = b"{"[0], b"}"[0], b"["[0]
 _SINGLE: dict[str, Any] = {
     "bool": bool,
-    # Whole numbers may be written 1.0; msgspec takes such a one for no integer.
+    # Whole numbers may be written 1.0, which msgspec rejects for an integer.
     "int": int | float,
     "float": float,
     "string": str,
@@ -59,11 +59,11 @@ class Quick:
     def all(self, payloads: pa.Array) -> Values | None:
         """Return the values of payloads that are objects of JSON and all fit; None when one of them may not.
 
-        They are decoded as lines of one text, which takes two thirds of the time of decoding each. Lines are not
-        rows by themselves: a line may hold two values, and an empty one none. But where each payload begins with
-        ``{`` and ends with ``}``, no value goes on in the next line: at its end the text is behind a value, where no
-        ``{`` may follow, or in a string, where no line may end. So each has one value or more, and as many values as
-        payloads means one each.
+        They are decoded as lines of one text, which takes two thirds of the time of decoding each. A line is not always
+        a row: it may hold two values, or none if it is empty. But if each payload begins with ``{`` and ends with
+        ``}``, no value continues in the next line: at the end of a line the text is behind a value, where no ``{`` may
+        follow, or in a string, where no line may end. So each line has one value or more, and equal numbers of values
+        and payloads mean one each.
         """
         if not self._is_json or not self._root.names or not _are_objects(payloads):
             return None
@@ -78,7 +78,7 @@ class Quick:
         return self._values(rows) if len(rows) == len(payloads) else None
 
     def each(self, payloads: Sequence[bytes]) -> tuple[Values, list[int]]:
-        """Return the values of payloads, and the numbers of those that have to be read the exact way."""
+        """Return the values of payloads, and the numbers of the payloads that must be read the exact way."""
         rows: list[Any] = []
         others: list[int] = []
         decode, passes = self._decode, self._passes
@@ -92,12 +92,12 @@ class Quick:
         return self._values(rows), others
 
     def _passes(self, payload: bytes) -> bool:
-        """Return whether a payload is one that the exact way takes too, if only it can be decoded."""
+        """Return whether the exact way would accept a payload that can be decoded."""
         if len(payload) > PAYLOAD_BYTES_MAX:
             return False
         if not self._is_json:
             return opens_few(payload)
-        # msgspec does not look at text in fields that are left out.
+        # msgspec does not check the text of skipped fields for valid UTF-8.
         if not payload.isascii():
             payload.decode()
         return nests_at_most(NESTING_MAX, payload)
@@ -108,7 +108,7 @@ class Quick:
         return values
 
     def _shape(self, node: Node, kinds: Sequence[FieldType], *, is_root: bool = False) -> Any:
-        """Return the type of a place. The same places have the same type, for the items of an array."""
+        """Return the type of a place. Equal places have equal types, as the items of an array need."""
         inside = [*node.inside()]
         if len(node.fields) + bool(node.names) + bool(node.places) != 1:
             raise LookupError("a place has two meanings")
@@ -136,7 +136,7 @@ class Quick:
         if kind.item is not None:
             return list[self._single(kind.item) | None]  # type: ignore[misc]
         if kind.name == "decimal":
-            # Of a float in MessagePack the exact way takes the shortest text that means it.
+            # For a float in MessagePack, the exact way uses its shortest text, so floats are left to it.
             return Decimal if self._is_json else int | str
         if kind.name == "timestamp":
             # msgspec would read text as a time by rules of its own.
@@ -163,7 +163,7 @@ def _are_objects(payloads: pa.Array) -> bool:
 
 
 def _collect(node: Node, rows: list[Any], values: Values) -> None:
-    """Take the values of the fields below a place from what stands there in each row."""
+    """Collect the values of the fields below a place from each row."""
     for number in node.fields:
         values[number] = rows
     for place, inside in node.places.items():

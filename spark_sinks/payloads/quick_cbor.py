@@ -1,6 +1,6 @@
 """The quick way through payloads of CBOR that fit: decoded as a whole, then taken apart column by column.
 
-What it leaves to the exact way (``payloads.formats``) it does not judge. What it takes means the same there.
+Payloads that it cannot decode are left to the exact way (``payloads.formats``). For all others, both give the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class QuickCbor:
         return
 
     def each(self, payloads: Sequence[bytes]) -> tuple[list[list[Any]], list[int]]:
-        """Return the values of payloads, and the numbers of those that have to be read the exact way."""
+        """Return the values of payloads, and the numbers of the payloads that must be read the exact way."""
         values: list[list[Any]] = [[]] * len(self._kinds)
         others: set[int] = set()
         rows: list[Any] = []
@@ -106,7 +106,7 @@ def _only(allowed: Types, rows: list[Any], others: set[int]) -> list[Any]:
 
 
 def _floats(values: list[Any], row: int | None, others: set[int]) -> list[Any]:
-    """Return numbers as floats. Those that are too large leave their row (or the given one) to the exact way."""
+    """Return numbers as floats. A number that is too large leaves its row (or the given one) to the exact way."""
     if int not in set(map(type, values)):
         return values
     found: list[Any] = []

@@ -14,7 +14,7 @@ class Node:
 
     path: Path
     fields: list[int] = field(default_factory=list)
-    """Numbers of the fields whose values stand here."""
+    """Numbers of the fields that have their values here."""
     names: dict[str, Node] = field(default_factory=dict)
     """Places in an object, by name."""
     places: dict[int, Node] = field(default_factory=dict)

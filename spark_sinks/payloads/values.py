@@ -1,4 +1,4 @@
-"""Values of fields: which ones fit a type, and arrays of those that do."""
+"""Values of fields: checks that they fit a type, and arrays of fitting values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.config.payload_schema.types import DECIMAL_DIGITS_MAX, TIME_UNITS, Fie
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 BASE64 = "base64"
-"""Name of the type ``binary`` in JSON, which has no bytes: text in base64 stands for them."""
+"""Name of the type ``binary`` in JSON, which has no bytes: they are text in base64."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIME_MIN = (datetime(1, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
@@ -39,21 +39,21 @@ Fit = Callable[[Any], Any]
 
 
 def arrow_type(kind: FieldType) -> pa.DataType:
-    """Return the type of a column, as Spark takes it."""
+    """Return the Arrow type of a column, as Spark accepts it."""
     if kind.item is not None:
         return pa.list_(arrow_type(kind.item))
     return pa.decimal128(kind.digits, kind.scale) if kind.name == "decimal" else _SIMPLE[kind.name]
 
 
 def in_json(kind: FieldType) -> FieldType:
-    """Return the type as JSON writes its values."""
+    """Return the type of the values in JSON."""
     if kind.item is not None:
         return kind._replace(item=in_json(kind.item))
     return kind._replace(name=BASE64) if kind.name == "binary" else kind
 
 
 def fit(kind: FieldType, value: Any) -> Any:
-    """Return a value that is not null as ``array_of`` takes it.
+    """Return a value that is not null in the form for ``array_of``.
 
     Raises:
         Misfit: it does not fit the type.
@@ -119,7 +119,9 @@ def _decimal(kind: FieldType, value: Any) -> Decimal:
         if type(value) is str or type(value) is int:
             number = Decimal(value)
         elif type(value) is float:
-            number = Decimal(repr(value))  # the shortest text that means this number, as it was meant
+            number = Decimal(
+                repr(value)
+            )  # the shortest text of this float, most likely the digits that the device sent
     except (InvalidOperation, ValueError):
         raise expected(kind, value) from None
     if type(number) is not Decimal or not number.is_finite() or not _has_room(kind, number):
@@ -141,10 +143,10 @@ def _has_room(kind: FieldType, number: Decimal) -> bool:
 
 
 def microseconds(kind: FieldType, value: Any) -> int:
-    """Return the microseconds since 1970 of a time, rounded down; those of a fraction, which is binary, to the nearest.
+    """Return the microseconds since 1970 of a time, rounded down; a float, whose fraction is binary, to the nearest.
 
     Raises:
-        Misfit: it is no time of the years 1 to 9999.
+        Misfit: it is not a time of the years 1 to 9999.
     """
     found: int | None = None
     try:
@@ -191,7 +193,7 @@ def array_of(kind: FieldType, values: Sequence[Any]) -> pa.Array:
     """Return the column of values that fit, or are null.
 
     Raises:
-        Misfit: one of them does not fit after all; which one is for ``fit`` to say.
+        Misfit: one of them does not fit after all; ``fit`` finds out which one.
     """
     try:
         return pa.array(_plain(kind, values), arrow_type(kind))
@@ -200,7 +202,7 @@ def array_of(kind: FieldType, values: Sequence[Any]) -> pa.Array:
 
 
 def _plain(kind: FieldType, values: Sequence[Any]) -> Sequence[Any]:
-    """Return values as Arrow takes them without changing them."""
+    """Return values that Arrow converts without changing them."""
     if kind.item is not None:
         item = kind.item
         if item.name in ("int", "timestamp", "decimal"):

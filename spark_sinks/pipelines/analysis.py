@@ -23,7 +23,7 @@ def is_of_spark(error: BaseException) -> bool:
 
 
 def plan_of(frame: DataFrame) -> str:
-    """Return the plan of a DataFrame as its analysis left it; empty with Spark Connect, where the server has it."""
+    """Return the analysed plan of a DataFrame; empty with Spark Connect, where only the server has it."""
     return "" if is_connect(frame.sparkSession) else str(frame._jdf.queryExecution().analyzed().toString())
 
 
@@ -38,7 +38,7 @@ def explained(error: BaseException, tables: Sequence[str] = (), lines_before: in
 
     Args:
         tables: names that a SELECT may read here.
-        lines_before: lines in front of the user's SQL in what Spark parsed.
+        lines_before: lines in front of the user's SQL in the text that Spark parsed.
     """
     text = str(error).strip()
     place = _PLACE.search(text)

@@ -14,7 +14,7 @@ _FOLDER = files("spark_sinks.pipelines") / "shipped"
 
 
 class UnknownPipeline(ValueError):
-    """The error for a name that no file and no shipped pipeline has."""
+    """The error for a name of neither a file nor a shipped pipeline."""
 
 
 def names() -> list[str]:
@@ -26,7 +26,7 @@ def text_of(name: str) -> str:
     """Return the YAML of a shipped pipeline.
 
     Raises:
-        UnknownPipeline: there is none of that name.
+        UnknownPipeline: there is no shipped pipeline of that name.
     """
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1, 0.6)
@@ -53,6 +53,6 @@ def located(name: str, settings: Sequence[str] = ()) -> Loaded[Pipeline]:
 
 
 def is_file(name: str) -> bool:
-    """Return whether a name is that of a file, and not of a shipped pipeline."""
-    # A folder is none: a table made by a pipeline often has its name.
+    """Return whether a name means a file, not a shipped pipeline."""
+    # A folder does not count: a table that a pipeline made often has the pipeline's name.
     return os.path.isfile(name) or os.sep in name or name.endswith((".yaml", ".yml"))

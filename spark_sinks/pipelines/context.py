@@ -1,4 +1,4 @@
-"""The stream of a pipeline, as its steps and its batches see it."""
+"""The stream of a pipeline, for its steps and batches."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Context:
         return self.pipeline.source
 
     def stream(self, spark: SparkSession, schema: pa.Schema | None = None) -> DataFrame:
-        """Return the rows that come, as a streaming DataFrame: the source's columns and ``_from``.
+        """Return the incoming rows as a streaming DataFrame: the source's columns and ``_from``.
 
         Args:
-            schema: the source's columns where they are known. Spark starts a Python process to ask for them otherwise.
+            schema: the source's columns, if known. Without them, Spark starts a Python process to ask for them.
         """
         register(spark)
         reader = spark.readStream.format("weft").options(**self.options())
@@ -57,14 +57,14 @@ class Context:
     ) -> DataFrame:
         """Return the stream's rows up to now, each once, from the table and from the log.
 
-        Rows of the present micro-batch are among them, and rows that came after it: compare ``_shard`` and ``_offset``.
+        They include rows of the present micro-batch and later ones: compare ``_shard`` and ``_offset``.
 
         Args:
             since: only rows with this ``_time`` or a later one.
             until: only rows with an earlier ``_time``.
-            edges: only rows of these edge nodes. None takes those of the pipeline.
-            columns: only these columns. None takes all of them, and ``_from``.
-            below: shard -> offset behind its last row; nothing is read of a shard that is not named. None: up to now.
+            edges: only rows of these edge nodes. None means those of the pipeline.
+            columns: only these columns. None means all of them, and ``_from``.
+            below: shard -> offset after its last row; a shard that is not named is not read. None: up to now.
         """
         named: dict[str, Any] = {"store": self.source.store, "tenant": self.source.tenant}
         named |= {"since": since, "until": until, "keys": self.source.keys, "columns": columns}
@@ -90,7 +90,7 @@ class Context:
 
 
 def with_lineage(frame: DataFrame) -> DataFrame:
-    """Return rows of a stream with the column ``_from``, which names the record that each was made of."""
+    """Return rows of a stream with the column ``_from``, which names the record of each row."""
     return frame.withColumn(FROM_COLUMN, of_record())
 
 

@@ -11,7 +11,7 @@ _RAISED = re.compile(
     r"|(?:spark_sinks|weft)\.(?:\w+\.)*[A-Z]\w*): (.+)$",
     re.MULTILINE,
 )
-"""An error of Python at the end of its trace. Ours have names of all kinds."""
+"""An error of Python at the end of its trace. Names of Weft's error classes follow no pattern."""
 _OURS = ("spark_sinks.", "weft.")
 _STORE = {
     "weft.storage.object_store.errors.NotFound": "the store lacks {}",
@@ -19,11 +19,11 @@ _STORE = {
 }
 """Errors of a store that went away while a query ran."""
 _NO_WORKER = "Python worker failed to connect back"
-"""Message of Spark when a Python process that it started did not answer within 10 s, a time that nothing sets."""
+"""Message of Spark when a Python process that it started did not answer within 10 s; no setting changes this time."""
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return what went wrong: the innermost error of Python, without its class when it is one of ours."""
+    """Return the cause: the innermost error of Python, without its class if it is one of Weft's."""
     if _NO_WORKER in str(error):
         return (
             "a Python process of Spark took more than 10 s to start: this machine is overloaded. "

@@ -47,7 +47,7 @@ def load_function(name: str, path: KeyPath) -> StepFunction:
 
 
 def call(step: Step, frame: DataFrame, context: Context, path: KeyPath) -> DataFrame:
-    """Return the DataFrame that a Python step makes of another.
+    """Return the result of a Python step for a DataFrame.
 
     Raises:
         PipelineError: the function cannot be called with the step's options, fails, or returns something else.
@@ -70,7 +70,7 @@ def arguments(function: StepFunction, step: Step, context: Context, path: KeyPat
     """Return the arguments by name: the step's options, and the context for a function that has a parameter for it.
 
     Raises:
-        PipelineError: the function takes no such options, or needs others.
+        PipelineError: the function does not accept these options, or needs others.
     """
     try:
         signature = inspect.signature(function)

@@ -38,11 +38,11 @@ def start(
     """Start a pipeline and return its query.
 
     Args:
-        once: read what there is now and end, whatever the trigger of the pipeline is.
-        if_changed: what to do with windows that another definition of the pipeline made, as for ``Checkpoint``.
+        once: read the records that there are now and end, whatever the trigger of the pipeline is.
+        if_changed: action for windows that another definition of the pipeline made, as for ``Checkpoint``.
 
     Raises:
-        PipelineError: a step cannot be applied; ``check`` finds out before.
+        PipelineError: a step cannot be applied; ``check`` detects this before.
         ReadError: the store holds no such stream.
     """
     if pipeline.window_step is not None:
@@ -52,7 +52,7 @@ def start(
     frame = on_stream.apply(context.stream(spark), context)
     writer = frame.writeStream.foreachBatch(MicroBatch(context, on_batch, make_sink(pipeline)))
     writer = writer.queryName(pipeline.name).outputMode(output_mode(pipeline))
-    if pipeline.checkpoint is not None:  # else Spark makes a folder, where the driver runs, and removes it at the end
+    if pipeline.checkpoint is not None:  # else Spark makes a folder on the driver's machine, and removes it at the end
         writer = writer.option("checkpointLocation", pipeline.checkpoint)
     every = None if once else pipeline.trigger_s
     if every is None:

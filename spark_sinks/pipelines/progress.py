@@ -19,7 +19,7 @@ class Progress(NamedTuple):
     seconds: float
     """Duration of the micro-batch."""
     behind: int | None
-    """Records of the log that are still to be read, as last seen; None when the source does not say."""
+    """Records of the log that are still unread, as last seen; None if the source does not report it."""
 
     @property
     def rate(self) -> float:
@@ -48,12 +48,12 @@ def _offsets(value: Any) -> dict[str, int] | None:
             value = json.loads(value)
         except ValueError:
             return None
-    # Beside the shards, offsets name chunks of the log.
+    # Offsets also have a key for chunks, which are not numbers of records.
     return {shard: at for shard, at in value.items() if isinstance(at, int)} if isinstance(value, dict) else None
 
 
 class WindowProgress(NamedTuple):
-    """One look at the log of a query of windows."""
+    """One step of a query of windows."""
 
     given: int
     """Windows written."""
@@ -67,7 +67,7 @@ class WindowProgress(NamedTuple):
 
 
 def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
-    """Return the progress of a query of windows from its own report of the last look."""
+    """Return the progress of a query of windows from its own report of the last step."""
     return WindowProgress(
         int(facts.get("windowsGiven", 0)),
         int(facts.get("windowsPending", 0)),
@@ -78,14 +78,14 @@ def window_progress_of(facts: dict[str, Any]) -> WindowProgress:
 
 
 class Watcher:
-    """Progress of a query, each micro-batch once, and each look at the log that changed something."""
+    """Progress of a query: each micro-batch once, and each step that changed something."""
 
     def __init__(self) -> None:
         self._seen = -1
         self._last: WindowProgress | None = None
 
     def new(self, query: StreamingQuery | WindowQuery) -> list[Progress] | list[WindowProgress]:
-        """Return what ended since the last call, in its order: micro-batches with records, or the last look."""
+        """Return the progress since the last call, in its order: micro-batches with records, or the last step."""
         if not isinstance(query, WindowQuery):
             return self._batches(query)
         facts = query.lastProgress

@@ -1,4 +1,4 @@
-"""Our code and the user's, sent to the executors of a cluster along with a job."""
+"""Weft's code and the user's, sent to the executors of a cluster along with a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.config.pipelines.pipeline import Pipeline
 PACKAGES = ("weft", "spark_sinks", "pyspark_weft")
 ENDINGS = (".py", ".yaml", "py.typed")
 FILES_MAX = 5_000
-"""Maximum number of files of one package that is sent along; beyond, it is no package of a few modules."""
+"""Maximum number of files of one package that is sent along; larger packages must be installed."""
 _OURS = {*PACKAGES}
 
 
@@ -29,21 +29,21 @@ def ship(spark: SparkSession, pipeline: Pipeline) -> None:
     """Send the code that a pipeline needs to the executors, so that they run the same version as the driver.
 
     These are Weft itself and the modules of the pipeline's Python steps that are not installed. Compiled libraries
-    cannot be sent: a first small task looks for them.
+    cannot be sent: a first small task checks that they are installed.
 
     Raises:
         PipelineError: a package is too large to be sent.
-        MissingLibraries: executors lack libraries that have to be installed there.
+        MissingLibraries: executors lack libraries that must be installed there.
     """
     if is_connect(spark):
         with tempfile.TemporaryDirectory(prefix="weft-code-") as folder:
             spark.addArtifact(_archive(folder, pipeline), pyfile=True)
     else:
-        # Executors fetch it from this path when they start, and one that was lost is replaced hours later. Spark
-        # removes its temporary folder when the session ends.
+        # Executors fetch the code from this path when they start, and a lost executor may be replaced hours later.
+        # Spark removes its temporary folder when the session ends, not before.
         folder = tempfile.mkdtemp(prefix="weft-code-", dir=spark.sparkContext._temp_dir)
         spark.sparkContext.addPyFile(_archive(folder, pipeline))
-    # Again: what was registered before does not know the files that were added since.
+    # Registered again: an earlier registration does not include the files that were added since.
     spark.dataSource.register(WeftSource)
     missing = _missing_on_executors(spark)
     if missing:
@@ -67,7 +67,7 @@ class MissingLibraries(RuntimeError):
 
 
 def code_of(pipeline: Pipeline) -> Iterator[str]:
-    """Yield the packages and modules to send: ours, and those of the Python steps that are no installed library.
+    """Yield the packages and modules to send: Weft's, and those of the Python steps that are not installed libraries.
 
     Raises:
         PipelineError: a step's module is compiled.
@@ -86,7 +86,7 @@ def _is_own(name: str, at: int) -> bool:
     if spec is None or spec.origin is None:
         return spec is not None and spec.submodule_search_locations is not None
     if "site-packages" in spec.origin or "dist-packages" in spec.origin:
-        return False  # A library: like every other one, it is installed where it runs.
+        return False  # A library, which must be installed on the executors, like every other one.
     if not spec.origin.endswith(".py"):
         message = f"module {name} is compiled and cannot be sent to executors. Install it there"
         raise PipelineError(("steps", at, "python"), message)
@@ -108,7 +108,7 @@ def write_archive(path: str, packages: Iterable[str]) -> None:
 
 
 def _files(name: str, origin: str | None, folders: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield (file, path in the archive) of a module or a package."""
+    """Yield (file, path in the archive) for each file of a module or a package."""
     if not folders:
         assert origin is not None
         yield origin, f"{name}.py"

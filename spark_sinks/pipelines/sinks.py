@@ -21,13 +21,13 @@ Sink = Callable[[DataFrame, int], None]
 
 @runtime_checkable
 class ChecksRows(Protocol):
-    """Sink that can say before the first batch whether it takes certain columns."""
+    """Sink that can check the columns of its rows before the first batch."""
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come.
+        """Check the columns of future rows.
 
         Raises:
-            SinkError: they do not suit the sink.
+            SinkError: the sink cannot write them.
         """
 
 
@@ -70,7 +70,7 @@ def _delta(pipeline: Pipeline, settings: DeltaTable) -> Sink:
     source = pipeline.source
     named: dict[str, Any] = {"name": pipeline.name, "partition_by": settings.partition_by or ()}
     if pipeline.window_step is not None:
-        # A window is computed again from more of the log: the version that saw more replaces the other.
+        # A window is computed again from more of the log: the version from the longer log replaces the other.
         named |= {"keys": settings.keys or window_keys(pipeline), "order_by": LOG_END_COLUMN}
     elif settings.mode == "replace":
         named |= {"replace_partitions": True}
@@ -142,6 +142,7 @@ _MAKERS: dict[str, Callable[[Pipeline, Any], Sink]] = {
 
 
 def output_mode(pipeline: Pipeline) -> str:
-    """Return Spark's output mode: a sink that replaces rows by their keys takes the changed ones of an aggregate."""
+    """Return Spark's output mode: a sink that replaces rows by their keys gets only the changed rows of an
+    aggregate."""
     settings = pipeline.sink.settings
     return "update" if getattr(settings, "keys", None) else "append"

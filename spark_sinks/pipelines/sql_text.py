@@ -1,4 +1,4 @@
-"""The text of a SELECT without what may stand behind it: semicolons and comments."""
+"""The text of a SELECT without trailing semicolons and comments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""Parts of Spark's SQL that hide others: comments hide semicolons, quotes hide both."""
+"""Parts of Spark's SQL: a semicolon in a comment ends no statement, and quotes hide both."""
 
 
 class SeveralStatements(ValueError):
@@ -51,7 +51,7 @@ def one_statement(text: str) -> str:
 
 
 def _after_block(text: str, at: int) -> int:
-    """Return the place after a bracketed comment, which may hold others; the end of the text when it is not closed."""
+    """Return the position after a bracketed comment, which may be nested; the end of the text if it is not closed."""
     depth = 1
     for found in re.compile(r"/\*|\*/").finditer(text, at):
         depth += 1 if found[0] == "/*" else -1

@@ -24,7 +24,7 @@ class StepGroup:
     steps: tuple[tuple[int, Step], ...]
 
     def apply(self, frame: DataFrame, context: Context) -> DataFrame:
-        """Return what the steps make of a DataFrame.
+        """Return the result of the steps for a DataFrame.
 
         Raises:
             PipelineError: a step cannot be applied.
@@ -34,7 +34,7 @@ class StepGroup:
         return frame
 
     def results(self, frame: DataFrame, context: Context) -> Iterator[tuple[int, DataFrame]]:
-        """Yield the place of each step and what it makes. A named step is a view from then on."""
+        """Yield the place and the result of each step. A named step is a view for the following ones."""
         named: dict[str, DataFrame] = {}
         for at, step in self.steps:
             frame = _applied(at, step, frame, named, context)
@@ -67,7 +67,7 @@ def select(text: str, frame: DataFrame, named: dict[str, DataFrame], path: KeyPa
     """Return the rows of a SELECT over ``input`` and the named steps before it.
 
     Raises:
-        PipelineError: the text is no SELECT, or names columns, tables or functions that are not there.
+        PipelineError: the text is not a SELECT, or names columns, tables or functions that do not exist.
     """
     try:
         statement = one_statement(text)
@@ -79,7 +79,7 @@ def select(text: str, frame: DataFrame, named: dict[str, DataFrame], path: KeyPa
     for name, rows in {INPUT: frame, **named}.items():
         rows.createOrReplaceTempView(name)
     try:
-        # In parentheses only a query can stand: a DROP or an INSERT would run as soon as Spark parses it.
+        # In parentheses only a query is valid: a DROP or an INSERT on its own would run as soon as Spark parses it.
         return spark.sql(f"SELECT * FROM (\n{statement}\n)")  # noqa: S608
     except Exception as error:
         if not is_of_spark(error):

@@ -31,12 +31,13 @@ from weft.config.pipelines.steps import WindowStep
 
 TIME = "_time"
 _OTHER_ROWS = re.compile(r"^\W*(Window|Generate)\b", re.MULTILINE)
-"""Operators in a plan by which a row of the result is not that of one group alone."""
+"""Operators in a plan that mix rows of several groups, or make several rows of one."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The steps before the windows, applied to rows of the stream. Windows are those of the ``_time`` that is left."""
+    """The steps before the windows, applied to rows of the stream. Windows are made by the ``_time`` of their
+    result."""
 
     context: Context
     every_us: int
@@ -73,7 +74,7 @@ def window_frame(pipeline: Pipeline) -> WindowFrame:
 
 
 def window_step(pipeline: Pipeline) -> WindowStep:
-    """Return the settings of the pipeline's window step, which it has."""
+    """Return the settings of the pipeline's window step, which must exist."""
     step = pipeline.window_step
     assert step is not None
     assert step.window is not None
@@ -81,8 +82,8 @@ def window_step(pipeline: Pipeline) -> WindowStep:
 
 
 def made_of(pipeline: Pipeline) -> dict[str, object]:
-    """Return what the pipeline's windows are made of, by the names that its file has for it. When they are written,
-    and where, is no part of it."""
+    """Return the definition of the pipeline's windows, by the names in its file. Trigger and sink are not part of it: a
+    change of these leaves the windows as they are."""
     step, source = window_step(pipeline), pipeline.source
     before = [each for each in pipeline.steps if each.window is None]
     return {
@@ -102,7 +103,7 @@ def start_windows(
     """Start a pipeline with a window step.
 
     Args:
-        once: give out what is due now and end, whatever the trigger of the pipeline is.
+        once: emit the windows that are due now and end, whatever the trigger of the pipeline is.
         if_changed: as for ``Checkpoint``.
 
     Raises:
@@ -135,7 +136,7 @@ def _checkpoint(pipeline: Pipeline, if_changed: IfChanged) -> Checkpoint | None:
 
 
 def rule_of(pipeline: Pipeline) -> Complete:
-    """Return when a window of the pipeline is given out."""
+    """Return the rule for when a window of the pipeline is emitted."""
     settings = pipeline.complete
     if settings is None:
         return Complete()
@@ -161,10 +162,10 @@ def need_time(pipeline: Pipeline, rows: DataFrame) -> None:
 
 
 def analysed_windows(pipeline: Pipeline, rows: DataFrame) -> DataFrame:
-    """Return the windows of rows that the steps before made; without rows there are none, and the columns are the same.
+    """Return the windows of rows that earlier steps made; without rows there are none, and the columns are the same.
 
     Raises:
-        PipelineError: an aggregate or a group names a column that is not there; the error names the first one.
+        PipelineError: an aggregate or a group names a missing column; the error names the first one.
     """
     step, at = window_step(pipeline), len(pipeline.steps) - 1
     need_time(pipeline, rows)

@@ -24,7 +24,7 @@ without it the virtual machine does not start. Only the optional SIMD path of Sp
 
 
 class NoJava(RuntimeError):
-    """The error when there is no Java runtime that Spark can use; the sentence says how to get one."""
+    """The error when there is no Java runtime that Spark can use; the message says how to get one."""
 
 
 def find_java_home(environment: Mapping[str, str], cache_directory: str) -> str | None:
@@ -56,7 +56,7 @@ def java_major(java: str) -> int | None:
     """Return the major version that a ``java`` binary reports, or None when it does not run."""
     try:
         done = subprocess.run(  # noqa: S603
-            # Without its performance data, for which it would make a folder in /tmp that stays.
+            # Without performance data, for which Java would leave a folder in /tmp.
             [java, "-XX:-UsePerfData", "-version"],
             capture_output=True,
             text=True,

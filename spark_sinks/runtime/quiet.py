@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pyspark.logger import PySparkLogger
 
 NO_PERFORMANCE_DATA = dict.fromkeys(("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"), "-XX:-UsePerfData")
-"""Java options of Spark and of its launcher that turn performance data off. Monitors read it from a folder of ``/tmp``,
-which stays."""
+"""Java options of Spark and of its launcher that turn performance data off: Java would leave a folder for it in
+``/tmp``."""
 
 
 @contextlib.contextmanager
@@ -33,7 +33,7 @@ _CONTEXT_LOGS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 @contextlib.contextmanager
 def without_context_logs() -> Iterator[None]:
     """Keep errors of analysis from standard error while they are caught and explained."""
-    # By this class: PySpark passes these logs arguments that another logger refuses.
+    # Created by PySpark's own class: PySpark passes these logs arguments that another logger rejects.
     logs = [PySparkLogger.getLogger(name) for name in _CONTEXT_LOGS]
     before = [log.disabled for log in logs]
     for log in logs:

@@ -18,7 +18,7 @@ from spark_sinks.runtime.workers import VARIABLE, use_this_python
 from spark_sinks.source.data_source import WeftSource
 
 PACKAGE = "pyspark_weft"
-"""Package name of the data source: Spark looks for such names in the folders of the path and takes their
+"""Package name of the data source: Spark searches the folders of the path for such names and loads their
 ``DefaultSource``."""
 _registered: WeakSet[SparkSession] = WeakSet()
 _sockets: set[str] = set()
@@ -28,8 +28,8 @@ CONNECT = "sc://"
 TIME_ZONE = "spark.sql.session.timeZone"
 
 ARROW_ENVIRONMENT = {
-    # Java's Arrow checks the bounds of every value that it reads, and then once more whether it is null, which Spark
-    # has asked just before. Without both, a read of all columns took a tenth less of Java's time for rows.
+    # Java's Arrow checks the bounds of every value that it reads, and then again whether it is null, which Spark has
+    # checked just before. Without both checks, a read of all columns took a tenth less of Java's time for rows.
     "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS": "true",
     "ARROW_ENABLE_NULL_CHECK_FOR_GET": "false",
 }
@@ -56,7 +56,7 @@ LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "4",
 }
-"""Further confs when the master is ``local``: nothing listens off loopback."""
+"""Further confs for a ``local`` master: nothing listens beyond loopback."""
 
 
 def session(master: str = "local[2]", **conf: str) -> SparkSession:
@@ -72,7 +72,7 @@ def session(master: str = "local[2]", **conf: str) -> SparkSession:
     Args:
         master: Spark's master URL, or the ``sc://host:port`` of a Spark Connect server. A server has its own settings
             and Python: of ``DEFAULTS``, only the time zone is set there.
-        conf: further confs, which win: ``session(**{"spark.sql.shuffle.partitions": "8"})``.
+        conf: further confs, which override the defaults: ``session(**{"spark.sql.shuffle.partitions": "8"})``.
 
     Raises:
         NoJava: there is no Java that Spark can use.
@@ -107,22 +107,23 @@ def _connected(address: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Return whether a session is one of Spark Connect: its driver is another process."""
+    """Return whether a session is one of Spark Connect, whose driver is another process."""
     return "connect" in type(spark).__module__
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("weft")`` known to a session that was made without ``session()``.
+    """Register ``format("weft")`` in a session that was made without ``session()``.
 
-    ``read`` does it by itself. Spark's own search for data sources sees no editable install, and runs in the
+    ``read`` does it by itself. Spark's own search for data sources does not find an editable install, and runs in the
     ``python3`` of the PATH, which may lack Weft. ``workers.use_this_python`` explains which Python is used instead.
 
     Raises:
-        ReadError: ``PYSPARK_PYTHON`` names a Python that lacks what reading needs.
+        ReadError: ``PYSPARK_PYTHON`` names a Python without the libraries for reading.
     """
     if spark in _registered:
         return
-    # What Spark finds by itself it would warn about when it is registered again. A server's search is out of sight.
+    # Spark warns when a source that it found by itself is registered again. Of a server's search, nothing is known
+    # here.
     if is_connect(spark) or use_this_python(spark) or not _is_found():
         spark.dataSource.register(WeftSource)
     _registered.add(spark)
@@ -136,7 +137,7 @@ def _is_found() -> bool:
 def _remove_socket_at_exit(spark: SparkSession) -> None:
     """Remove the socket of Spark's accumulators when this process ends.
 
-    Only ``stop()`` does, and few scripts call it: each would leave a file in the temporary folder.
+    Spark removes it only in ``stop()``, and few scripts call it: each would leave a file in the temporary folder.
     """
     address = getattr(spark.sparkContext._accumulatorServer, "server_address", None)
     if isinstance(address, str) and address not in _sockets:

@@ -12,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 LOOK_S = 0.5
-"""Time between two looks at a running query."""
+"""Time between two checks of a running query."""
 
 
 class Query(Protocol):
@@ -23,7 +23,7 @@ class Query(Protocol):
         """Return whether it runs."""
 
     def awaitTermination(self) -> bool | None:  # noqa: N802
-        """Wait until it has ended."""
+        """Wait for its end."""
 
     def stop(self) -> None:
         """End it."""
@@ -40,16 +40,16 @@ def await_termination(
 ) -> None:
     """Wait until a streaming query ends; stop it cleanly at Ctrl-C (SIGINT) or SIGTERM.
 
-    ``query.awaitTermination()`` waits too. But there PySpark answers a signal with calls to the JVM from within a call,
-    which fail, and prints three tracebacks.
+    ``query.awaitTermination()`` waits too. But in it, PySpark answers a signal with calls to the JVM from within a
+    call. They fail, and PySpark prints three tracebacks.
 
     Args:
         look: called with the query about every ``LOOK_S`` seconds while it runs, and once when it has ended.
-        stop: what ``stop_asked`` gave, where signals were held while the query started.
+        stop: the event of ``stop_asked``, if signals were held while the query started.
 
     Raises:
         StreamingQueryException: the query failed.
-        ValueError: not called from the main thread, to which alone signals go.
+        ValueError: not called from the main thread, the only one that gets signals.
     """
     with stop_asked() if stop is None else nullcontext(stop) as over:
         waiter = threading.Thread(target=_wait, args=(query, over), name="weft-await-termination", daemon=True)
@@ -77,9 +77,9 @@ def _wait(query: Query, over: threading.Event) -> None:
 
 @contextmanager
 def stop_asked() -> Iterator[threading.Event]:
-    """Return an event that Ctrl-C (SIGINT) or SIGTERM sets, in place of what these signals do otherwise.
+    """Return an event that Ctrl-C (SIGINT) or SIGTERM sets, instead of the signals' usual effect.
 
-    Around the start of a query it keeps a signal from breaking into a call to the JVM.
+    Around the start of a query, it keeps a signal from interrupting a call to the JVM.
 
     Raises:
         ValueError: not called from the main thread.

@@ -23,15 +23,14 @@ _LIST_MISSING = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:
 def use_this_python(spark: SparkSession) -> bool:
     """Let the workers of a local session run in this interpreter, unless ``PYSPARK_PYTHON`` names another.
 
-    Without it Spark takes the ``python3`` of the PATH. Where the virtual environment of the script is not activated,
-    that is the system's, which lacks pyarrow. Workers on other machines are left as they are: this path may mean
-    nothing there.
+    Without it, Spark uses the ``python3`` of the PATH. If the virtual environment of the script is not activated, that
+    is the system's, which lacks pyarrow. Workers on other machines are left unchanged: this path may not exist there.
 
     Returns:
-        Whether the session had another one until now.
+        True if the session had another one until now.
 
     Raises:
-        ReadError: ``PYSPARK_PYTHON`` names a Python that lacks what reading needs.
+        ReadError: ``PYSPARK_PYTHON`` names a Python without the libraries for reading.
     """
     context = _local_context(spark)
     if context is None or _is_this(shutil.which(context.pythonExec)):

@@ -1,4 +1,4 @@
-"""Sinks: Delta tables, streams, and databases of others, with what each promises."""
+"""Sinks with their guarantees: Delta tables, streams, PostgreSQL and Kafka."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLACES = {
     "StreamSink": "spark_sinks.sinks.stream.sink",
     "TargetStream": "spark_sinks.sinks.stream.ends",
 }
-"""Name -> module, imported when it is asked for: each needs libraries that the others do without."""
+"""Name -> module, imported on first use: each needs libraries that the others do not need."""
 __all__ = ["DeltaSink", "JdbcSink", "KafkaSink", "SourceStream", "StreamSink", "TargetStream"]
 
 

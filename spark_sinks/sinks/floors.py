@@ -1,4 +1,4 @@
-"""Floors of one run of a query: what earlier micro-batches brought, by shard."""
+"""Floors of one run of a query: the ends of earlier micro-batches, by shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark_sinks.errors import SinkError
 
 
 class RunFloors:
-    """Ends of the micro-batches of this run. A row from below would be left out as one that the target has.
+    """Ends of the micro-batches of this run. A row below them would be skipped as one that the target has.
 
     Pickled, it is empty: another process is another run.
     """
@@ -18,14 +18,14 @@ class RunFloors:
         self._batch_id = -1
 
     def __reduce__(self) -> tuple[type[RunFloors], tuple[()]]:
-        """Return what makes an empty one."""
+        """Return the arguments for an empty one."""
         return RunFloors, ()
 
     def check(self, batch_id: int, starts: Mapping[int, int]) -> None:
-        """Check that no row of a micro-batch comes from behind.
+        """Check that no row of a micro-batch is below the ends of earlier ones.
 
         Args:
-            batch_id: one that is not higher than the last is a repetition, or of another run.
+            batch_id: a number that is not higher than the last means a repetition, or another run.
             starts: lowest offset of the rows, by shard.
 
         Raises:
@@ -42,7 +42,7 @@ class RunFloors:
                 )
 
     def take(self, batch_id: int, ends: Mapping[int, int]) -> None:
-        """Take the ends of a micro-batch that is written."""
+        """Record the ends of a written micro-batch."""
         self._batch_id = batch_id
         for shard, end in ends.items():
             self._ends[shard] = max(end, self._ends.get(shard, 0))

@@ -1,4 +1,4 @@
-"""The hub's log behind the positions that a sink's target keeps."""
+"""The hub's log of the positions that a sink's target stores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FollowedLog:
         """Compare positions, by shard, with the log.
 
         Raises:
-            WentBack: the log is not the one that they were taken from.
+            WentBack: the positions were not taken from this log.
             SinkError: the store does not answer, or holds no hub.
         """
         history = _opened(self.options).history
@@ -49,7 +49,7 @@ class FollowedLog:
             raise SinkError(str(error)) from None
 
     def witnesses(self, ends: Mapping[int, int]) -> dict[int, Witness]:
-        """Return what to keep beside positions, by shard; none for chunks that the hub has deleted. Raises as
+        """Return the witnesses to store beside positions, by shard; none for chunks that the hub has deleted. Raises as
         ``check``."""
         history = _opened(self.options).history
         try:

@@ -14,10 +14,10 @@ from spark_sinks.errors import SinkError
 from spark_sinks.sinks.kafka_connector import check_connector, missing, of_connector
 
 PREFIX = "weft."
-"""Beginning of the names of headers that the sink alone writes: a device's header of such a name is left out."""
+"""Prefix of headers that only the sink writes: a device's header with such a name is left out."""
 OPTIONS_BYTES_MAX = 65_536
 _SURE = {"kafka.acks": "all", "kafka.enable.idempotence": "true"}
-"""Producer settings on which the guarantee rests."""
+"""Producer settings that the guarantee needs."""
 _SAME = {"all": ("all", "-1"), "true": ("true",)}
 _SECRET = ("password", "jaas", "secret", "keystore.key")
 
@@ -28,12 +28,12 @@ class KafkaSink:
 
     Guarantee: at least once. When this returns, every row of the micro-batch is acknowledged by all in-sync replicas of
     the topic. A batch that is interrupted is written again from its beginning, so messages may come twice. Each message
-    names the record that it comes from in its headers, by which consumers recognise repeats: ``weft.lane``
-    (``EDGE/LOG``) and ``weft.seq``, ``weft.shard`` and ``weft.offset``, and ``weft.lineage`` (JSON) for the column
-    ``_from``. ``weft.time`` has ``_time`` in microseconds since 1970.
+    names its record in its headers, by which consumers recognise repeats: ``weft.lane`` (``EDGE/LOG``) and
+    ``weft.seq``, ``weft.shard`` and ``weft.offset``, and ``weft.lineage`` (JSON) for the column ``_from``.
+    ``weft.time`` has ``_time`` in microseconds since 1970.
 
-    With ``ordered``, messages with one key come in the order of the log, but for repeats. So a consumer drops every
-    message whose ``weft.seq`` is not above the highest one that it has had of the same key and lane.
+    With ``ordered``, messages with one key come in the order of the log, except repeats. So a consumer drops every
+    message whose ``weft.seq`` is not above the highest one that it has received with the same key and lane.
 
     The session needs Spark's connector: ``spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION``.
 
@@ -43,11 +43,11 @@ class KafkaSink:
         key: SQL expression of the message's key; None for messages without one, in any order.
         value: SQL expression of the message's value. None: the payload as the device sent it.
         headers: name of a header -> SQL expression. None: the record's own, from ``_headers``.
-        ordered: sort the rows by their place in the log, those with one key in one task. It costs a shuffle.
+        ordered: sort the rows by their place in the log, with all rows of a key in one task. It costs a shuffle.
         options: further options of the connector, ``kafka.`` and a producer setting, such as
             ``{"kafka.compression.type": "zstd"}``. Secrets are refused here.
-        options_file: file on the driver with producer settings as ``NAME=VALUE`` lines, as Kafka's own tools take them;
-            read for each batch. The place for passwords and ``sasl.jaas.config``.
+        options_file: file on the driver with producer settings as ``NAME=VALUE`` lines, as for Kafka's own tools; read
+            for each batch. Passwords and ``sasl.jaas.config`` belong there.
 
     Raises:
         SinkError: an argument is wrong.
@@ -63,7 +63,7 @@ class KafkaSink:
     options_file: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without Kafka."""
+        """Check the arguments, as far as possible without Kafka."""
         if not self.bootstrap_servers or not self.topic:
             raise SinkError("bootstrap_servers, topic: both are needed, such as kafka.example.com:9092 and telemetry")
         for name in self.headers or ():
@@ -78,8 +78,8 @@ class KafkaSink:
         """Write one micro-batch.
 
         Raises:
-            SinkError: the rows do not say where they come from, or the session has no Kafka connector.
-            PySparkException: Kafka does not take a message, or does not answer within ``kafka.delivery.timeout.ms``.
+            SinkError: the rows lack the columns of their source, or the session has no Kafka connector.
+            PySparkException: Kafka rejects a message, or does not answer within ``kafka.delivery.timeout.ms``.
         """
         writer = self.messages(frame).write.format("kafka").options(**self.settings())
         writer = writer.option("kafka.bootstrap.servers", self.bootstrap_servers).option("topic", self.topic)
@@ -94,7 +94,7 @@ class KafkaSink:
             raise
 
     def settings(self) -> dict[str, str]:
-        """Return the options of Spark's connector; those of the file win. They may hold secrets.
+        """Return the options of Spark's connector; the file overrides ``options``. They may hold secrets.
 
         Raises:
             SinkError: the file cannot be read, or has a setting without which messages may be lost.
@@ -102,20 +102,20 @@ class KafkaSink:
         return {**_SURE, **self.options, **self._from_file()}
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come, and the session's connector. Kafka is not asked.
+        """Check the columns of future rows, and the session's connector. Kafka is not contacted.
 
         Raises:
-            SinkError: the rows do not say where they come from, or the session has no connector that fits.
-            AnalysisException: an expression names a column that is not there.
+            SinkError: the rows lack the columns of their source, or the session has no matching connector.
+            AnalysisException: an expression names a missing column.
         """
         self.messages(frame).schema  # noqa: B018
         check_connector(frame.sparkSession)
 
     def messages(self, frame: DataFrame) -> DataFrame:
-        """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector takes them.
+        """Return the messages of a batch: ``key``, ``value`` and ``headers``, as Spark's connector expects them.
 
         Raises:
-            SinkError: no column says where a row comes from.
+            SinkError: the rows lack the columns of their source.
         """
         columns = set(frame.columns)
         if self.ordered and self.key is not None:
@@ -134,7 +134,7 @@ class KafkaSink:
         if not {"_shard", "_offset"} <= columns:
             return frame
         key = F.expr(self.key or "NULL").cast("string")
-        # Rows without a key have no order to keep: together they would be one long task.
+        # Rows without a key have no order to keep, so they are spread: together they would be one long task.
         place = F.coalesce(key, F.concat_ws(" ", "_shard", "_offset"))
         return frame.repartition(place).sortWithinPartitions("_shard", "_offset")
 
@@ -144,8 +144,8 @@ class KafkaSink:
         if "payload" not in columns:
             raise SinkError("value: the rows have no payload; give an SQL expression, such as to_json(struct(*))")
         payload = F.col("payload").cast("binary")
-        # In streams of text or JSON, other bytes stand in a column of their own. A null would delete the key's
-        # messages from a compacted topic.
+        # In streams of text or JSON, other bytes are in a column of their own. Without it the value would be null,
+        # which deletes the key's messages from a compacted topic.
         return F.coalesce(payload, F.col("_payload_bytes")) if "_payload_bytes" in columns else payload
 
     def _headers(self, columns: set[str]) -> Iterator[Column]:
@@ -210,6 +210,6 @@ def _header(name: str, value: Column) -> Column:
 
 
 def _check_option(where: str, name: str, value: str) -> None:
-    sure = _SURE.get(name.lower())  # Spark takes names of options in any case.
+    sure = _SURE.get(name.lower())  # Spark ignores the case of option names.
     if sure is not None and value.lower() not in _SAME[sure]:
         raise SinkError(f"{where}: {name} is {sure}: without it messages may be lost; take it away")

@@ -1,4 +1,4 @@
-"""Spark's Kafka connector in a session: whether it is there, and of the version that Spark needs."""
+"""Spark's Kafka connector in a session: checks of its presence and version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_sinks.runtime.session import is_connect
 
 ARTIFACT = "spark-sql-kafka-0-10"
 SCALA = "2.13"
-"""Scala of Spark 4, whose packages on PyPI know no other."""
+"""Scala version of Spark 4; its packages on PyPI have no other."""
 PACKAGE = f"org.apache.spark:{ARTIFACT}_{SCALA}"
 """Spark's connector; its version is Spark's."""
 _JAR = re.compile(rf"{ARTIFACT}_([\d.]+)-([\w.-]+)\.jar$")
@@ -24,9 +24,9 @@ SENTENCE_CHARACTERS_MAX = 200
 
 
 def check_connector(spark: SparkSession) -> None:
-    """Check that a session has a connector that fits.
+    """Check that a session has a matching connector.
 
-    A session of Spark Connect is not looked into: its server has the connector.
+    A session of Spark Connect is not checked: its server has the connector.
 
     Raises:
         SinkError: it has none, or one of another version.

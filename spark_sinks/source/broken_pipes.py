@@ -1,8 +1,8 @@
 """Python processes of Spark without traces of broken pipes.
 
 Spark closes its end when it has read enough, after ``limit``, ``show`` or ``first``, and when a query is stopped.
-PySpark's processes then print a trace on the terminal of the person who asked, though nothing is wrong: its daemon one
-for each worker, and the one that plans a query's batches its own if it was about to answer.
+PySpark's processes then print a trace on the user's terminal, although nothing is wrong: the daemon prints one for each
+worker, and the process that plans a query's batches its own if it was about to answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def keep_broken_pipes_quiet() -> None:
-    """Let this process print no trace of a broken pipe if it is one of PySpark's; else do nothing."""
+    """Suppress traces of broken pipes in this process if it is one of PySpark's; else do nothing."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name = None if spec is None else spec.name
     if name == _DAEMON and not getattr(traceback.print_exc, "is_ours", False):

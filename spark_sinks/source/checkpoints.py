@@ -1,10 +1,9 @@
-"""Positions of a query, as its checkpoint keeps them.
+"""Positions of a query in its checkpoint.
 
-In Spark's they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559, 1700000001000000000]}}``: of each shard the
-offset of the next record, and of shards with records below it the chunk with the last of them: its number, the checksum
-of its footer, and when the hub made it (ns since 1970).
-Spark takes positions for new data when their text is another, so one that does not move keeps its text, with or without
-a chunk.
+In Spark's checkpoint they are ``{"0": 1200, "1": 0, "chunks": {"0": [17, 3735928559, 1700000001000000000]}}``: for each
+shard the offset of the next record, and for shards with earlier records the chunk with the last of them: its number,
+the checksum of its footer, and the time at which the hub made it (ns since 1970). Spark treats positions with another
+text as new data, so a position that does not move keeps its text, with or without a chunk.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Places = dict[int, KeptPosition]
 """Shard -> position."""
 _NUMBERS = 3
 CLOCKS_NS = 300 * 1_000_000_000
-"""Nanoseconds by which the clocks of two nodes of a hub may differ."""
+"""Largest difference between the clocks of two nodes of a hub, in ns."""
 
 
 def decode(value: Any) -> Places:
-    """Return positions from a checkpoint. Those of earlier releases have no chunks.
+    """Return positions from a checkpoint. Checkpoints of earlier releases have no chunks.
 
     Raises:
-        ReadError: they are something else.
+        ReadError: the value has another form.
     """
     try:
         offsets = from_json(value)
@@ -45,20 +44,20 @@ def decode(value: Any) -> Places:
 
 
 def encode(places: Mapping[int, KeptPosition]) -> dict[str, Any]:
-    """Return the form for the checkpoint: the same positions give the same text."""
+    """Return the form for the checkpoint: equal positions have equal texts."""
     found: dict[str, Any] = dict(to_json(offsets_of(places)))
     chunks = {str(shard): list(chunk) for shard, chunk in sorted(chunks_of(places).items())}
     return found | ({CHUNKS: chunks} if chunks else {})
 
 
 def chunks_of(places: Mapping[int, KeptPosition]) -> dict[int, tuple[int, int, int]]:
-    """Return number, checksum and time of the chunks, where they are known."""
+    """Return number, checksum and time of the known chunks."""
     known = {shard: kept.witness for shard, kept in places.items() if kept.witness is not None}
     return {shard: (each.n, each.footer_crc, each.created or 0) for shard, each in known.items()}
 
 
 def offsets_of(places: Mapping[int, KeptPosition]) -> Offsets:
-    """Return the offsets alone."""
+    """Return only the offsets."""
     return {shard: kept.end for shard, kept in places.items()}
 
 
@@ -71,27 +70,26 @@ def _witness(pair: Any) -> Witness:
 class Bookmarks:
     """The positions of one run of a query, compared with the log that it reads.
 
-    A position that comes from a checkpoint is compared once, before anything is read from there: one GET for each
-    shard. Those that this run made need no comparison, as long as its view of the log goes on: each chunk that is
-    added to it names the one before.
+    A position from a checkpoint is compared once, before the first read from it: one GET for each shard. Positions that
+    this run made need no comparison while it follows the log without a break: each added chunk names the one before.
     """
 
     def __init__(self, log: StreamLog) -> None:
         self._log = log
         self._known: Places = {}
-        """The highest positions that are of this log."""
+        """The highest positions known to be of this log."""
         self._loads = log.loads
 
     async def compared(self, given: Any) -> Places:
-        """Return positions of Spark's checkpoint for every shard of the log; a shard that was made later begins at 0.
+        """Return positions of Spark's checkpoint for every shard of the log; a shard that was added later begins at 0.
 
         Raises:
-            ReadError: they are no positions; otherwise as ``compare``.
+            ReadError: they are not positions; otherwise as ``compare``.
         """
         return await self.compare(decode(given))
 
     async def compare(self, places: Mapping[int, KeptPosition]) -> Places:
-        """Return positions for every shard of the log, once they are found to be of this log.
+        """Return positions for every shard of the log, after checking that they are of this log.
 
         Raises:
             ReadError: they are of another store.
@@ -104,7 +102,7 @@ class Bookmarks:
         new = {shard: kept for shard, kept in found.items() if self._is_new(shard, kept)}
         stream = self._log.options.stream
         try:
-            # The log's end has been looked at, which is all that can be done without a chunk.
+            # Without a chunk, the log's end is all that can be compared, and it was.
             deleted = await self._log.history.check(
                 {(stream, shard): kept for shard, kept in new.items() if kept.witness is not None}
             )
@@ -123,17 +121,18 @@ class Bookmarks:
         return shard not in self._known or kept.end > self._known[shard].end
 
     async def moved(self, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
-        """Return positions at the ends of a micro-batch, as ``moved``. This run has made them."""
+        """Return positions at the ends of a micro-batch, as ``moved``. They need no comparison later, as this run made
+        them."""
         places = await moved(self._log, ends, start)
         self._known |= places
         return places
 
 
 def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) -> None:
-    """Check rows of the table whose chunks the hub has deleted: none can have come after its chunk was made.
+    """Check the table's rows from deleted chunks: no row can be later than its chunk.
 
     Raises:
-        WentBack: one did, so it was given the offset again after a restore.
+        WentBack: a row is later, so its offset was used again after a restore.
     """
     for shard, (end, witness) in places.items():
         if table is None or witness is None or witness.created is None:
@@ -146,10 +145,10 @@ def check_rows(table: TableSnapshot | None, places: Mapping[int, KeptPosition]) 
 async def moved(log: StreamLog, ends: Offsets, start: Mapping[int, KeptPosition]) -> Places:
     """Return positions at the ends of a micro-batch, with their chunks.
 
-    Costs nothing where a running query has seen the chunks come; otherwise some GETs for each shard that moved.
+    This costs nothing if a running query has seen the chunks arrive; otherwise some GETs for each shard that moved.
 
     Args:
-        start: where it starts. A position that does not move stays what it is.
+        start: positions at its start. A position that does not move is kept unchanged.
 
     Raises:
         ReadError: the store does not answer.

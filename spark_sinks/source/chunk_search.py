@@ -20,11 +20,11 @@ class StreamChunk(NamedTuple):
     first: int
     """Offset of the stream's first record in it."""
     end: int
-    """Offset after the last one."""
+    """Offset after the last record."""
 
 
 def stream_chunk(chunk: Chunk, stream: StreamKey) -> StreamChunk | None:
-    """Return what a chunk holds of a stream; None when it holds nothing of it."""
+    """Return a chunk's part of a stream; None when it has no record of it."""
     for section in chunk.footer.streams:
         if (section.tenant, section.stream) == stream:
             first = section.base_offset
@@ -33,29 +33,29 @@ def stream_chunk(chunk: Chunk, stream: StreamKey) -> StreamChunk | None:
 
 
 async def find_chunk(log: ShardLog, stream: StreamKey, offset: int, low: int) -> StreamChunk | None:
-    """Return the chunk that holds an offset; None when the log lacks it, as where the hub has deleted it.
+    """Return the chunk that holds an offset; None when the log lacks it, as after the hub has deleted it.
 
-    A query that reads days of history moves on by thousands of chunks in a micro-batch. Reading every index between
-    would take more requests than the rows do, so chunks are looked at in growing distances from ``low`` on, and then
-    by halves: some twenty GETs for a thousand chunks, and one or two where the chunk is among the next ones. Of a
-    stream with records in few chunks, the indexes between those are read.
+    A query that reads days of history advances by thousands of chunks in a micro-batch. Reading every index between
+    would take more requests than the rows do. So the search reads chunks at growing distances from ``low``, and then
+    halves the range: some twenty GETs for a thousand chunks, and one or two if the chunk is among the next ones. For a
+    stream with records in few chunks, it also reads the indexes between those.
 
     Args:
-        low: number of a chunk that the wanted one does not come before.
+        low: number of a chunk; the wanted one is not before it.
 
     Raises:
-        Corrupt: an index that was looked at is damaged, or a chunk is missing.
+        Corrupt: an index that was read is damaged, or a chunk is missing.
         StoreError: the store does not answer.
     """
     while True:
-        # The collector may pass while indexes are read: it is raised for a chunk below the watermark, which is higher
-        # the next time.
+        # The collector may delete chunks while indexes are read: the error is raised for a chunk below the watermark,
+        # which is higher at the next try.
         with suppress(CollectedPast):
             return await _search(log, stream, offset, max(low, log.watermark))
 
 
 async def _search(log: ShardLog, stream: StreamKey, offset: int, low: int) -> StreamChunk | None:
-    high: int | None = None  # Neither this chunk nor a later one is it.
+    high: int | None = None  # Neither this chunk nor a later one has the offset.
     step, at = 1, low
     while high is None or low < high:
         found = await _next(log, stream, at, high)
@@ -73,7 +73,8 @@ async def _search(log: ShardLog, stream: StreamKey, offset: int, low: int) -> St
 
 
 async def _next(log: ShardLog, stream: StreamKey, first: int, end: int | None) -> StreamChunk | None:
-    """Return the next chunk with records of the stream from number ``first`` on; None before ``end`` or the log's."""
+    """Return the next chunk with records of the stream from number ``first`` on; None if there is none before ``end``
+    or the log's end."""
     async for chunk in log.indexes(first):
         if end is not None and chunk.header.n >= end:
             return None

@@ -9,11 +9,11 @@ from functools import cache
 
 @cache
 def settle() -> None:
-    """Take what this Python worker has imported out of garbage collection; elsewhere do nothing.
+    """Exclude this Python worker's imports from garbage collection; in other processes do nothing.
 
     Spark's daemon calls ``gc.collect()`` after every task and every call of the driver. Arrow, deltalake and PySpark
-    are hundreds of thousands of objects that live as long as the process, and to look at them took longer than to read
-    a small task: a third of the processor time of a scan, and most of that of a micro-batch.
+    are hundreds of thousands of objects that live as long as the process. Scanning them took longer than reading a
+    small task: a third of the processor time of a scan, and most of a micro-batch's.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     if main is not None and main.name.startswith("pyspark."):

@@ -36,7 +36,7 @@ from weft.protocols.payloads import PayloadKind
 from weft.storage.table.rows import row_schema
 
 PLANS_MAX = 2
-"""Maximum number of times that a plan is made when records are not where they were seen."""
+"""Maximum number of plans for one read, when records have moved since they were seen."""
 _START_AGAIN = "start the query again: it goes on from the table"
 _LOG = logging.getLogger("weft.spark")
 _SYSTEM = [row_schema([], kind) for kind in PayloadKind]
@@ -61,7 +61,7 @@ class WeftSource(DataSource):
         return commented(columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of everything between ``starting`` and ``ending``."""
+        """Return a reader of the records between ``starting`` and ``ending``."""
         options = parse_options(self.options)
         return WeftReader(options, _checked(schema, options))
 
@@ -71,11 +71,11 @@ class WeftSource(DataSource):
 
 
 def _checked(schema: StructType, options: ReadOptions) -> pa.Schema:
-    """Return a user's schema as Arrow has it. Columns that are neither the system's nor those of the payload schema are
-    named topic levels: strings.
+    """Return a user's schema as an Arrow schema. Columns that are neither the system's nor those of the payload schema
+    are named topic levels: strings.
 
     Raises:
-        ReadError: no column at all, or one that has another type than the stream's.
+        ReadError: it has no column, or one with another type than the stream's.
     """
     wanted = to_arrow_schema(schema, timezone="UTC")
     if not wanted.names:
@@ -104,7 +104,7 @@ class WeftReader(DataSourceReader):
         """Return the tasks of one snapshot of log and table.
 
         Raises:
-            ReadError: the store has no such stream, or not these offsets or columns.
+            ReadError: the store lacks the stream, the offsets or the columns.
         """
         return run(_planned(self._plan))
 
@@ -123,10 +123,10 @@ class WeftReader(DataSourceReader):
 
 
 class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read. Its offsets are the log's by shard, which never change, and the chunks that they lie in:
+    """A streaming read. Its offsets are the log's by shard, which never change, and their chunks:
     ``spark_sinks.source.checkpoints``.
 
-    The options are checked at the first use: Spark hides what a constructor raises behind an error of its own.
+    The options are checked at the first use: Spark hides a constructor's error behind one of its own.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
@@ -136,7 +136,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._log: StreamLog | None = None
         self._target: Offsets | None = None
         self._levels: frozenset[str] = frozenset()
-        """Topic levels of the stream, as far as the query has them or its reader has been warned."""
+        """Topic levels of the stream that the query has, or about which its user has been warned."""
 
     @cached_property
     def _options(self) -> ReadOptions:
@@ -158,8 +158,8 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode(run(self._bookmarks.moved(start, {})))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the offsets at which the next micro-batch ends: at most ``limit`` records on, and not past the target
-        of availableNow.
+        """Return the offsets at which the next micro-batch ends: at most ``limit`` records later, and not past the
+        target of availableNow.
 
         Raises:
             ReadError: the checkpoint belongs to another store, or to this one before it was restored.
@@ -176,7 +176,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {shard: max(first[shard], offset) for shard, offset in end.items()}
         if not isinstance(limit, ReadMaxRows):
             return end
-        # Shards without a selected edge node cost nothing and take no part of the limit from the others.
+        # Shards without a selected edge node cost nothing, so they get no part of the limit.
         shards = log.shards_of(self._options.edges)
         return end | limited({shard: first[shard] for shard in sorted(shards)}, end, limit.max_rows)
 
@@ -186,7 +186,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if records is None else ReadMaxRows(records)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return the end of the log as last seen: Spark shows the lag behind it."""
+        """Return the end of the log as last seen, for the lag that Spark reports."""
         return to_json(self._opened().heads)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -199,7 +199,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of one micro-batch. The same offsets give the same rows, whether or not they were tiered in
         between.
 
-        A range that the collector has passed is read from the table.
+        A range that the collector has deleted from the log is read from the table.
 
         Raises:
             ReadError: the checkpoint belongs to another store, or records are neither in the log nor in the table.
@@ -211,7 +211,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _plan(self, log: StreamLog, given_start: Any, given_end: Any) -> list[InputPartition]:
         if any(kept.end > log.heads.get(shard, 0) for shard, kept in decode(given_end).items()):
             await log.extend()
-        # A batch that a crash cut short comes here first: its end may be of records that the log has no more.
+        # A batch that a crash interrupted comes here first: its end may be of records that the log no longer has.
         start = offsets_of(await self._bookmarks.compared(given_start))
         end = offsets_of(await self._bookmarks.compared(given_end))
         recent = all(start[shard] >= end[shard] or log.remembers(shard, start[shard]) for shard in start)
@@ -234,7 +234,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @contextmanager
     def _told_first(self) -> Iterator[None]:
-        """Log what to do about a log that went back, before Spark wraps the error into traces of Java and Python."""
+        """Log the advice for a log that went back, before Spark wraps the error into traces of Java and Python."""
         try:
             yield
         except WentBack as error:
@@ -242,7 +242,7 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise
 
     def _tell_of_new_columns(self, log: StreamLog) -> None:
-        """Warn once of topic levels that edges named since the query started: its columns are fixed."""
+        """Warn once about topic levels that edges named after the query started: its columns are fixed."""
         new = [name for name in log.fields if name not in self._levels]
         if new and self._levels.issubset(self._schema.names):
             _LOG.warning(
@@ -259,11 +259,11 @@ class WeftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 async def _planned(plan: Callable[[], Coroutine[Any, Any, list[InputPartition]]]) -> list[InputPartition]:
-    """Return a plan, made again when the hub moved chunks into the table and deleted them meanwhile: a table that is
-    opened afterwards has what the log lacks.
+    """Return a plan, made again if the hub moved chunks into the table and deleted them meanwhile: a table that is
+    opened afterwards has the records that the log lacks.
 
     Raises:
-        MissingOffsets: neither has it.
+        Missing: neither has the records.
     """
     for _ in range(PLANS_MAX - 1):
         with suppress(MissingOffsets):

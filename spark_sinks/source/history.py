@@ -1,8 +1,8 @@
-"""The history of a hub's log, with which positions are compared that a checkpoint or a sink's target keeps.
+"""The history of a hub's log, for comparison with positions in a checkpoint or a sink's target.
 
-A store that was restored to an earlier state gives offsets out again, to other records. A query that goes by offsets
-alone would take those for records that it has, and leave them out. So a position keeps the chunk with the last record
-below it: the checksum of a chunk's footer covers the footers before it, and stands for the whole history.
+A store that was restored to an earlier state gives offsets out again, to other records. A query that compared only
+offsets would treat those as records that it has, and skip them. So a position includes the chunk with the last record
+below it: the checksum of a chunk's footer covers the footers before it, and so identifies the whole history.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Witness(NamedTuple):
     n: int
     footer_crc: int
     created: int | None = None
-    """Time at which the hub made it, ns since 1970; None where only number and checksum were kept. Once the chunk is
-    deleted, it tells the table's rows from later ones."""
+    """Time at which the hub made it, ns since 1970; None if only number and checksum were stored. After the chunk is
+    deleted, this time distinguishes the table's rows from later ones."""
 
 
 class KeptPosition(NamedTuple):
-    """A position as a checkpoint or a sink's target keeps it."""
+    """A position stored in a checkpoint or a sink's target."""
 
     end: int
-    """Offset after the last record that was taken."""
+    """Offset after the last record that was read."""
     witness: Witness | None
-    """None where the hub had deleted the chunk, or where an earlier release wrote the position."""
+    """None if the hub had deleted the chunk, or an earlier release wrote the position."""
 
 
 class WentBack(ReadError):
-    """A log that is not the one that a position was taken from: its store was restored to an earlier state."""
+    """A log with another history than a position: its store was restored to an earlier state."""
 
 
 class History:
-    """The shards of one tenant's streams. Chunks that were looked up are remembered, so that following costs little.
+    """The shards of one tenant's streams. Found chunks are remembered, so that following a log costs little.
 
     Methods raise ``ReadError`` when the store does not answer or a chunk is damaged.
     """
@@ -55,18 +55,18 @@ class History:
         self._tenant = tenant
         self._logs = logs
         self._found: dict[StreamShard, StreamChunk] = {}
-        """The last chunk that was looked up."""
+        """The last chunk that was found."""
 
     @classmethod
     def of(cls, store: ObjectStore, cluster: Cluster, tenant: str) -> History:
-        """Return the history of a store. Nothing is asked for yet."""
+        """Return the history of a store, without a request."""
         return cls([ShardLog(store, cluster, shard) for shard in range(cluster.shards)], tenant)
 
     async def witnesses(self, ends: Mapping[StreamShard, int]) -> dict[StreamShard, Witness]:
         """Return the chunk with the record before each offset.
 
-        There is none for chunks that the hub has deleted, and where an index on the way is damaged: no query stops for
-        a chunk that it does not read.
+        There is none for chunks that the hub has deleted, or if an index on the way is damaged: a query must not stop
+        for a chunk that it does not read.
         """
         try:
             found = await asyncio.gather(*(self._chunk_with(place, end - 1) for place, end in ends.items()))
@@ -77,14 +77,14 @@ class History:
         return {place: Witness(each.n, each.footer_crc, each.created) for place, each in known.items()}
 
     async def check(self, positions: Mapping[StreamShard, KeptPosition]) -> dict[StreamShard, KeptPosition]:
-        """Check that the log still is the one that positions were taken from.
+        """Check that positions were taken from this log.
 
         Returns:
-            The positions of which nothing can be said but that the log is no shorter: of earlier releases, and in
-            chunks that the hub has deleted since.
+            The positions for which only the log's length could be checked: those of earlier releases, and those in
+                deleted chunks.
 
         Raises:
-            WentBack: it is another one, or shorter.
+            WentBack: the log is another one, or shorter.
         """
         try:
             known = await asyncio.gather(*(self._check(place, kept) for place, kept in positions.items()))
@@ -103,7 +103,7 @@ class History:
             if held is not None and held.end >= end:
                 self._found.setdefault(place, held)
                 return True
-            # Below the watermark there is nothing, or what a paused writer made again.
+            # Below the watermark there is nothing, or only chunks that a paused writer made again.
             if not is_same and witness.n >= (await log.manifest())[0].watermark:
                 how = "lacks" if chunk is None else "has another"
                 raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log {how} chunk {witness.n}")
@@ -116,7 +116,7 @@ class History:
         stream, shard = place
         log, last, key = self._logs[shard], self._found.get(place), (self._tenant, stream)
         with suppress(CodecError):
-            # From the last chunk on, which is read again: the store may have been restored meanwhile.
+            # From the last chunk on, which is read again, because the store may have been restored meanwhile.
             if last is not None and last.first <= offset and (found := await find_chunk(log, key, offset, last.n)):
                 return found
             return await find_chunk(log, key, offset, await log.locate(*key, offset))

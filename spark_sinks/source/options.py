@@ -51,14 +51,14 @@ class ReadOptions:
     """Fields of the payloads that become typed columns; None makes none."""
     max_records_per_trigger: int | None = None
     fail_on_data_loss: bool = True
-    """False goes on without records that are neither in the log nor in the table any more."""
+    """False continues without records that are no longer in the log or in the table."""
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """Check the options of a read.
 
     Raises:
-        ReadError: one is missing, unknown, or not what it should be.
+        ReadError: one is missing, unknown or not valid.
     """
     given = {name.lower(): value for name, value in options.items()}
     _check_names(given)
@@ -112,7 +112,7 @@ def parse_names(option: str, text: str) -> tuple[str, ...]:
     """Return a list of names: separated by commas, or a JSON list where a name contains a comma.
 
     Raises:
-        ReadError: it is not, or it is empty.
+        ReadError: it is not such a list, or it is empty.
     """
     names = [part.strip() for part in text.split(",")]
     if text.lstrip().startswith("["):

@@ -1,4 +1,4 @@
-"""Spark tasks, and how executors read them."""
+"""Spark tasks, and their execution."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from weft.storage.table.columns import ROWS_MAX
 from weft.storage.table.rows import row_schema, section_rows
 
 BATCH_ROWS_MAX = 8 << 10
-"""Rows of a record batch that goes to Java. A megabyte or two stays in a processor's cache on its way through the
-socket, and batches of an edge that are nearly as large pass without being copied together."""
+"""Rows of a record batch for Java. A megabyte or two stays in a processor's cache on its way through the socket, and
+batches of an edge of nearly this size pass without being copied into one."""
 FETCH_BYTES = 16 << 20
-"""Bytes of sections fetched at once: hides a store's round trips behind each other and bounds a task's memory."""
+"""Bytes of sections fetched at once: overlaps a store's round trips and bounds a task's memory."""
 FETCH_SECTIONS_MAX = 16
 STORES_MAX = 8
 """Maximum number of stores that a Python worker keeps open between tasks."""
@@ -40,7 +40,7 @@ STORES_MAX = 8
 
 @dataclass(frozen=True)
 class TableAccess:
-    """The files of one version of a table, as tasks open them."""
+    """The files of one version of a table, for tasks."""
 
     uri: str
     storage_options: dict[str, str] = field(repr=False)
@@ -59,9 +59,9 @@ class ReadContext:
     """Topic patterns of the lanes of a task's chunks. Table files need none."""
     payload: PayloadKind = PayloadKind.BYTES
     table: TableAccess | None = None
-    """None where no part of the task is from table files."""
+    """None if no part of the task is from table files."""
     again: str = "load this DataFrame again"
-    """Advice to a person when objects were deleted since the plan was made."""
+    """Advice to the user when objects were deleted since the plan was made."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,10 @@ class Task(InputPartition):
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition in exactly ``schema``. Spark asks for the rows of a plain partition when a plan is
-    empty.
+    """Yield the rows of a partition in exactly ``schema``. For an empty plan, Spark passes a plain partition.
 
     Raises:
-        Corrupt: a chunk does not hold what its index says.
+        Corrupt: a chunk's contents differ from its index.
         ReadError: a chunk or a table file was deleted since the plan was made.
     """
     if not isinstance(partition, Task):
@@ -115,7 +114,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.
 
 
 class _Wanted:
-    """The rows and columns that a task yields, of those that one tier has."""
+    """The rows and columns that a task yields from one tier."""
 
     def __init__(self, context: ReadContext, schema: pa.Schema, *, timed: bool) -> None:
         wanted = masks(context.options, timed=timed)
@@ -127,7 +126,7 @@ class _Wanted:
         """Stored columns to read."""
 
     def rows_of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the wanted rows of stored ones, in exactly the schema."""
+        """Yield the wanted rows among stored ones, in exactly the schema."""
         for batch in batches:
             kept = batch
             for mask in self._keep:
@@ -142,7 +141,7 @@ class _Wanted:
 
 
 def _chunk_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the chunks. Sections of several shards are fetched at once: a micro-batch has a small one of
+    """Yield the rows of the chunks. Sections of several shards are fetched at once: a micro-batch has a small one from
     each."""
     context = task.context
     wanted = _Wanted(context, schema, timed=True)
@@ -201,7 +200,7 @@ def _table_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 def _scanned(context: ReadContext, part: TablePart, columns: list[str]) -> Iterator[pa.RecordBatch]:
     assert context.table is not None
-    # Files written before a topic level was named lack its column; the schema given here fills it with nulls.
+    # Files written before a topic level was named lack its column; the given schema fills it with nulls.
     spelled = context.table.columns
     schema = pa.schema(
         [

@@ -18,8 +18,8 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of
 
 PARTITION_BYTES = 16 << 20
-"""Stored bytes per task: some tenths of a second of work, so that a short tail still keeps a few cores busy and what a
-task costs by itself stays small beside it."""
+"""Stored bytes per task: some tenths of a second of work, so that a short tail still keeps a few cores busy and the
+fixed cost of a task stays small."""
 TABLE_PARTITION_BYTES = 32 << 20
 """Bytes of table files per task. Ranges of offsets cut through row groups, which both neighbours then read."""
 PARTITIONS_MAX = 1024
@@ -30,16 +30,16 @@ async def resolve(option: str, position: Position, log: StreamLog, table: TableS
     """Return the offsets of a position in the log as it is now.
 
     A time as a start means the first chunk or table file with a record received then or later: no such record comes
-    before it. As an end it means behind the last one with an earlier record.
+    before it. As an end, it means the position after the last chunk or file with an earlier record.
 
     Raises:
-        ReadError: offsets that the log does not have.
+        ReadError: the log does not have these offsets.
     """
     heads = log.heads
     if position == "latest":
         return heads
     if position == "earliest":
-        # Rows that the table's owner has deleted are no loss to a read that begins with what there is.
+        # Rows that the table's owner has deleted are not a loss for a read from the earliest row.
         return {shard: min(heads[shard], log.first_offset(shard, table)) for shard in heads}
     if isinstance(position, datetime):
         return {shard: await _offset_at(option, position, shard, log, table) for shard in heads}
@@ -67,7 +67,7 @@ def _end(file: TableFile, tiered: int) -> int:
 
 
 class _Sized(NamedTuple):
-    """A part of a read, and what it weighs."""
+    """A part of a read with its cost."""
 
     part: ChunkPart | TablePart
     bytes: int
@@ -82,7 +82,7 @@ async def plan(
     ones, of all shards and of both tiers, share tasks of about ``PARTITION_BYTES``.
 
     Args:
-        again: what a person does when objects are deleted before a task reads them.
+        again: advice to the user when objects are deleted before a task reads them.
 
     Raises:
         MissingOffsets: records of the range are neither in the log nor in the table.
@@ -113,7 +113,7 @@ def check_in_table(log: StreamLog, table: TableSnapshot, shard: int, first: int,
     """Check that the table still has the rows from ``first`` on: its owner may have deleted the oldest ones.
 
     Raises:
-        MissingOffsets: they are gone, and the read is not one that goes on without them.
+        Missing: they are gone, and the read must not continue without them.
     """
     low = min(end, table.first_offset(shard))
     if first < low and log.options.fail_on_data_loss and log.not_skipped(shard, first, low):
@@ -143,7 +143,8 @@ def _from_table(shard: int, first: int, end: int, files: list[TableFile], size: 
 
 
 def _from_chunks(shard: int, first: int, end: int, slices: list[ChunkSlice], size: int) -> Iterator[_Sized]:
-    """Yield runs of chunks. A chunk is never split: its section is one request, one checksum and bounded."""
+    """Yield runs of chunks. A chunk is never split: its section is one request with one checksum, and of bounded
+    size."""
     group: list[ChunkSlice] = []
     filled = 0
     for piece in slices:
@@ -175,7 +176,7 @@ def _context(
     topics: Mapping[Lane, list[str]],
     parts: Iterable[ChunkPart | TablePart],
 ) -> ReadContext:
-    """Return the context with what the parts need: the topic patterns of a fleet would be megabytes in each task."""
+    """Return the context with only the parts' topic patterns: those of a fleet would be megabytes in each task."""
     slices = [piece for part in parts if isinstance(part, ChunkPart) for piece in part.slices]
     lanes = {lane_of(update) for piece in slices for update in piece.lanes}
     needs_table = any(isinstance(part, TablePart) for part in parts)

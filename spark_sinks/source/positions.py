@@ -1,4 +1,4 @@
-"""Start and end of a read: record offsets per shard, or a way to find them.
+"""Start and end of a read: record offsets per shard, or a time or word that stands for them.
 
 Offsets are the log's own (``_offset`` of ``_shard``), so they stay valid when chunks become table rows.
 """
@@ -17,7 +17,7 @@ Offsets = dict[int, int]
 """Shard -> offset of the next record to read."""
 Position = Literal["earliest", "latest"] | Offsets | datetime
 CHUNKS = "chunks"
-"""Key beside the shards of a checkpoint's offsets, under which it says which chunks of the log they were taken from."""
+"""Key beside the shards of a checkpoint's offsets, for the chunks of the log that they are in."""
 EXPECTED_TIME = "a time such as 2024-05-01T06:00:00Z"
 EXPECTED = f'earliest, latest, {EXPECTED_TIME}, or offsets by shard such as {{"0": 1200, "1": 0}}'
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -27,7 +27,7 @@ def parse_position(option: str, text: str) -> Position:
     """Read the value of ``starting`` or ``ending``. A time without a zone is UTC.
 
     Raises:
-        ReadError: it is none of ``EXPECTED``.
+        ReadError: it has none of the forms of ``EXPECTED``.
     """
     lower = text.strip().lower()
     if lower == "earliest":
@@ -46,7 +46,7 @@ def parse_moment(option: str, value: datetime | str) -> datetime:
     """Return a moment with a zone. A text is ISO 8601; without a zone it is UTC.
 
     Raises:
-        ReadError: it is none.
+        ReadError: it is not a moment.
     """
     with contextlib.suppress(ValueError):
         value = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
@@ -61,10 +61,10 @@ def in_utc(moment: datetime) -> datetime:
 
 
 def from_json(value: Any) -> Offsets:
-    """Return offsets from their JSON form: ``{"0": 1200, "1": 0}``. What a checkpoint says of chunks is left out.
+    """Return offsets from their JSON form: ``{"0": 1200, "1": 0}``. The chunks of a checkpoint are left out.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it has another form.
     """
     if isinstance(value, dict):
         value = {shard: offset for shard, offset in value.items() if shard != CHUNKS}
@@ -74,7 +74,7 @@ def from_json(value: Any) -> Offsets:
 
 
 def to_json(offsets: Offsets) -> dict[str, int]:
-    """Return offsets by shard as JSON has them."""
+    """Return offsets by shard in their JSON form."""
     return {str(shard): offset for shard, offset in sorted(offsets.items())}
 
 
@@ -106,7 +106,7 @@ def check_offsets(option: str, offsets: Offsets, heads: Offsets) -> None:
 
 
 def of_checkpoint(offsets: Offsets, heads: Offsets) -> Offsets:
-    """Return the offsets of a checkpoint for every shard of the log. A shard that was made later begins at 0.
+    """Return the offsets of a checkpoint for every shard of the log. A shard that was added later begins at 0.
 
     Raises:
         ReadError: they name a shard that the log lacks, or an offset beyond its end.
@@ -126,8 +126,8 @@ def of_checkpoint(offsets: Offsets, heads: Offsets) -> Offsets:
 def limited(start: Offsets, end: Offsets, records_max: int) -> Offsets:
     """Return the end of a read from ``start`` towards ``end`` of at most ``records_max`` records, at least 1.
 
-    Shards share the limit evenly, and those with little to read leave their part to the others, so that a shard with
-    a long backlog holds none of the others up.
+    Shards share the limit evenly, and shards with fewer records leave the rest of their part to the others, so that a
+    shard with a long backlog does not delay the others.
     """
     left = records_max
     result = {}

@@ -19,18 +19,18 @@ from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
 from weft.storage.table.columns import TIMESTAMP
 
 COMPARED_MAX = 64
-"""Longest list of names that is compared one by one."""
+"""Maximum number of names that are compared one by one."""
 Mask = Callable[[pa.RecordBatch], pa.Array]
-"""From a batch of rows to a boolean for each."""
+"""Function from a batch to a boolean for each row."""
 
 
 def masks(options: ReadOptions, *, timed: bool) -> dict[str, list[Mask]]:
-    """Return masks that all have to be true of a row, by the column that they look at; none when every row is wanted.
+    """Return masks that must all be true for a row, by the column that they compare; none when every row is wanted.
 
-    Edges are selected before there are rows.
+    Edges are selected before rows are decoded.
 
     Args:
-        timed: whether to look at times; ``expression`` has done it for rows of table files.
+        timed: whether to compare times; ``expression`` has done it for rows of table files.
     """
     found: dict[str, list[Mask]] = {}
     if options.keys is not None:
@@ -86,18 +86,18 @@ def _time_mask(bound: tuple[bool, datetime]) -> Mask:
 
 
 def _pattern(key: str) -> TopicPattern | None:
-    """Return a key as a topic filter with wildcards; None when it can only match itself, as an AMQP routing key."""
+    """Return a key as a topic filter with wildcards; None if it can only match itself, like an AMQP routing key."""
     try:
         pattern = compile_pattern(key)
     except InvalidTopic:
         return None
-    # Compiled again without the names of levels, which Java's regular expressions refuse where Python's do not.
+    # Compiled again without the names of levels, which Python's regular expressions allow and Java's do not.
     return compile_pattern(pattern.filter) if pattern.filter != key or "+" in key or "#" in key else None
 
 
 def _key_mask(keys: tuple[str, ...]) -> Mask:
-    """Return a mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as a topic filter. It looks
-    at each distinct key of a batch once."""
+    """Return a mask of the rows whose ``_key`` is one of ``keys`` or matches one of them as a topic filter. Each
+    distinct key of a batch is compared once."""
     exact = frozenset(keys)
     patterns = [pattern for pattern in map(_pattern, keys) if pattern is not None]
 
@@ -114,7 +114,7 @@ def _key_condition(keys: tuple[str, ...]) -> Column:
     whole = F.col("_key").isin(sorted(keys))
     for key in keys:
         if pattern := _pattern(key):
-            # The literal beginning is what Parquet's statistics can be compared with; a regular expression is not.
+            # Parquet's statistics can be compared with the literal beginning, but not with a regular expression.
             matches = F.col("_key").rlike(rf"(?s)\A(?:{pattern.regex.pattern})\z")
             before = pattern.filter.replace("#", "+").split("+")[0]
             # `a/#` matches `a`, too.

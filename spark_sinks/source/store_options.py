@@ -1,4 +1,4 @@
-"""Options of the object store that a reader takes from its environment and sends to executors."""
+"""Options of the object store that a reader reads from its environment and sends to executors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _PREFIX = "AWS_"
 def with_environment(options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the options, completed from the environment.
 
-    Executors run on other machines, and Python workers with the environment that the JVM had when it started. What
-    the driver has is sent along, as Spark does for ``s3a://``. Roles of machines are not in the environment: each
-    machine uses its own.
+    Executors run on other machines, and Python workers have the JVM's environment at its start. So the driver's
+    variables are sent along, as Spark does for ``s3a://``. Roles of machines are not in the environment: each machine
+    uses its own.
 
     Args:
-        options: the given options, by object_store's names in capitals. A group of which one is given is left as it is.
+        options: the given options, by object_store's names in capitals. A group with at least one given option is not
+            completed.
         environment: the driver's.
     """
     found = dict(options)

@@ -1,4 +1,4 @@
-"""One stream's log, all shards of it, as the planner of a read sees it."""
+"""One stream's log in all shards, for the planner of a read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECENT_CHUNKS_MAX = 4096
 twice."""
 
 REQUEST_BYTES = 32 << 10
-"""Bytes that one request of a section counts for, so that a task of many tiny chunks is not a long one."""
+"""Cost of one request of a section, in bytes, so that a task with many tiny chunks does not take long."""
 
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
 
@@ -47,7 +47,7 @@ class ChunkSlice(NamedTuple):
     n: int
     section: StreamSection
     lanes: tuple[LaneUpdate, ...]
-    """Lanes of the footer by number, without what they add to the hub's state."""
+    """Lanes of the footer by number, without their changes to the hub's state."""
     clocks: tuple[ClockUpdate, ...] = ()
     """Clock notices of the footer."""
     footer_crc: int = 0
@@ -61,18 +61,18 @@ class ChunkSlice(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Return the bytes to read, and the request for them as so many bytes."""
+        """Return the bytes to read, plus the cost of the request in bytes."""
         return self.section.length + REQUEST_BYTES
 
     @property
     def last_time(self) -> int:
-        """Return the latest time that a record can have, ns. Stepped records come behind their lane's floor, which
-        the section's own range does not know."""
+        """Return the latest time that a record can have, ns. Records of a clock that stepped back count from their
+        lane's floor, which the section's own range does not include."""
         floors = [behind(lane.floor) for lane in self.lanes if lane.floor is not None]
         return max(self.section.last_time, *floors) if floors else self.section.last_time
 
     def may_match(self, options: ReadOptions) -> bool:
-        """Return whether a record of the chunk can be one that the options select."""
+        """Return whether the options may select a record of the chunk."""
         return (
             (options.since is None or self.last_time >= nanoseconds(options.since))
             and (options.until is None or self.section.first_time < nanoseconds(options.until))
@@ -81,7 +81,7 @@ class ChunkSlice(NamedTuple):
 
 
 class MissingOffsets(ReadError):
-    """Offsets of a read that are neither in the log nor in the table, as far as the plan has seen of both."""
+    """Offsets of a read that are neither in the log nor in the table, by the plan's view of both."""
 
 
 class StreamLog:
@@ -97,18 +97,18 @@ class StreamLog:
         self.opened_table: TableSnapshot | None = None
         """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
-        """Kind of the stream's payloads: the table's, and before there is a table, the one that the edges declare."""
+        """Kind of the stream's payloads: the table's, or before there is a table, the edges' declared one."""
         self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
         self.history = History(self._logs, options.tenant)
         self.loads = 0
-        """Number of times that a shard was loaded again, which then need not continue what was seen before."""
+        """Number of times that a shard was loaded again; its log may then differ from the one seen before."""
 
     @classmethod
     async def open(cls, options: ReadOptions) -> StreamLog:
         """Load the state of every shard.
 
         Raises:
-            ReadError: the store is none that executors can reach, holds no hub, or the hub has no such stream.
+            ReadError: executors cannot reach the store, it holds no hub, or the hub has no such stream.
         """
         settle()
         store, cluster = await open_hub(options)
@@ -143,7 +143,7 @@ class StreamLog:
             await self._check_goes_on(shard)
             raise
         except CollectedPast:
-            # This driver slept. What it remembers would have a hole, and the table has what was collected.
+            # This driver was suspended. The remembered chunks would have a hole, and the table has the collected ones.
             self._recent[shard].clear()
             self.loads += 1
             self._states[shard] = await self._logs[shard].load()
@@ -151,10 +151,10 @@ class StreamLog:
             self._recent[shard].extend(self._slices_of(chunks))
 
     async def _check_goes_on(self, shard: int) -> None:
-        """Check that the last chunk that was seen still is the one of its number.
+        """Check that the last seen chunk still has its number.
 
         Raises:
-            WentBack: it is another one.
+            WentBack: another chunk has it.
         """
         state = self._states[shard]
         chunk = await self._logs[shard].index(state.n) if state.n >= 0 else None
@@ -166,7 +166,7 @@ class StreamLog:
 
     @property
     def source(self) -> str:
-        """Return cluster, tenant and stream as one text: no other stream anywhere has it."""
+        """Return cluster, tenant and stream as one text, unique to this stream."""
         return f"{self.cluster.cluster_id.hex()}/{self.options.tenant}/{self.options.stream}"
 
     @property
@@ -182,7 +182,7 @@ class StreamLog:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the stream's columns, and behind them those of the payload schema that the options declare.
+        """Return the stream's columns, followed by those of the payload schema in the options.
 
         Raises:
             ReadError: the payload schema has a field with the name of a topic level.
@@ -191,7 +191,7 @@ class StreamLog:
 
     @property
     def stored(self) -> pa.Schema:
-        """Return the columns that log and table have."""
+        """Return the columns in log and table."""
         return row_schema(self.fields, self.payload)
 
     @property
@@ -210,7 +210,7 @@ class StreamLog:
         """Return the stream's table, or None before its first commit.
 
         Raises:
-            ReadError: it was made, or made again, for other payloads since the log was opened.
+            ReadError: it was made for other payloads since the log was opened.
         """
         found = open_stream_table(self.options, self._store, self.cluster, version)
         if found is not None and found.payload is not self.payload:
@@ -226,8 +226,8 @@ class StreamLog:
         return bool(recent) and recent[0].section.base_offset <= first
 
     async def witnesses(self, ends: Offsets) -> dict[int, Witness]:
-        """Return the chunk with the record before each offset, as ``History.witnesses``. Those that came while this log
-        was followed need no request."""
+        """Return the chunk with the record before each offset, as ``History.witnesses``. Chunks that arrived while this
+        log was followed need no request."""
         found = {shard: self._remembered(shard, end) for shard, end in ends.items()}
         unknown = {(self.options.stream, shard): ends[shard] for shard, witness in found.items() if witness is None}
         looked_up = await self.history.witnesses(unknown)
@@ -245,7 +245,7 @@ class StreamLog:
         """Return the chunks that hold offsets ``[first, end)`` of a shard, ascending.
 
         Raises:
-            ReadError: some of them were deleted, or the store is gone.
+            ReadError: some chunks were deleted, or the store is gone.
         """
         if first >= end:
             return []
@@ -263,7 +263,7 @@ class StreamLog:
         return found
 
     async def _check_missing(self, what: str) -> None:
-        # A store that is not mounted looks like one whose chunks were deleted, and nothing of it may be left out.
+        # A store that is not mounted looks like one with deleted chunks, so check it before records are skipped.
         await open_hub(self.options)
         if self.options.fail_on_data_loss:
             raise MissingOffsets(
@@ -276,7 +276,7 @@ class StreamLog:
         log = self._logs[shard]
         found: list[ChunkSlice] = []
         n = await log.locate(self.options.tenant, self.options.stream, first)
-        # The collector may pass a chunk while its index is read. What it leaves is read from there.
+        # The collector may delete a chunk while its index is read. Later chunks are read from then on.
         with suppress(CollectedPast):
             async for chunk in log.indexes(max(n, log.watermark)):
                 found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
@@ -285,7 +285,7 @@ class StreamLog:
         return [piece for piece in found if piece.section.base_offset < end]
 
     def not_skipped(self, shard: int, first: int, end: int) -> bool:
-        """Return whether ``[first, end)`` has an offset that no operator took out of the log (``weft hub skip``)."""
+        """Return whether ``[first, end)`` has an offset that no operator skipped (``weft hub skip``)."""
         for skip in self._states[shard].skips.get((self.options.tenant, self.options.stream), ()):
             if skip.first <= first:
                 first = max(first, skip.end)
@@ -294,7 +294,7 @@ class StreamLog:
     def shards_of(self, edges: Collection[str] | None) -> Collection[int]:
         """Return the shards that can hold records of these edge nodes.
 
-        By the rule of placement, and by the lanes: those would tell of an edge that came from another shard.
+        The rule of placement names one shard, and lanes may name more, for an edge that came from another shard.
         """
         if edges is None:
             return range(self.cluster.shards)
@@ -306,7 +306,7 @@ class StreamLog:
         }
 
     def first_offset(self, shard: int, table: TableSnapshot | None) -> int:
-        """Return the first offset of a shard that the table still has; 0 when the table does not say."""
+        """Return the first offset of a shard that the table still has; 0 when the table has no bounds for it."""
         return table.first_offset(shard) if table is not None and table.ends[shard] else 0
 
     def _slices_of(self, chunks: Iterable[Chunk]) -> list[ChunkSlice]:
@@ -322,8 +322,8 @@ class StreamLog:
         return found
 
     def _lane(self, update: LaneUpdate) -> LaneUpdate:
-        """Return a lane without its updates other than origins: mostly one object per lane, which a plan then ships
-        once, and a common one for those of other streams, which only keep their number."""
+        """Return a lane with its origins as only update: mostly one object per lane, which a plan ships only once.
+        Lanes of other streams, of which only the number matters, share one object."""
         if (update.tenant, update.stream) != (self.options.tenant, self.options.stream):
             return _OTHER
         name = (update.edge, update.log_id, tuple(update.origins))

@@ -21,11 +21,11 @@ from weft.storage.native_threads import wait_at_exit
 from weft.storage.table.names import app_id, table_payload
 
 READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
-"""Reader features under which a live file still holds exactly its live rows, by their columns' own names. Deletion
-vectors and column mapping, which other engines can switch on, are not among them."""
+"""Reader features that leave a live file with exactly its live rows, under their columns' own names. Deletion vectors
+and column mapping, which other engines can switch on, are not among them."""
 
 STATISTICS_STEP = timedelta(milliseconds=1)
-"""Delta keeps times in its statistics cut to milliseconds."""
+"""Delta truncates times in its statistics to milliseconds."""
 
 wait_at_exit()
 
@@ -46,7 +46,7 @@ class TableFile(NamedTuple):
     edge_max: str | None = None
 
     def may_hold(self, shard: int, first: int, end: int) -> bool:
-        """Return whether rows of ``shard`` with offsets in ``[first, end)`` can be in this file."""
+        """Return whether this file may have rows of ``shard`` with offsets in ``[first, end)``."""
         if self.shard_min is not None and self.shard_max is not None and not self.shard_min <= shard <= self.shard_max:
             return False
         if self.offset_min is None or self.offset_max is None:
@@ -61,7 +61,7 @@ class TableFile(NamedTuple):
         return start.get(shard, 0) <= self.offset_min and self.offset_max < end.get(shard, 0)
 
     def may_hold_edge(self, edges: Collection[str]) -> bool:
-        """Return whether the file can have a row of one of these edge nodes."""
+        """Return whether the file may have a row of one of these edge nodes."""
         if self.edge_min is None or self.edge_max is None:
             return True
         return any(self.edge_min <= edge <= self.edge_max for edge in edges)
@@ -71,7 +71,7 @@ class TableFile(NamedTuple):
         return self.time_min is None or self.time_min < moment
 
     def may_match(self, options: ReadOptions) -> bool:
-        """Return whether a row of the file can be one that the options select."""
+        """Return whether the options may select a row of the file."""
         return (
             (options.since is None or self.may_reach(options.since))
             and (options.until is None or self.may_start(options.until))
@@ -90,17 +90,18 @@ class TableSnapshot(NamedTuple):
     storage_options: dict[str, str]
     version: int
     ends: Offsets
-    """Per shard, the offset below which the table has every record, and from which on none."""
+    """Per shard, the offset below which the table has every record, and none from there on."""
     files: tuple[TableFile, ...]
     table: DeltaTable
 
     def first_offset(self, shard: int) -> int:
-        """Return the lowest offset of a shard of which a file can have the row; its position where no file can."""
+        """Return the lowest offset of a shard that a file may have; the table's position if no file has one."""
         lows = [file.offset_min or 0 for file in self.files if file.may_hold(shard, 0, self.ends[shard])]
         return min(lows, default=self.ends[shard])
 
     def received(self, shard: int, offset: int) -> int | None:
-        """Return when the hub took a record in, ns since 1970, rounded down to microseconds; None without its row."""
+        """Return the time at which the hub received a record, ns since 1970, rounded down to microseconds; None without
+        its row."""
         if not any(file.may_hold(shard, offset, offset + 1) for file in self.files):
             return None
         wanted = (ds.field("_shard") == shard) & (ds.field("_offset") == offset)
@@ -109,8 +110,8 @@ class TableSnapshot(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """Return the table's columns by their names in lower case: the spelling of a topic level may come from another
-        edge."""
+        """Return the table's columns by their names in lower case: another edge may have spelled a topic level
+        differently."""
         return {field.name.casefold(): field.name for field in self.table.schema().fields}
 
     @property
@@ -131,7 +132,7 @@ def open_table(
     """Open a table, or return None when there is none yet.
 
     Args:
-        version: version of the table; None takes the newest.
+        version: version of the table; None means the newest.
 
     Raises:
         ReadError: the table needs a reader feature that plain Parquet readers lack, or has no such version.

@@ -1,4 +1,4 @@
-"""Typed columns of a read: the option ``schema``, and its columns behind those of the stream."""
+"""Typed columns of a read: the option ``schema``, and its columns after those of the stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def declared(
     """Return the schema that an option or argument declares.
 
     Raises:
-        ReadError: it is none, or there is a format without a schema.
+        ReadError: it is not a schema, or there is a format without a schema.
     """
     if payload_format is not None and payload_format not in FORMATS:
         raise ReadError(f"payload_format: expected {', '.join(FORMATS)}; got {payload_format!r}")
@@ -44,7 +44,7 @@ def declared(
 
 
 def with_typed(stored: pa.Schema, schema: PayloadSchema | None) -> pa.Schema:
-    """Return a stream's columns with the typed ones behind them.
+    """Return a stream's columns, followed by the typed ones.
 
     Raises:
         ReadError: a field has the name of a topic level.
@@ -85,7 +85,7 @@ def typed_arrays(batch: pa.RecordBatch, schema: PayloadSchema | None, columns: l
 
 
 def payload_bytes(batch: pa.RecordBatch) -> pa.Array:
-    """Return the payloads of a batch as they were sent, in whichever column each stands."""
+    """Return the payloads of a batch as they were sent, from whichever column has them."""
     payloads = batch.column("payload").cast(pa.binary())
     if BYTES_COLUMN in batch.schema.names:
         rest = batch.column(BYTES_COLUMN)

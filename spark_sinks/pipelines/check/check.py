@@ -27,7 +27,7 @@ from weft.config.pipelines.pipeline import Pipeline
 
 @without_context_logs()
 def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "refuse") -> Report:
-    """Return what is wrong with a pipeline, and the columns of its steps. No record is read, and nothing is written.
+    """Return the errors of a pipeline, and the columns of its steps. No record is read, and nothing is written.
 
     Python steps are called, with a DataFrame that has no rows.
 
@@ -48,7 +48,7 @@ def check(pipeline: Pipeline, spark: SparkSession, *, if_changed: IfChanged = "r
 
 
 def _check_sink(pipeline: Pipeline, result: DataFrame, report: Report) -> None:
-    """Add what the sink itself has against its settings, and against the columns that it gets."""
+    """Add the sink's own findings about its settings and its columns."""
     try:
         sink = make_sink(pipeline)
         if isinstance(sink, ChecksRows):
@@ -79,7 +79,7 @@ async def _open(context: Context) -> StreamLog:
 
 
 def _setting(message: str) -> KeyPath:
-    """Return the setting of the source that a sentence of the reader speaks of."""
+    """Return the setting of the source that a message of the reader is about."""
     if message.startswith("the store has no stream"):
         return ("source", "stream")
     option, _, rest = message.partition(" ")
@@ -94,7 +94,7 @@ def _last(pipeline: Pipeline) -> KeyPath:
 def _analysed(
     pipeline: Pipeline, spark: SparkSession, context: Context, log: StreamLog, report: Report
 ) -> DataFrame | None:
-    """Return what comes out of the last step, without rows; None when a step is wrong."""
+    """Return the result of the last step, without rows; None when a step is wrong."""
     on_stream, on_batch = split(pipeline)
     try:
         frame = context.stream(spark, log.schema)
@@ -144,10 +144,10 @@ def _runs_on_streams(frame: DataFrame, part: StepGroup, pipeline: Pipeline, repo
         at, step = part.steps[-1]
         path = ("steps", at, *step.kinds)
     if not frame.isStreaming:
-        report.refuse(path, "returns a DataFrame that is no stream. Make it of the one that the step gets")
+        report.refuse(path, "returns a DataFrame that is not a stream. Make it from the step's input")
         return False
     if is_connect(frame.sparkSession):
-        return True  # Only the server knows; it says so at the start.
+        return True  # Only the server can check this; it reports an error at the start.
     try:
         _check_operators(frame, output_mode(pipeline))
     except Exception as error:
@@ -159,7 +159,7 @@ def _runs_on_streams(frame: DataFrame, part: StepGroup, pipeline: Pipeline, repo
 
 
 def _of_streams(error: BaseException) -> str:
-    """Return why the steps cannot run on a stream, and what to do."""
+    """Return the reason why the steps cannot run on a stream, with advice."""
     told = explained(error)
     if "streaming aggregations" in told:
         return (

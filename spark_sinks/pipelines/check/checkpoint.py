@@ -31,7 +31,7 @@ PATH = ("checkpoint",)
 def check_checkpoint(
     pipeline: Pipeline, spark: SparkSession, log: StreamLog | None, report: Report, if_changed: IfChanged
 ) -> None:
-    """Add what is wrong with a checkpoint: one of windows, or one of Spark on a file system of this machine."""
+    """Add the errors of a checkpoint: one of windows, or one of Spark on a file system of this machine."""
     folder = pipeline.checkpoint
     if folder is None:
         return
@@ -47,8 +47,8 @@ def check_checkpoint(
 
 
 def has_written(pipeline: Pipeline, if_changed: IfChanged) -> bool:
-    """Return whether the pipeline goes on after batches that its sink has taken, by a checkpoint in a folder of this
-    machine. Windows that are all computed again do not."""
+    """Return whether the pipeline resumes after written batches, by a checkpoint in a folder of this machine. A
+    pipeline that computes all windows again does not."""
     folder = pipeline.checkpoint
     if folder is None or "://" in folder:
         return False
@@ -61,7 +61,7 @@ def has_written(pipeline: Pipeline, if_changed: IfChanged) -> bool:
 
 
 def _has_given(folder: str) -> bool:
-    """Return whether a state of windows says that some were given out; what else is wrong with it is said elsewhere."""
+    """Return whether a state records emitted windows; its other errors are reported elsewhere."""
     try:
         text = stored_state(folder)
         return text is not None and json.loads(text).get("given") is True
@@ -70,7 +70,7 @@ def _has_given(folder: str) -> bool:
 
 
 def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report: Report, if_changed: IfChanged) -> None:
-    """Add what a query of windows would have against the state that it finds."""
+    """Add the errors that a query of windows would raise for its stored state."""
     every_us = window_frame(pipeline).every_us
     try:
         text = stored_state(folder)
@@ -85,9 +85,9 @@ def _check_state(folder: str, pipeline: Pipeline, log: StreamLog | None, report:
 
 
 def _check_scheme(folder: str, spark: SparkSession, report: Report) -> None:
-    """Add that Spark has no file system for a checkpoint: its pip package has none for object stores."""
+    """Add an error if Spark has no file system for a checkpoint: its pip package has none for object stores."""
     if is_connect(spark):
-        return  # Only the server knows; it says so at the start.
+        return  # Only the server can check this; it reports an error at the start.
     scheme = folder.partition("://")[0]
     jvm, context = spark._jvm, spark.sparkContext._jsc
     assert jvm is not None

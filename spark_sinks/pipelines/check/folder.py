@@ -1,4 +1,4 @@
-"""Check of a folder of this machine that is to be written, and may not be there yet."""
+"""Check of a folder of this machine to write to, which may not exist yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.config.errors import KeyPath
 
 
 def check_folder(setting: KeyPath, folder: str, report: Report) -> bool:
-    """Add why a folder cannot be written or made. Return whether it can."""
+    """Add an error if a folder cannot be written or made. Return whether it can."""
     existing = folder
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing) or "."

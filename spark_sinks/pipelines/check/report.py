@@ -48,6 +48,6 @@ class Report:
 
 
 def step_name(pipeline: Pipeline, at: int) -> str:
-    """Return how people call a step: by its number from 1 and its name."""
+    """Return a step's name for people: its number from 1 and its name."""
     name = pipeline.steps[at].name
     return f"step {at + 1}" + (f" ({name})" if name else "")

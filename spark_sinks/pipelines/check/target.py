@@ -1,4 +1,4 @@
-"""Check of a pipeline's sink against the columns that come out of its last step."""
+"""Check of a pipeline's sink against the columns of its last step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from weft.config.pipelines.sinks import DeltaTable as DeltaSettings
 from weft.storage.table.delta.calls import cause_of
 
 POSITION = ("_shard", "_offset")
-"""Columns by which a sink knows what it has already."""
+"""Columns by which a sink recognises rows that it has already."""
 
 
 def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_on: bool) -> None:
-    """Add what is wrong with the columns for the sink, and with the table that is there.
+    """Add the errors of the columns for the sink, and of the existing table.
 
     Args:
-        goes_on: whether the sink has taken rows before, so that its table has to be there.
+        goes_on: whether the sink has written rows before, so that its table must exist.
     """
     kind, settings = pipeline.sink.kind, pipeline.sink.settings
     path: KeyPath = ("sink", kind)
@@ -51,7 +51,7 @@ def check_target(pipeline: Pipeline, frame: DataFrame, report: Report, *, goes_o
 
 
 def _is_by_position(pipeline: Pipeline) -> bool:
-    """Return whether the sink knows rows by the place of their records in the log."""
+    """Return whether the sink recognises rows by the offsets of their records."""
     settings = pipeline.sink.settings
     if pipeline.window_step is not None or (isinstance(settings, DeltaSettings) and settings.mode == "replace"):
         return False
@@ -81,7 +81,7 @@ def _need(path: KeyPath, columns: Sequence[str], wanted: Iterable[str], purpose:
 def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report, written_by: str | None) -> None:
     path = ("sink", "delta", "path")
     try:
-        # As the sink opens it, which knows what an endpoint without TLS needs.
+        # Opened as the sink does, with the options of an endpoint without TLS.
         remote = settings.path.startswith("s3://")
         uri, options = place_of(settings.path, {}).location() if remote else (settings.path, None)
         if not DeltaTable.is_deltatable(uri, options):
@@ -95,7 +95,7 @@ def _check_table(settings: DeltaSettings, frame: DataFrame, report: Report, writ
         report.refuse(path, f"{settings.path} cannot be read as a Delta table: {cause_of(error)}. Name another folder")
         return
     try:
-        # As the sink compares them, which takes an int where the table has a bigint.
+        # Compared as the sink does, which accepts an int for a bigint of the table.
         missing_columns(schema, arrow_columns(frame.schema))
         check_same_partitions(settings.path, partition_by, tuple(settings.partition_by or ()))
     except SinkError as error:

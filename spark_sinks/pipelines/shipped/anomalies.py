@@ -1,4 +1,4 @@
-"""Step of the pipeline *anomalies*: values that are far from what the machine did before become alerts."""
+"""Step of the pipeline *anomalies*: values far from the machine's earlier ones become alerts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def find_alerts(
 
     The score of a record is its distance from the median of the machine's records in the ``history`` before it, in
     robust standard deviations (1.4826 times the median absolute deviation). Neither is moved by a few wild values. A
-    record with a score beyond ``threshold`` makes an alert, unless another one did in the ``quiet`` before it. Records
-    are compared with those before them in the log of the same edge node and machine, so a late record is judged by its
-    own time, and once.
+    record with a score beyond ``threshold`` makes an alert, unless another one did in the ``quiet`` before it. A record
+    is compared with earlier records in the log of the same edge node and machine, so a late record is judged by its own
+    time, and once.
 
     Args:
         frame: rows with ``machine`` (string) and ``value`` (double), and ``_shard, _offset, _time, _edge, _from``.
-        warm_up: number of records that the history must have; until then there are no alerts.
+        warm_up: minimum number of records in the history; with fewer there are no alerts.
         deviation_min: lower limit of the standard deviation, in the unit of ``value``, for values that hardly move.
 
     Raises:
@@ -121,12 +121,12 @@ class AlertRule(msgspec.Struct, frozen=True):
         return asked
 
     def judged(self, value: float, past: Numbers, places: npt.NDArray[np.intp]) -> Judged:
-        """Return what a record's past says of its value; the score is 0 while the past is too short."""
+        """Return the judgement of a value by its past; the score is 0 while the past is too short."""
         if len(past) < self.warm_up:
             return Judged(places, 0.0, 0.0, 0.0)
         median = float(np.median(past))
         deviation = max(MAD_TO_DEVIATION * float(np.median(np.abs(past - median))), self.deviation_min)
-        # A value that never moved says nothing about how far it may: deviation_min is for such values.
+        # The deviation of a constant value is 0, so it gives no scale: deviation_min is for such values.
         return Judged(places, median, deviation, (value - median) / deviation if deviation > 0 else 0.0)
 
     def _alert(self, rows: pd.DataFrame, at: int, found: Judged) -> tuple[Any, ...]:

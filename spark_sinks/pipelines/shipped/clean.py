@@ -1,4 +1,4 @@
-"""Steps of the pipeline *clean*: repeats are left out, and times are settled."""
+"""Steps of the pipeline *clean*: drop repeats, and choose the best time of each reading."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LANE = ("_edge", "_key")
 
 
 def drop_repeats(frame: DataFrame, context: Context, *, within: str = "10m", time: str | None = None) -> DataFrame:
-    """Leave out messages that repeat an earlier one of the last ``within``.
+    """Drop messages that repeat an earlier one of the last ``within``.
 
-    A message repeats another of the same edge node and key that stands before it in the log, when
+    A message repeats an earlier one in the log, of the same edge node and key, when
 
     - the device flagged it as sent again (``_resent``) and the payloads are equal, or
     - ``time`` is given, and both have the same value in that column: the time of the reading in the payload.
 
-    The log is asked, and not a memory of Spark: the answer is the same after a restart, after the loss of the
-    checkpoint, for late data, and however the stream is cut into micro-batches.
+    The step searches the log, not a state of Spark: the answer is the same after a restart, after the loss of the
+    checkpoint, for late data, and for any division of the stream into micro-batches.
 
     Raises:
-        PipelineError: ``within`` is no duration, or the rows lack a column.
+        PipelineError: ``within`` is not a duration, or the rows lack a column.
     """
     try:
         bound = timedelta(seconds=parse_duration(str(within)))
@@ -37,7 +37,7 @@ def drop_repeats(frame: DataFrame, context: Context, *, within: str = "10m", tim
     if lost := sorted(needed - set(frame.columns)):
         raise PipelineError(_place(context), f"drop_repeats needs the column {', '.join(lost)}. Make it the first step")
     is_sent_again = F.coalesce(F.col("_resent"), F.lit(False))
-    # Without the time of readings only flagged messages can be repeats: there are few, and the others need no look.
+    # Without the time of readings only flagged messages can be repeats: they are few, and the others need no search.
     candidates = frame if time else frame.where(is_sent_again)
     span = candidates.agg(F.unix_micros(F.min("_time")), F.unix_micros(F.max("_time"))).first()
     if span is None or span[0] is None:
@@ -53,7 +53,7 @@ def drop_repeats(frame: DataFrame, context: Context, *, within: str = "10m", tim
 
 
 def _repeats(bound: timedelta, time: str | None) -> Column:
-    """Return whether a row says again what the earlier one said."""
+    """Return whether a row repeats the earlier one."""
     is_same = F.col("_resent") & (F.col("payload") == F.col("beforepayload"))
     if time is not None:
         is_same |= F.col(time) == F.col(f"before{time}")
@@ -66,13 +66,13 @@ def _repeats(bound: timedelta, time: str | None) -> Column:
 
 
 def settle_times(frame: DataFrame, context: Context, *, column: str | None = None, within: str = "1d") -> DataFrame:
-    """Add ``time``, the best time that is known of a reading, and ``time_from``, which says whence.
+    """Add ``time``, the best known time of a reading, and ``time_from``, its source.
 
     ``time`` is the payload's own time in ``column`` where it is at most ``within`` away from the edge node's
     (``payload``), else ``_time`` (``edge``; ``hub`` where the hub's clock corrected an edge's clock that was not set).
 
     Raises:
-        PipelineError: ``within`` is no duration, or there is no such column with times.
+        PipelineError: ``within`` is not a duration, or there is no such column with times.
     """
     try:
         seconds = parse_duration(str(within))
@@ -92,7 +92,7 @@ def settle_times(frame: DataFrame, context: Context, *, column: str | None = Non
 
 
 def _moment(micros: int) -> datetime:
-    """Return a time of Spark. As a value of Python it would be one of this machine's zone, without saying so."""
+    """Return a time of Spark. The same value from Python would be in this machine's time zone, without a mark of it."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 

@@ -14,9 +14,9 @@ from spark_sinks.pipelines.shipped.past import EDGE, NEW, POSITION, duration, ne
 from spark_sinks.pipelines.shipped.rolling import MICROSECONDS, Numbers, Times, in_log_order, lineage, pasts
 
 FEATURES_VERSION = "1"
-"""Version of the features. Models name the one that they were trained with; raise it with each change of a feature."""
+"""Version of the features. Models name the version of their training; raise it with each change of a feature."""
 FEATURES = ("value", "mean", "deviation", "lowest", "highest", "slope_per_h", "last_step")
-"""Columns that a model gets, in this order."""
+"""Input columns of a model, in this order."""
 _NEEDED = (*POSITION, "_time", EDGE, FROM_COLUMN, "machine", "value")
 _SCHEMA = (
     "_shard int, _offset bigint, _edge string, _time timestamp, machine string, "
@@ -29,8 +29,8 @@ _COLUMNS = ["_shard", "_offset", "_edge", "_time", "machine", *FEATURES, "record
 def rolling_features(frame: DataFrame, context: Context, *, history: str = "1h", warm_up: int = 6) -> DataFrame:
     """Return each record with features of its machine's last ``history``, the record included.
 
-    Features are of the records before it in the log of the same edge node and machine, so a row never changes when
-    others come later. They are null while there are fewer than ``warm_up`` records.
+    Features are computed from earlier records in the log of the same edge node and machine, so later records never
+    change a row. They are null while there are fewer than ``warm_up`` records.
 
     Args:
         frame: rows with ``machine`` (string) and ``value`` (double), and ``_shard, _offset, _time, _edge, _from``.

@@ -36,7 +36,7 @@ class ModelHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_model(path: str, estimator: Any, version: str) -> ModelHead:
-    """Write a trained model of the present features. The file is there whole, or not at all."""
+    """Write a trained model of the present features. The file is written completely or not at all."""
     import sklearn
 
     body = pickle.dumps(estimator, protocol=5)
@@ -59,7 +59,7 @@ def read_model(path: str) -> tuple[ModelHead, bytes]:
     """Return the head of a model file and the pickled model. No code of the file is run.
 
     Raises:
-        ValueError: the file cannot be read, or is no model file.
+        ValueError: the file cannot be read, or is not a model file.
     """
     try:
         with open(path, "rb") as file:
@@ -83,17 +83,17 @@ def read_model(path: str) -> tuple[ModelHead, bytes]:
 def apply_model(frame: DataFrame, context: Context, *, model: str, version: str | None = None) -> DataFrame:
     """Add ``score``, the model's answer for each row, ``model_version`` and ``model_sha256``.
 
-    The score is ``score_samples`` of a model for anomalies (lower is more unusual), else ``predict``. It is null where
-    features are. The driver reads the file at each micro-batch and sends it along, so executors need no copy.
+    The score is ``score_samples`` of a model for anomalies (lower is more unusual), else ``predict``. It is null if
+    features are null. The driver reads the file at each micro-batch and sends it along, so executors need no copy.
 
     A model is a pickle, and to load a pickle is to run its code: use only models that you trained.
 
     Args:
         model: path of the model file on the driver.
-        version: version that the model must have. None takes any.
+        version: version that the model must have. None accepts any.
 
     Raises:
-        PipelineError: there is no such file, or it is a model of another version or of other features.
+        PipelineError: there is no such file, or its model has another version or other features.
     """
     try:
         head, body = read_model(str(model))

@@ -1,8 +1,8 @@
 """The past of a micro-batch's machines, read from the log.
 
-The shipped pipelines that remember keep no state in Spark: what they say about a record depends on the records of the
-same machine that stand below it in the log, and the log is read for it. So the answer is the same after a restart,
-after the loss of the checkpoint, for late data, and however the stream is cut into micro-batches
+The shipped pipelines with a memory keep no state in Spark: their result for a record depends on earlier records of the
+same machine in the log, and they read the log for it. So the result is the same after a restart, after the loss of the
+checkpoint, for late data, and for any division of the stream into micro-batches
 (``docs/decisions/0103-the-log-is-the-state.md``).
 """
 
@@ -28,18 +28,18 @@ NEW = "_new"
 POSITION = ("_shard", "_offset")
 SHARDS_MAX = 4096
 EDGES_MAX = 10_000
-"""Maximum number of edge nodes by whose names the history is pruned; beyond, it is read of all of them."""
+"""Maximum number of edge nodes by whose names the history is pruned; beyond it, all are read."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a micro-batch that is of one shard. All records of an edge node are in one shard."""
+    """Part of a micro-batch from one shard. All records of an edge node are in one shard."""
 
     shard: int
     first: int
     end: int
-    """Offset behind the last row."""
+    """Offset after the last row."""
     earliest_us: int
     latest_us: int
     edges: tuple[str, ...]
@@ -48,15 +48,14 @@ class Span:
 def rows_with_past(
     frame: DataFrame, context: Context, by: str, *, before: timedelta, after: timedelta = timedelta()
 ) -> DataFrame:
-    """Return the rows of a micro-batch and those around them of the same machines, with the column ``_new``.
+    """Return the rows of a micro-batch and the surrounding rows of the same machines, with the column ``_new``.
 
-    A machine is a value of ``by`` at one edge node. Its rows are those whose ``_time`` is at most ``before`` earlier
-    and ``after`` later than a row of it in the micro-batch. The log is read as it was at the end of the micro-batch,
-    so rows that came later are not among them, and the steps before this one are applied. Rows without ``by`` are left
-    out.
+    A machine is a value of ``by`` at one edge node. Its rows have a ``_time`` at most ``before`` earlier and ``after``
+    later than one of its rows in the micro-batch. The log is read as it was at the end of the micro-batch, without
+    later rows, and the steps before this one are applied. Rows without ``by`` are left out.
 
     Raises:
-        PipelineError: the rows lack a column that this needs.
+        PipelineError: the rows lack a necessary column.
     """
     need(frame, context, (*POSITION, EDGE, "_time", by))
     spans = spans_of(frame)
@@ -84,7 +83,7 @@ def rows_with_past(
 
 
 def spans_of(frame: DataFrame) -> list[Span]:
-    """Return what a micro-batch holds, by shard."""
+    """Return the offsets of a micro-batch, by shard."""
     found = frame.groupBy("_shard").agg(
         F.min("_offset").alias("first"),
         (F.max("_offset") + 1).alias("end"),
@@ -96,7 +95,7 @@ def spans_of(frame: DataFrame) -> list[Span]:
 
 
 def _is_new(spans: Iterable[Span]) -> Column:
-    """Return whether a row is of the micro-batch: a micro-batch takes a shard's offsets one after the other."""
+    """Return whether a row is of the micro-batch, which has a contiguous range of each shard's offsets."""
     found = F.lit(False)
     for span in spans:
         found |= (F.col("_shard") == span.shard) & (F.col("_offset") >= span.first)
@@ -110,7 +109,7 @@ def _same_steps(history: DataFrame, context: Context) -> DataFrame:
 
 
 def place(context: Context) -> tuple[str, int]:
-    """Return the place in the pipeline of the step of this folder that remembers, for errors."""
+    """Return the pipeline's place of the step of this folder that reads the past, for errors."""
     folder = __name__.rpartition(".")[0]
     steps = context.pipeline.steps
     own = [at for at, step in enumerate(steps) if (step.python or "").startswith(f"{folder}.")]
@@ -133,7 +132,7 @@ def duration(context: Context, name: str, text: str) -> timedelta:
     """Return the value of an option that is a duration.
 
     Raises:
-        PipelineError: it is none, or it is not positive.
+        PipelineError: it is not a duration, or not positive.
     """
     try:
         found = timedelta(seconds=parse_duration(str(text)))
@@ -148,7 +147,7 @@ def number(context: Context, name: str, value: Any, *, least: float, most: float
     """Return the value of an option that is a number.
 
     Raises:
-        PipelineError: it is none, or out of bounds.
+        PipelineError: it is not a number, or out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         path = (*place(context), "options", name)

@@ -1,4 +1,4 @@
-"""Numbers of the past of each record of one machine. The past is what stands below it in the log."""
+"""Numbers of the past of each record of one machine. The past consists of earlier records in the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 Numbers = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
 PAST_MAX = 10_000
-"""Maximum number of records of one past; beyond, the latest in the log count."""
+"""Maximum number of records of one past; beyond it, only the latest in the log count."""
 MICROSECONDS = 1_000_000
 
 
@@ -24,12 +24,12 @@ def in_log_order(rows: pd.DataFrame) -> pd.DataFrame:
 def pasts(times_us: Times, wanted: npt.NDArray[np.bool_], span_us: int) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """Yield (place of a record, places of its past): records before it in the log, at most ``span_us`` older.
 
-    A record of a later time is not in the past, even if it stands before it in the log: the edge's clock was set, or
-    the record is late.
+    A record with a later time is not in the past, even if it comes earlier in the log: the edge's clock was set, or the
+    record is late.
 
     Args:
         times_us: times of one machine's records in microseconds, in the order of the log.
-        wanted: whether the past of a record is asked for.
+        wanted: whether the past of a record is wanted.
     """
     is_sorted = bool(np.all(np.diff(times_us) >= 0))
     for at in np.flatnonzero(wanted):
@@ -43,7 +43,7 @@ def pasts(times_us: Times, wanted: npt.NDArray[np.bool_], span_us: int) -> Itera
 
 
 def lineage(rows: pd.DataFrame, places: npt.NDArray[np.intp]) -> list[dict[str, Any]]:
-    """Return the column ``_from`` of a row that was made of some rows of a source: one range for each lane."""
+    """Return the column ``_from`` of a row made of some rows of a source: one range for each lane."""
     lanes: dict[tuple[str, str], list[int]] = {}
     for each in rows["_from"].iloc[places]:
         for part in each if each is not None else ():

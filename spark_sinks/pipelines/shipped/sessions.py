@@ -27,30 +27,30 @@ def find_sessions(frame: DataFrame, context: Context, *, silence: str = "5m", re
 
     A session begins with a record that has another state than the one before it, comes more than ``silence`` after it,
     or is the first of a day (UTC). It ends where the next one begins, or with its last record if the machine is silent
-    after it. The silence itself, up to ``remember``, is a session in the state ``down``. What is longer stays a hole.
-    Before and after are by ``_time``, so an edge node's outage makes no silence: its records come later with their own
-    times, and the sessions are computed again.
+    after it. The silence itself, up to ``remember``, is a session in the state ``down``. A longer silence remains a
+    hole. The order is that of ``_time``, so an edge node's outage makes no silence: its records come later with their
+    own times, and the sessions are computed again.
 
     ``session_id`` is made of the edge node, the machine and the place in the log of the record that began the session,
     or ended the silence; ``_offset`` is the last record that counts for the row. Upserted by ``session_id``, the table
-    is a function of the log. A row whose record no longer begins a session, because a record that came late stands
-    before it, is written with ``is_void = true`` and null times.
+    is a function of the log. If a record no longer begins a session, because a late record comes before it, its row is
+    written with ``is_void = true`` and null times.
 
     Args:
         frame: rows with ``machine`` and ``state`` (strings), and ``_shard, _offset, _time, _edge, _from``.
-        silence: longest time between two records of a machine that is not ``down``.
-        remember: longest silence that is looked for. Each micro-batch reads the machines' records of this time and up
-            to a day around its own.
+        silence: longest time between two records of a machine without the state ``down``.
+        remember: longest silence that is detected. Each micro-batch reads the machines' records of this time and up to
+            a day around its own.
 
     Raises:
-        PipelineError: an option is no duration, ``remember`` is shorter than ``silence``, or a column is missing.
+        PipelineError: an option is not a duration, ``remember`` is shorter than ``silence``, or a column is missing.
     """
     need(frame, context, _NEEDED)
     gap, memory = duration(context, "silence", silence), duration(context, "remember", remember)
     if memory < gap:
         message = f"expected at least the silence of {silence}, got {remember!r}"
         raise PipelineError((*place(context), "options", "remember"), message)
-    # A session reaches up to a day beyond a record; what stands before and after it, up to `remember`, bounds it.
+    # A session reaches up to a day beyond a record; the records before and after it, up to `remember` away, bound it.
     around = _DAY + memory + memory
     rows = rows_with_past(frame.select(*_NEEDED), context, "machine", before=around, after=around)
     marked = _marked(rows.where(F.col("state").isNotNull()), gap, memory)
@@ -58,7 +58,7 @@ def find_sessions(frame: DataFrame, context: Context, *, silence: str = "5m", re
 
 
 def _marked(rows: DataFrame, gap: timedelta, memory: timedelta) -> DataFrame:
-    """Return the records with what they begin: a session, or the end of a silence."""
+    """Return the records with marks for the beginning of a session or the end of a silence."""
     machine = Window.partitionBy(*_MACHINE)
     in_time = machine.orderBy("_time", "_offset")
     rows = (
@@ -84,7 +84,7 @@ def _marked(rows: DataFrame, gap: timedelta, memory: timedelta) -> DataFrame:
         rows.withColumn("_near", is_near)
         .withColumn("_begins", begins)
         .withColumn("_silent", is_known & (F.col("_passed") > _us(gap)))
-        # The record before it came later: in an earlier state of the log this one may have begun a session.
+        # The record before it has a higher offset, so it came later: before that, this one may have begun a session.
         .withColumn("_moved", is_known & (F.col("_before._offset") > F.col("_offset")))
         .withColumn("_next", F.when(F.col("_to_come") <= _us(gap), F.col("_after._time")).otherwise(F.col("_time")))
         .withColumn("_heard", is_heard)
@@ -95,9 +95,9 @@ def _marked(rows: DataFrame, gap: timedelta, memory: timedelta) -> DataFrame:
 
 
 def _sessions(marked: DataFrame) -> DataFrame:
-    """Return sessions, silences, and the void rows of records that begin neither any longer.
+    """Return sessions, silences, and the void rows of records that no longer begin either.
 
-    Each record is looked at once: what it ended goes with its session, as an array.
+    Each record is processed once: the silence that it ended is in an array with its session.
     """
     silence = _ended(F.struct("_time", "_offset", "_shard"), is_void=False)
     no_silence = _ended(F.struct("_time", "_offset", "_shard"), is_void=True)
@@ -125,7 +125,7 @@ def _sessions(marked: DataFrame) -> DataFrame:
         records=F.col("_records"), is_open=~F.col("_last._heard"), ranges=F.col("_ranges"), cause=F.col("_cause"),
     )  # fmt: skip
     parts = F.array_compact(F.concat(F.array(F.when(F.col("_first._near"), running)), "_ended"))
-    # A row that no new record counts for is as an earlier micro-batch wrote it.
+    # A row without a new record is unchanged since an earlier micro-batch wrote it.
     changed = F.filter(parts, lambda part: part["_offset"] >= F.col("_first_new"))
     rows = runs.select(*_MACHINE, F.explode(changed).alias("_part")).select(*_MACHINE, "_part.*")
     number = F.concat_ws("-", F.col("_shard").cast("string"), F.col("_first_offset").cast("string"))
@@ -157,7 +157,7 @@ def _part(
     first: Column, suffix: str, state: Column, start: Column, end: Column, *, records: Column, is_open: Column,
     ranges: Column, cause: Column,
 ) -> Column:  # fmt: skip
-    """Return a row of the result as a struct: its first record, its own columns, and what it was made of."""
+    """Return a row of the result as a struct: its first record, its own columns, and its lineage."""
     named = {
         "_first_offset": first["_offset"], "_shard": first["_shard"], "_suffix": F.lit(suffix),
         "state": state, "started_at": start, "ended_at": end, "records": records, "is_open": is_open,

@@ -16,7 +16,7 @@ from spark_sinks.source.options import STORE_PREFIX, ReadOptions, parse_options
 
 STREAMS_MAX = 16
 TABLES = "tables"
-"""Folder of a hub's store in which it keeps the tables of streams."""
+"""Folder of a hub's store for the tables of streams."""
 _NUMBERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -40,10 +40,10 @@ def source_of(
     tenant: str,
     store_options: Mapping[str, str] | None,
 ) -> tuple[ReadOptions, tuple[str, ...]] | None:
-    """Return where rows come from: the options of the hub's store, and the streams; None when neither is given.
+    """Return the source of the rows: the options of the hub's store, and the streams; None when neither is given.
 
     Raises:
-        SinkError: one is missing, or not what it should be.
+        SinkError: one is missing or not valid.
     """
     if store is None and stream is None:
         return None
@@ -63,7 +63,7 @@ def source_of(
 
 
 def check_same_partitions(table: str, held: Sequence[str], given: Sequence[str]) -> None:
-    """Check that a table is partitioned by the columns that the sink was given.
+    """Check that a table is partitioned by the sink's columns.
 
     Raises:
         SinkError: it is not.
@@ -76,7 +76,7 @@ def check_same_partitions(table: str, held: Sequence[str], given: Sequence[str])
 
 
 def check_outside(place: Place, store: str) -> None:
-    """Check that a table is none of the hub's own, which the hub alone writes.
+    """Check that a table is not one of the hub's own, which only the hub writes.
 
     Args:
         store: root of the hub's store.
@@ -93,7 +93,7 @@ def check_outside(place: Place, store: str) -> None:
 
 
 def check_positions(rows: pa.Schema, streams: Sequence[str]) -> None:
-    """Check that rows say which records they come from.
+    """Check that rows have the positions of their records.
 
     Raises:
         SinkError: they do not.

@@ -1,4 +1,4 @@
-"""Columns of rows and of the table that takes them: which types fit, what is added, what the table keeps about each."""
+"""Columns of rows and of their table: matching types, added columns, and statistics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNT_PROPERTY = "delta.dataSkippingNumIndexedCols"
 STATISTICS_MAX = 32
 """Maximum number of columns with bounds; Delta's own default."""
 _FORBIDDEN = re.compile(r"[ ,;{}()\n\t=]")
-"""Characters that no column of a Delta table has (PROTOCOL.md, "Column Mapping")."""
+"""Characters that column names of a Delta table cannot have (PROTOCOL.md, "Column Mapping")."""
 _SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WIDENING = ("tinyint", "smallint", "int", "bigint")
 _PARTITIONING = ("string", "boolean", "date", *_WIDENING)
@@ -29,22 +29,22 @@ _BOUNDED = ("string", "date", "timestamp", *_WIDENING)
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Columns of a table, as its files have them."""
+    """Columns of a table and of its files."""
 
     schema: pa.Schema
     """All columns of the table, in its order."""
     partition_by: tuple[str, ...]
     statistics: tuple[str, ...]
-    """Columns whose bounds every file has. deltalake's dataset loses rows of a file that lacks bounds which others
+    """Columns with bounds in every file. deltalake's dataset loses rows of a file that lacks bounds which other files
     have."""
 
     @property
     def in_files(self) -> pa.Schema:
-        """Return the columns that stand in the Parquet files."""
+        """Return the columns in the Parquet files."""
         return pa.schema([field for field in self.schema if field.name not in self.partition_by])
 
     def aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with the table's columns; those that they lack are null, as are empty texts of partitions."""
+        """Return the rows with the table's columns; missing ones are null, as are empty texts of partitions."""
         index = {name: at for at, name in enumerate(batch.schema.names)}
         columns = []
         for field in self.schema:
@@ -54,17 +54,18 @@ class Layout:
             else:
                 column = batch.column(at).cast(field.type)
                 if field.name in self.partition_by and pa.types.is_string(field.type):
-                    # The table's log has no empty text: it reads as null. A key must not differ from what is read back.
+                    # The table's log has no empty text: it reads as null. A key must be equal to the value that is read
+                    # back.
                     column = pc.if_else(pc.equal(column, ""), None, column)
                 columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def arrow_columns(schema: StructType) -> pa.Schema:
-    """Return a frame's columns as a table can have them.
+    """Return a frame's columns as columns of a table.
 
     Raises:
-        SinkError: a name or type that no Delta table can have.
+        SinkError: a name or type is not possible in a Delta table.
     """
     seen: dict[str, str] = {}
     for field in schema.fields:
@@ -86,7 +87,7 @@ def _nullable(field: pa.Field) -> pa.Field:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Return a type by Spark's name, whatever Arrow calls the parts of lists and maps."""
+    """Return a type by Spark's name, which does not depend on Arrow's names for the parts of lists and maps."""
     return str(from_arrow_type(kind).simpleString())
 
 
@@ -109,7 +110,7 @@ def check_partitioning(rows: pa.Schema, partition_by: Sequence[str]) -> None:
     """Check the columns by which a table is partitioned.
 
     Raises:
-        SinkError: there is no such column, its type is unfit, or nothing is left for the files.
+        SinkError: there is no such column, its type is not possible, or no column is left for the files.
     """
     for name in partition_by:
         if name not in rows.names:
@@ -128,9 +129,10 @@ def properties_of(layout: Layout) -> dict[str, str]:
 
 
 def table_layout(table: pa.Schema, partition_by: Iterable[str], properties: Mapping[str, str]) -> Layout:
-    """Return the layout of a table that is there."""
+    """Return the layout of an existing table."""
     names = [name.strip() for name in properties.get(STATISTICS_PROPERTY, "").split(",") if name.strip()]
-    # Some bounds are worse than none: see Layout.statistics. Without the property another engine chose the columns.
+    # Bounds in some files only are worse than none: see Layout.statistics. Without the property, another engine chose
+    # the columns.
     known = all(name in table.names and type_name(table.field(name).type) in _BOUNDED for name in names)
     schema = pa.schema([_nullable(field) for field in table])
     return Layout(schema, tuple(partition_by), tuple(names) if known else ())
@@ -140,7 +142,7 @@ def missing_columns(table: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
     """Return the columns of rows that a table lacks.
 
     Raises:
-        SinkError: a column has a type that the table's cannot take.
+        SinkError: the table's column cannot hold the type of a column.
     """
     known = {field.name.casefold(): field for field in table}
     for field in rows:
@@ -156,7 +158,7 @@ def missing_columns(table: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
 
 
 def _fits(given: str, held: str) -> bool:
-    """Return whether every value of a type is one of another."""
+    """Return whether the held type has every value of the given one."""
     if given in _WIDENING and held in _WIDENING:
         return _WIDENING.index(given) <= _WIDENING.index(held)
     return given == held or (given, held) == ("float", "double")

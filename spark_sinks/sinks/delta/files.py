@@ -25,9 +25,10 @@ FILE_BYTES_MAX = 128 << 20
 """Compressed bytes after which a task begins another file."""
 GROUP_BYTES_MAX = 32 << 20
 BUFFERED_BYTES_MAX = 192 << 20
-"""Bytes of unfinished files that a task holds; then it finishes the largest."""
+"""Maximum bytes of unfinished files in a task; beyond it, the task finishes the largest."""
 FILES_MAX = 1000
-"""Maximum number of files that one task writes in a batch: a column of too many values makes a file for each."""
+"""Maximum number of files that one task writes in a batch: a partition column with too many values makes a file for
+each."""
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_.@+-]{1,60}")
 _NULL_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -47,7 +48,7 @@ class NewFile(msgspec.Struct, frozen=True):
 
 
 class FileWriter:
-    """A writer of rows of one layout into as many files as partitions and sizes ask for."""
+    """A writer of rows of one layout into files, split by partition and size."""
 
     def __init__(self, place: Place, layout: Layout) -> None:
         self._place, self._layout = place, layout
@@ -56,7 +57,7 @@ class FileWriter:
         self._files: list[NewFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows with the layout's columns.
+        """Add rows with the layout's columns.
 
         Raises:
             SinkError: there are more partitions than a task can write.
@@ -71,7 +72,7 @@ class FileWriter:
             self._finish(max(self._open, key=lambda values: self._open[values].groups.bytes))
 
     def finish(self) -> list[NewFile]:
-        """Write what is unfinished. Return all files, which are durable."""
+        """Write the unfinished files. Return all files, which are durable."""
         for values in list(self._open):
             self._finish(values)
         return self._files
@@ -115,13 +116,14 @@ class _OpenFile:
         self.groups = RowGroups(schema, GROUP_BYTES_MAX)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows."""
+        """Add rows."""
         self.statistics.add(batch)
         self.groups.add(batch)
 
 
 def partition_text(value: Any) -> str | None:
-    """Return a value as the table's log has it (PROTOCOL.md, "Partition Value Serialization"); '' means null there."""
+    """Return a value as text for the table's log (PROTOCOL.md, "Partition Value Serialization"); '' means null
+    there."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, date):
@@ -130,7 +132,7 @@ def partition_text(value: Any) -> str | None:
 
 
 def _folder(name: str, value: str | None) -> str:
-    """Return a folder for people to look at: readers take the value from the log."""
+    """Return a folder name for people: readers take the value from the log."""
     if value is None:
         return f"{_safe(name)}={_NULL_VALUE}"
     return f"{_safe(name)}={_safe(value)}"

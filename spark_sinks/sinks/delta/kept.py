@@ -1,4 +1,4 @@
-"""Positions as a table keeps them: Delta transactions, read before a batch and committed with its rows."""
+"""Positions stored in a table: Delta transactions, read before a batch and committed with its rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.storage.table.names import source_ids
 
 
 class KeptPositions:
-    """The positions of one writer in one table, compared with the hub's log whenever another has moved them.
+    """The positions of one writer in one table, compared with the hub's log whenever another writer has moved them.
 
     Args:
         uri: the table, for messages.
@@ -39,10 +39,10 @@ class KeptPositions:
         return self._followed.shards
 
     def read(self, reading: TableReading) -> Positions:
-        """Return what the table has of each shard.
+        """Return the table's position in each shard.
 
         Raises:
-            SinkError: the table follows another store, or this one as it was before it was restored.
+            SinkError: the table follows another store, or this one before it was restored.
         """
         if self._known is not None and self._known[:2] == (reading.id, reading.version):
             return self._known[2]
@@ -56,7 +56,7 @@ class KeptPositions:
         return positions
 
     def committed(self, table_id: str, version: int, positions: Positions) -> None:
-        """Take the positions of a version that this writer has made or read."""
+        """Record the positions of a version that this writer has made or read."""
         self._known = (table_id, version, positions)
 
     def forget(self) -> None:
@@ -100,7 +100,7 @@ class KeptPositions:
             raise SinkError(
                 f"table {self._uri} has rows up to {error}: the hub's store was restored to an earlier state, and "
                 "gives these offsets to other records. Move the table and the query's checkpoint away; the query "
-                "makes both again from the log. Rows of lost records stay in what was moved away"
+                "makes both again from the log. Rows of lost records remain in the moved table"
             ) from None
         except ReadError as error:
             raise SinkError(str(error)) from None

@@ -19,13 +19,13 @@ def codes_of(columns: Sequence[pa.ChunkedArray]) -> np.ndarray:
             encoded = pa.concat_arrays(encoded.chunks) if encoded.num_chunks else pa.array([], pa.string())
             encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
         indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        # Made dense again after each column, the product stays below the square of the number of rows.
+        # Codes are made dense again after each column, so the product stays below the square of the number of rows.
         codes = np.unique(codes * (len(encoded.dictionary) + 1) + indices, return_inverse=True)[1]
     return codes
 
 
 def last_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[str]) -> pa.Table:
-    """Return one row per key: the last by ``order``, nulls lowest, and of equal ones the last in the table."""
+    """Return one row per key: the last by ``order``, nulls lowest, and among equal ones the last in the table."""
     if not table.num_rows:
         return table
     ranks: list[Any] = []
@@ -37,7 +37,7 @@ def last_of_each(table: pa.Table, keys: Sequence[str], order: Sequence[str]) -> 
     table = table.take(pc.sort_indices(ranked, sort_keys=[(name, "ascending") for name in ranked.column_names]))
     codes = codes_of([table.column(name) for name in keys])
     last = np.zeros(int(codes.max()) + 1, np.int64)
-    last[codes] = np.arange(table.num_rows)  # Of equal indices, numpy keeps the last.
+    last[codes] = np.arange(table.num_rows)  # For equal indices, numpy keeps the last value.
     return table.take(pa.array(np.sort(last)))
 
 
@@ -59,7 +59,7 @@ def match(found: pa.Table, wanted: pa.Table, keys: Sequence[str]) -> np.ndarray:
 def later(left: pa.Table, right: pa.Table, order: Sequence[str]) -> np.ndarray:
     """Return for each pair of rows whether the left one comes after the right one by ``order``.
 
-    Nulls are lowest and NaN is highest, as where rows of one batch are sorted.
+    Nulls are lowest and NaN is highest, as in the sort of the rows of one batch.
     """
     after, equal = np.zeros(left.num_rows, bool), np.ones(left.num_rows, bool)
     for name in order:

@@ -1,4 +1,4 @@
-"""Rows that replace those with the same keys: which files of a table hold such rows, and what is left of these files.
+"""Rows that replace those with the same keys: the files of a table with such rows, and their remaining rows.
 
 No row is changed in place. A file that holds a replaced row is read, and its other rows are written again; both become
 one version together with the new rows. deltalake's own MERGE does the same and syncs nothing.
@@ -29,11 +29,11 @@ from spark_sinks.sinks.delta.task import RESULT_SCHEMA
 from weft.storage.table.delta.statistics import after_cut, bounds_of
 
 SMALL_FILE_BYTES = 8 << 20
-"""Size up to which a file is rewritten by the driver, its rows in one file with the new ones."""
+"""Size up to which the driver rewrites a file, with its rows and the new ones in one file."""
 SMALL_FILES_MAX = 32
-"""Number of small files from which they are joined, whether or not they hold a replaced row."""
+"""Number of small files from which on they are joined, even without a replaced row."""
 JOINED_BYTES_MAX = 64 << 20
-"""Bytes of small files that the driver reads in one batch."""
+"""Maximum bytes of small files that the driver reads in one batch."""
 _BATCH_ROWS = 64 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -49,7 +49,7 @@ class _Outcome(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of rewriting one file in a task."""
 
     file: int
-    """Number of the file, whose rows are in ``files`` now, but for the replaced ones; -1 when all of them stay."""
+    """Number of the file, whose rows are now in ``files``, except the replaced ones; -1 when all of them remain."""
     files: list[NewFile]
     losers: list[int]
     """New rows that lost against a row of the file."""
@@ -57,12 +57,12 @@ class _Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Rewriter:
-    """Leaves out of files the rows that are replaced.
+    """Removes replaced rows from files.
 
     Args:
         wanted: the columns ``keys`` and ``order`` of the new rows, each key once.
-        order: columns by which a row of the file may win against the new one; none: the new one wins.
-        replaced: ranges of which the new rows are all; other rows in them are left out, too.
+        order: columns by which a row of the file may win against the new one; without any, the new one wins.
+        replaced: ranges for which the new rows are all rows; other rows in them are removed, too.
     """
 
     place: Place
@@ -73,7 +73,7 @@ class Rewriter:
     replaced: Replaced | None = None
 
     def touched(self, files: Sequence[HeldFile]) -> list[HeldFile]:
-        """Return the files in which a row can be that goes, by their partitions and bounds."""
+        """Return the files that may hold a row to remove, by their partitions and bounds."""
         known = [_KeyValues.of(name, self.wanted.column(name), self.layout) for name in self.keys]
         has_rows, replaced = self.wanted.num_rows > 0, self.replaced
         return [
@@ -84,7 +84,7 @@ class Rewriter:
         ]
 
     def look(self, file: HeldFile) -> tuple[_Parquet, np.ndarray, list[int]]:
-        """Return an opened file, which of its rows stay, and which new rows lose against those."""
+        """Return an opened file, a mask of its remaining rows, and the new rows that lose against those."""
         held = _Parquet(self.place, self.layout, file)
         wanted = {*self.keys, *self.order} | ({self.replaced.newest_by} if self.replaced else set())
         names = [name for name in self.layout.schema.names if name in wanted]
@@ -103,7 +103,7 @@ class Rewriter:
 
 
 class _Parquet:
-    """A file of the table, its bytes in memory."""
+    """A file of the table, with its bytes in memory."""
 
     def __init__(self, place: Place, layout: Layout, file: HeldFile) -> None:
         data = run(place.store.get(f"{place.key}/{file.path}")).data
@@ -120,7 +120,7 @@ class _Parquet:
         return pa.table([self._column(read, field, rows) for field in schema], schema=schema)
 
     def rows(self, stays: np.ndarray) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that stay, with the table's columns."""
+        """Yield the remaining rows, with the table's columns."""
         first = 0
         for batch in self._file.iter_batches(_BATCH_ROWS):
             mask = stays[first : first + batch.num_rows]
@@ -138,13 +138,13 @@ class _Parquet:
 
 
 def merge(spark: SparkSession, rewriter: Rewriter, rows: pa.Table, files: Sequence[HeldFile]) -> Merged:
-    """Write the new rows, and what else stood in files with rows that they replace.
+    """Write the new rows, and the remaining rows of files with rows that they replace.
 
     Small files are rewritten here, large ones by Spark's tasks.
 
     Args:
         rows: the new rows, each key once, with the table's columns.
-        files: of the version on top of which the result is committed.
+        files: files of the version on top of which the result is committed.
 
     Raises:
         StoreError, NotFound: a file cannot be read or written.
@@ -239,11 +239,11 @@ class _KeyValues(NamedTuple):
     high: Any
     has_null: bool
     in_partitions: frozenset[Any]
-    """All values, where the table is partitioned by the column."""
+    """All values, if the table is partitioned by the column."""
 
     @classmethod
     def of(cls, name: str, column: pa.ChunkedArray, layout: Layout) -> _KeyValues:
-        """Return what is to be compared with each file."""
+        """Return the values to compare with each file."""
         low, high = bounds_of(column)
         values = frozenset(pc.unique(column).to_pylist()) if name in layout.partition_by else frozenset[Any]()
         return cls(name, low, high, column.null_count > 0, values)
@@ -261,12 +261,12 @@ class _KeyValues(NamedTuple):
         try:
             return bool(file.low[name] <= self.high and self.low <= high)
         except TypeError:
-            # Bounds of another type than the values: another engine's.
+            # Bounds of another type than the values, from another engine: the file has to be read.
             return True
 
 
 def _may_be_in_ranges(replaced: Replaced, file: HeldFile) -> bool:
-    """Return whether a time of a file can be in one of the ranges."""
+    """Return whether a file may have a time in one of the ranges."""
     low, high = file.low.get(replaced.column), file.high.get(replaced.column)
     if not isinstance(low, datetime) or not isinstance(high, datetime):
         return True
@@ -280,7 +280,7 @@ def _micros(moment: datetime) -> int:
 
 
 def _goes(replaced: Replaced, found: pa.Table) -> np.ndarray:
-    """Return which rows lie in the ranges and are not newer than the batch."""
+    """Return a mask of the rows that lie in the ranges and are not newer than the batch."""
     times = found.column(replaced.column).cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     micros = pc.fill_null(times, 0).to_numpy()
     ranges = np.array(replaced.ranges_us, np.int64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""The place of a table: the object store that holds it, and the same folder as deltalake names it."""
+"""The place of a table: its object store, and deltalake's name for the same folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORES_OPEN_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A table's folder, as the driver sends it to executors."""
+    """A table's folder, sent from the driver to executors."""
 
     uri: str
     root: str
@@ -29,7 +29,7 @@ class Place:
 
     @property
     def store(self) -> ObjectStore:
-        """Return the store, which each process opens once."""
+        """Return the store; each process opens it once."""
         return _opened(self.root, self.options)
 
     def location(self) -> tuple[str, dict[str, str]]:
@@ -45,7 +45,7 @@ def place_of(uri: str | os.PathLike[str], options: dict[str, str]) -> Place:
         options: for the object store; what is missing comes from the environment.
 
     Raises:
-        SinkError: there can be no table.
+        SinkError: a table cannot be there.
     """
     text = os.fspath(uri).rstrip("/")
     if text.startswith("file://"):

@@ -1,7 +1,7 @@
-"""Positions of a table in the log: which offsets its rows come from already.
+"""Positions of a table in the log: the offsets below which it has all rows.
 
 They are Delta transactions, committed with the rows: application ``weft-sink/CLUSTER/TENANT/STREAM/SHARD/NAME``,
-version = the offset after the last. What a checkpoint of Spark says, or whether there is one, changes nothing.
+version = the offset after the last. A checkpoint of Spark, or its absence, changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Followed:
     tenant: str
     streams: tuple[str, ...]
     name: str
-    """Name of the writer. Two that write different rows of a stream into one table have two names."""
+    """Name of the writer. Two writers of different rows of a stream into one table need two names."""
 
     def apps(self) -> dict[str, StreamShard]:
         """Return the application ids of all positions."""
@@ -46,7 +46,7 @@ class Followed:
         return f"{PREFIX}/{self.cluster_id}/{self.tenant}/{place[0]}/{place[1]}/{self.name}"
 
     def cluster_app(self, stream: str) -> str:
-        """Return the application id under which a table keeps the hub's identity."""
+        """Return the application id under which a table stores the hub's identity."""
         return f"{PREFIX}/{self.tenant}/{stream}/{self.name}/cluster"
 
     @property
@@ -57,19 +57,19 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class PositionFilter:
-    """A filter of rows that are in the table, for executors."""
+    """A filter against rows that the table has already, for executors."""
 
     streams: tuple[str, ...]
     positions: Mapping[StreamShard, int]
     floors: Mapping[StreamShard, int] = field(default_factory=dict)
-    """Per (stream, shard) the end of what earlier micro-batches of this run brought."""
+    """Per (stream, shard) the end of the earlier micro-batches of this run."""
 
     def new_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Positions]:
         """Return the rows from the positions on, and the end of their offsets.
 
         Raises:
-            SinkError: a row without a position, of another stream, or behind rows of an earlier micro-batch: it would
-                be left out as one that the table has.
+            SinkError: a row without a position, of another stream, or below rows of an earlier micro-batch: it would be
+        skipped as one that the table has.
         """
         shards, offsets = _numbers(batch, SHARD), _numbers(batch, OFFSET)
         new = np.zeros(batch.num_rows, bool)

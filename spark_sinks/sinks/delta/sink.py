@@ -41,14 +41,14 @@ from weft.protocols.lane import NAME_RULE, valid_name
 from weft.storage.table.errors import TableConflict
 
 ATTEMPTS_MAX = 20
-"""Maximum number of times that a batch is committed on top of another version because another writer was first."""
+"""Maximum number of attempts to commit a batch, each on top of a newer version because another writer was first."""
 FORGETTING_PROPERTY = "delta.setTransactionRetentionDuration"
-"""Property by which engines drop old transactions, the positions among them."""
+"""Property by which engines drop old transactions, including the positions."""
 _logger = logging.getLogger(__name__)
 
 
 class _Written(NamedTuple):
-    """A batch as executors handed it over, for one state of the table."""
+    """A batch as returned by executors, for one state of the table."""
 
     positions: Positions
     layout: Layout
@@ -61,39 +61,39 @@ class DeltaSink:
     """Rows into a Delta table, for ``foreachBatch``.
 
     **Append** (no ``keys``): every row is in the table exactly once, whatever was killed or repeated, and also if the
-    checkpoint was deleted. With the rows, one version of the table commits the log offsets that they came from; rows
-    below are left out. This holds where a row depends on its record alone (filters, columns, ``explode``). Rows carry
-    the ``_shard`` and ``_offset`` of the record that caused them.
+    checkpoint was deleted. One version of the table commits the rows together with the log offsets of their records;
+    rows below these offsets are skipped. This holds if a row depends only on its record (filters, columns,
+    ``explode``). Rows carry the ``_shard`` and ``_offset`` of the record that caused them.
 
-    **Upsert** (``keys``): a row replaces the one with the same keys; the last by ``order_by`` wins, without it the
-    one with the highest offset. With ``store`` and ``stream``, rows below the table's offsets are left out, as above:
-    a repeated batch changes nothing. Without them, for results of aggregates, ``order_by`` is needed: a repeated or
-    older row never replaces a newer one, and equal ones replace each other. ``complete_windows`` has whole windows
-    replaced: rows that a window no longer has are gone in the same version.
+    **Upsert** (``keys``): a row replaces the one with the same keys; the last by ``order_by`` wins, without it the one
+    with the highest offset. With ``store`` and ``stream``, rows below the table's offsets are skipped, as above: a
+    repeated batch changes nothing. Without them, for results of aggregates, ``order_by`` is needed: a repeated or older
+    row never replaces a newer one, and equal ones replace each other. ``complete_windows`` replaces whole windows: the
+    same version removes rows that a window no longer has.
 
     **Replace** (``replace_partitions``): the rows of a batch become the whole content of the partitions that they
     name. Repeating a batch changes nothing.
 
-    When a call returns, its rows are durable. Killed before the commit, files are left that no version names: VACUUM
-    removes them.
+    When a call returns, its rows are durable. A sink that is killed before the commit leaves files that no version
+    names: VACUUM removes them.
 
     Args:
         uri: the table's folder: a path, ``file:///path`` or ``s3://bucket/path``. The table is made if there is none;
-            columns that it lacks are added.
-        store: root of the hub's store, for its identity; as for ``format("weft")``.
-        stream: the stream that the rows come from, or several, of which a column ``_stream`` names each row's.
-        tenant: whose stream.
+            missing columns are added.
+        store: root of the hub's store, for its identity, as in ``format("weft")``.
+        stream: the source stream of the rows, or several, with a column ``_stream`` that names the one of each row.
+        tenant: tenant of the stream.
         keys: columns that make a row unique.
-        order_by: columns by which of two rows with the same keys the later one is known; nulls are lowest.
+        order_by: columns that order rows with the same keys, the later last; nulls are lowest.
         replace_partitions: see above; needs ``partition_by``.
         partition_by: columns by which the table is partitioned; an existing table must have the same.
         name: name of the writer. Two queries that write one stream into one table need two names.
         storage_options: for the table's object store: ``{"AWS_REGION": ...}``. What is missing comes from the
             environment.
-        store_options: for the hub's store; without them the same.
+        store_options: for the hub's store; the same rule applies.
 
     Raises:
-        SinkError: the arguments do not go together.
+        SinkError: the arguments do not fit together.
     """
 
     def __init__(
@@ -145,24 +145,24 @@ class DeltaSink:
         self._table: DurableTable | None = None
         self._kept: KeptPositions | None = None
         self._seen: Positions = {}
-        """Ends of what this run of the query has written."""
+        """Ends of the rows that this run of the query has written."""
         self._batch_id = -1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings. What was opened stays in this process."""
+        """Return the settings. Opened tables and logs stay in this process."""
         return {**self.__dict__, "_table": None, "_kept": None, "_seen": {}, "_batch_id": -1}
 
     def __repr__(self) -> str:
-        """Return the table's place and the mode, no credentials."""
+        """Return the table's place and the mode, without credentials."""
         mode = f"keys={self.keys}" if self.keys else f"replace_partitions={self.replace_partitions}"
         return f"DeltaSink({self.place.uri!r}, name={self.name!r}, {mode})"
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write a batch.
 
-        ``batch_id`` says nothing about what the table has: a new checkpoint counts from 0 again. A higher one than that
-        of the call before means that the query goes on, so that no row may come from behind. Only batch 0 makes a
-        table where there is none: without the batches before, it would have a hole.
+        ``batch_id`` is independent of the table's contents: a new checkpoint counts from 0 again. A higher one than in
+        the previous call means that the query continues, so that no row may have an earlier offset. Only batch 0 makes
+        a missing table: without the earlier batches, it would have a hole.
 
         Raises:
             SinkError: the rows do not fit the table, the table does not fit the log, or it is gone; nothing was
@@ -197,7 +197,8 @@ class DeltaSink:
                     written = self._write(frame, reading.layout, positions)
                 self._commit(frame, reading, written, replaced)
             except TableConflict as conflict:
-                # Also after an answer that was lost: then the positions have moved, and nothing is left to write.
+                # Also after a commit whose answer was lost: then the positions have moved, and nothing is left to
+                # write.
                 latest = conflict
                 if self._kept is not None:
                     self._kept.forget()
@@ -210,10 +211,10 @@ class DeltaSink:
         )
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come. Nothing is opened.
+        """Check the columns of future rows. Nothing is opened.
 
         Raises:
-            SinkError: a table cannot have them, or the sink lacks one.
+            SinkError: a table cannot have them, or one that the sink needs is missing.
         """
         self._check_columns(arrow_columns(frame.schema))
 
@@ -233,13 +234,13 @@ class DeltaSink:
             check_positions(rows, self._source[1])
 
     def _reading(self, rows: pa.Schema, *, may_create: bool) -> TableReading:
-        """Return the table, made or widened where it does not have all columns."""
+        """Return the table; make it if it is missing, and add missing columns."""
         if self._table is None:
             self._table = DurableTable(self.place)
         reading = self._table.open()
         if reading is None:
             if not may_create:
-                # A new table would lack the rows of the batches before: their checkpoint never brings them again.
+                # A new table would lack the rows of earlier batches: the query's checkpoint never brings them again.
                 raise SinkError(
                     f"table {self.place.uri} is gone, or was never there, and this query has written earlier batches. "
                     "Put the table back; or move the query's checkpoint away, too, and the query makes the table again"
@@ -265,7 +266,7 @@ class DeltaSink:
         return reading
 
     def _positions(self, reading: TableReading) -> Positions:
-        """Return what the table has of each shard.
+        """Return the table's position in each shard.
 
         Raises:
             SinkError: the table follows another store, or an earlier state of this one.
@@ -277,7 +278,7 @@ class DeltaSink:
         return self._kept.read(reading)
 
     def _write(self, frame: DataFrame, layout: Layout, positions: Positions) -> _Written:
-        """Let executors write the rows that are new."""
+        """Write the new rows on executors."""
         known = PositionFilter(self._source[1], positions, dict(self._seen)) if self._source else None
         task = WriteTask(self.place, layout, known)
         if self.keys:
@@ -301,7 +302,7 @@ class DeltaSink:
         return _Written(positions, layout, files, rows, ends)
 
     def _check_shards(self, ends: Positions) -> None:
-        """Refuse shards that the hub's store has not: their positions would never be looked up."""
+        """Refuse shards that the hub's store does not have: their positions would never be read again."""
         for stream, shard in ends:
             if self._kept is not None and shard >= self._kept.shards:
                 raise SinkError(
@@ -333,7 +334,8 @@ def _replaced(new: list[NewFile], held: Sequence[HeldFile], partition_by: Sequen
     """Return the changes by which new files become the whole content of their partitions."""
     paths = {file.path for file in new}
     if paths & {file.path for file in held}:
-        # They are committed, and the answer was lost. A version that adds and removes a file has no defined meaning.
+        # These files are committed already, and the answer was lost. A version that adds and removes the same file has
+        # no defined meaning.
         return Merged([], [])
     named = {tuple(file.partition.values()) for file in new}
     return Merged(

@@ -1,4 +1,4 @@
-"""The table of a sink: readings of it, and versions made on top of them."""
+"""The table of a sink: its versions as read, and commits on top of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WRITER_FEATURES = frozenset(
     }
 )
 _DEMANDS = ("delta.generationExpression", "delta.identity", "delta.invariants")
-"""Metadata of columns by which a table asks its writers to compute or check values."""
+"""Metadata of columns by which a table requires its writers to compute or check values."""
 
 
 class HeldFile(NamedTuple):
@@ -48,7 +48,7 @@ class HeldFile(NamedTuple):
     partition: dict[str, Any]
     """Typed values by column."""
     low: dict[str, Any]
-    """Least values of the columns that have bounds."""
+    """Lowest values of the columns that have bounds."""
     high: dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def guarded(call: Callable[[], T], place: Place) -> T:
 
     Raises:
         TableConflict: another writer was first.
-        SinkError: anything else, Rust panics included.
+        SinkError: any other error, including Rust panics.
     """
     try:
         return calls.guarded(call)
@@ -104,7 +104,7 @@ class TableReading:
 
     @property
     def version(self) -> int:
-        """Return the version that was read."""
+        """Return the version of this reading."""
         return int(self._table.version())
 
     def transaction(self, app_id: str) -> int | None:
@@ -112,7 +112,7 @@ class TableReading:
         return transaction(self._table, app_id)
 
     def check_writable(self) -> None:
-        """Check that rows can be added and removed without what this writer does not do.
+        """Check that the table has no features that this writer lacks.
 
         Raises:
             SinkError: the table has demands that another engine must meet.
@@ -181,10 +181,10 @@ def _prefixed(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 class DurableTable:
-    """A table whose every version is durable before something is built on it, and before it is claimed.
+    """A table whose versions are durable before a commit builds on them, and before they are reported as written.
 
-    deltalake never syncs. On a directory a power cut could keep version n+1 and lose version n with its rows, or keep
-    a commit that Spark's checkpoint counts on only in part. A bucket needs none of it.
+    deltalake never syncs. On a directory, a power cut could keep version n+1 and lose version n with its rows, or keep
+    only a part of a commit that Spark's checkpoint relies on. A bucket needs no sync.
 
     Args:
         clock: nanoseconds since 1970, for the times of files in the table's log.
@@ -210,7 +210,7 @@ class DurableTable:
             self._mended = True
         reading = TableReading.open(self.place)
         if reading is None:
-            # Moved away, perhaps, since a version was synced.
+            # The table may have been moved away since a version was synced.
             self._log = TableLog(self.place.store, self.place.key)
             return None
         run(self._log.sync(reading.version))

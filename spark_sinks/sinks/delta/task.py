@@ -1,4 +1,4 @@
-"""The work of an executor for a batch: rows that the table has are left out, the others become Parquet files."""
+"""The work of an executor for a batch: skip the rows that the table has, and write the others to Parquet files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from spark_sinks.sinks.delta.place import Place
 from spark_sinks.sinks.delta.positions import PositionFilter, Positions, merged_ends
 
 INLINE_BYTES_MAX = 128 << 10
-"""Bytes of rows up to which a task sends them to the driver, which makes one file of all tasks' few rows."""
+"""Maximum bytes of rows that a task sends to the driver, which makes one file of the few rows of all tasks."""
 UPSERT_BYTES_MAX = 512 << 20
-"""Bytes of new rows that one batch with keys may bring: the driver holds them."""
+"""Maximum bytes of new rows in one batch with keys: the driver holds them."""
 RESULT_SCHEMA = "result binary"
 
 
@@ -38,8 +38,8 @@ class WriteTask:
     """The function of ``mapInArrow``.
 
     Args:
-        inline_bytes_max: bytes of rows up to which no file is written; None never writes one.
-        held_bytes_max: bytes of rows without a file, above which the task fails.
+        inline_bytes_max: maximum bytes of rows without a file; None never writes one.
+        held_bytes_max: bytes of rows without a file above which the task fails.
     """
 
     place: Place
@@ -52,7 +52,7 @@ class WriteTask:
         """Yield one result, or none when there are no rows.
 
         Raises:
-            SinkError: the rows have no true place in the log, or are more than the driver can hold.
+            SinkError: the rows have no valid place in the log, or are more than the driver can hold.
         """
         held: list[pa.RecordBatch] = []
         writer: FileWriter | None = None

@@ -15,21 +15,21 @@ PORT = 5432
 PASSWORD_BYTES_MAX = 4096
 BOUNDS = {
     "connect_timeout": "10",
-    # Milliseconds after which a connection whose peer no longer answers is given up; the kernel's own takes hours.
+    # Milliseconds after which a connection without answers is closed; the kernel's own limit is hours.
     "tcp_user_timeout": "60000",
     "application_name": "weft",
     # A statement that waits longer for another transaction fails, and the batch with it.
     "options": "-c lock_timeout=60s",
 }
-"""Settings of libpq that a URL may set otherwise. Without them a lost server would hold a query for hours."""
+"""Settings of libpq that a URL may override. Without them, a lost server would block a query for hours."""
 _PASSWORDS = "the environment variable PGPASSWORD of the driver, in its ~/.pgpass, or in password_file"
 
 
 def check_url(url: str) -> str:
-    """Return what libpq takes for a URL such as ``jdbc:postgresql://db.example.com:5432/plant?user=weft``.
+    """Return libpq's form of a URL such as ``jdbc:postgresql://db.example.com:5432/plant?user=weft``.
 
     Raises:
-        SinkError: the URL is of another database, or has a password in it. The sentence never shows the password.
+        SinkError: the URL is of another database, or has a password in it. The message never shows the password.
     """
     address = url.removeprefix("jdbc:")
     try:
@@ -38,7 +38,7 @@ def check_url(url: str) -> str:
     except ValueError:
         raise SinkError("url: it cannot be read; expected jdbc:postgresql://HOST:PORT/DATABASE?user=NAME") from None
     if parts.scheme not in SCHEMES:
-        # Only the scheme is shown: what follows it may hold a password, whatever the database is.
+        # Only the scheme is shown: for any database, the rest may hold a password.
         raise SinkError(
             f"url: expected jdbc:postgresql://HOST:PORT/DATABASE; got one that begins with {parts.scheme or '?'!r}. "
             "For other databases use Spark's own JDBC writer (docs/how-to/from-spark-to-postgresql.md)"

@@ -1,4 +1,4 @@
-"""One batch in one transaction: copied into a temporary table, moved into the target, positions moved with it."""
+"""One batch in one transaction: copy it into a temporary table, move it into the target, and move the positions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ WITNESS = """
 UPDATE {positions} SET source = {source}, chunk = {n}, footer_crc = {crc}
 
 WHERE query = {query} AND target = {target} AND shard = {shard} AND next_offset = {end}"""
-"""The chunk with the last record below the position, by which a log is known again (``source.history``)."""
+"""The chunk with the last record below the position, by which a log is recognised (``source.history``)."""
 FORGET = "DELETE FROM {positions} WHERE target = {target}"
 UPSERT = """
 INSERT INTO {table} AS t ({columns}) SELECT DISTINCT ON ({keys}) {values} FROM weft_batch
 ORDER BY {keys}{order} ON CONFLICT ({keys}) DO {replace}"""
-"""In the order of the keys: two queries that take the same rows in other orders would block each other."""
+"""In the order of the keys: two queries that lock the same rows in different orders would block each other."""
 DELETE = """
 DELETE FROM {table} t
 USING (SELECT {first} AS first_at, {end} AS end_at FROM unnest({firsts}::bigint[], {ends}::bigint[]) AS u(a, b)) r
@@ -49,13 +49,13 @@ USING (SELECT {first} AS first_at, {end} AS end_at FROM unnest({firsts}::bigint[
 WHERE t.{column} >= r.first_at AND t.{column} < r.end_at AND (t.{newest_by} IS NULL OR t.{newest_by} <= {newest})
 
 AND NOT EXISTS (SELECT FROM (SELECT {key_values} FROM weft_batch) b WHERE {same_keys})"""
-"""Rows in the ranges that the batch replaces, and not in the batch."""
+"""Removal of rows in the ranges that the batch replaces, except those in the batch."""
 _SAME, _SAME_OR_NULL = "b.{0} = t.{0}", "b.{0} IS NOT DISTINCT FROM t.{0}"
-"""Equality of a key. Nulls are equal among keys; the time has none, and plain equality is what PostgreSQL hashes."""
+"""Equality of a key. Nulls are equal among keys; the time is never null, and PostgreSQL hashes only plain equality."""
 SHARED = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(*) > 1 LIMIT 1"
 SHARED_BY_SHARDS = "SELECT {keys} FROM weft_batch GROUP BY {keys} HAVING count(DISTINCT _shard) > 1 LIMIT 1"
 NULLS_NOT_DISTINCT = 150_000
-"""First release of PostgreSQL whose unique indexes can take nulls for equal."""
+"""First release of PostgreSQL whose unique indexes can treat nulls as equal."""
 TAKES_NULLS = """
 SELECT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = %s::regclass AND i.indisunique AND i.indnullsnotdistinct
 
@@ -63,11 +63,11 @@ AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnkeyatts = i.indnatts AND 
   SELECT array_agg(a.attname::text COLLATE "C" ORDER BY a.attname::text COLLATE "C") FROM pg_attribute a
   WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)))"""
 SLICE_ROWS = 16_384
-"""Rows that are text at once."""
+"""Number of rows that are converted to text at once."""
 
 
 class TargetTable(NamedTuple):
-    """Table that the rows go to, and what tells them apart there."""
+    """Target table of the rows, with its keys or the name of the positions."""
 
     table: tuple[str, ...]
     keys: tuple[str, ...]
@@ -90,7 +90,7 @@ class Batch:
     columns: Sequence[StagedColumn]
     rows: pa.Table
     log: FollowedLog | None = None
-    """Log that the positions are compared with."""
+    """Log to compare the positions with."""
     is_first: bool = True
     """True for the first batch of a checkpoint."""
 
@@ -98,12 +98,11 @@ class Batch:
         """Write the rows within the connection's transaction, which the caller commits.
 
         Returns:
-            The number of rows that the table took.
+            The number of rows written to the table.
 
         Raises:
-            SinkError: rows share their keys, and nothing says which is the newest; or the table of earlier batches is
-                gone.
-            psycopg.Error: PostgreSQL refuses a statement.
+            SinkError: rows share their keys without an order; or the table of earlier batches is gone.
+            psycopg.Error: PostgreSQL rejects a statement.
         """
         self._lock(connection, f"weft {'.'.join(self.target.table)} {self.target.name or ''}")
         self._make_tables(connection)
@@ -114,7 +113,7 @@ class Batch:
         return self._append(connection)
 
     def _lock(self, connection: Connection, name: str) -> None:
-        """Wait until no other driver writes under this name: one that lost its cluster may still live."""
+        """Wait until no other driver writes under this name: a driver that lost its cluster may still be running."""
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
 
     def _make_tables(self, connection: Connection) -> None:
@@ -127,7 +126,7 @@ class Batch:
             columns += "chunk bigint, footer_crc bigint, "
             self._make(connection, self.target.positions, columns + "PRIMARY KEY (query, target, shard)", [])
             if is_new:
-                # The positions of a table that was dropped: this one has none of its rows.
+                # Positions of a table that was dropped: the new one has none of its rows.
                 if not self.is_first and connection.execute(self._statement(KEPT)).fetchone() is not None:
                     raise self._gone(f"query {self.target.name}")
                 connection.execute(self._statement(FORGET))
@@ -135,7 +134,7 @@ class Batch:
             raise self._gone("this query")
 
     def _gone(self, query: str) -> SinkError:
-        """Return why no new table is made where an older one had rows: the checkpoint never brings them again."""
+        """Return the error instead of a new table: an older one had rows, which the checkpoint never brings again."""
         return SinkError(
             f"table {'.'.join(self.target.table)} is gone, and {query} has written earlier batches into it. Put the "
             "table back; or move the query's checkpoint away, too, and the query makes the table again"
@@ -162,7 +161,8 @@ class Batch:
         with connection.cursor().copy("COPY weft_batch FROM STDIN (FORMAT csv)") as copy:
             for part in self.rows.to_batches(SLICE_ROWS):
                 text = io.BytesIO()
-                # Arrow quotes every text and leaves nulls empty and unquoted: as COPY tells "" and NULL apart.
+                # Arrow quotes every text and leaves nulls empty and unquoted, which is how COPY distinguishes "" and
+                # NULL.
                 csv.write_csv(part, text, options)
                 copy.write(text.getbuffer())
 
@@ -172,7 +172,7 @@ class Batch:
         return [Identifier(column.name) for column in self.columns]
 
     def _statement(self, text: LiteralString, **given: Any) -> Composed:
-        """Return a statement with the names of this batch in it, and the values given."""
+        """Return a statement with the names of this batch and the given values."""
         from psycopg import sql
 
         values = sql.SQL(", ").join(
@@ -183,7 +183,7 @@ class Batch:
             positions=sql.Identifier(*self.target.positions),
             columns=sql.SQL(", ").join(self._names()),
             values=values,
-            # A literal: with parameters, a % in a column's name would be taken for one.
+            # Literals instead of parameters: a % in a column's name would be treated as a parameter.
             query=sql.Literal(self.target.name),
             target=sql.Literal(self.target.table[-1]),
             keys=sql.SQL(", ").join(map(sql.Identifier, self.target.keys)),
@@ -202,7 +202,7 @@ class Batch:
         return inserted.rowcount
 
     def _compare(self, connection: Connection, log: FollowedLog) -> None:
-        """Check that the positions are of the log that the rows come from."""
+        """Check that the positions are of the rows' own log."""
         found = connection.execute(self._statement(KEPT)).fetchall()
         others = {source for *_, source in found if source is not None} - {log.source}
         if others:
@@ -232,7 +232,7 @@ class Batch:
             connection.execute(self._statement(WITNESS, **values))
 
     def _check_null_keys(self, connection: Connection) -> None:
-        """Refuse a null in a key where the table takes nulls for different values: every repeat would add a row."""
+        """Refuse a null in a key if the table treats nulls as different values: every repetition would add a row."""
         nulls = {name: count for name in self.target.keys if (count := self.rows.column(name).null_count)}
         if not nulls:
             return
@@ -308,7 +308,7 @@ class Batch:
         return sql.SQL("UPDATE SET {}{}").format(pairs, newer)
 
     def _check_newest(self, connection: Connection) -> None:
-        """Refuse rows that share their keys when only chance would choose among them."""
+        """Refuse rows with shared keys and no order: the choice among them would be random."""
         if self.target.order_by:
             return
         is_ordered = {SHARD, OFFSET} <= {column.name for column in self.columns}
@@ -333,7 +333,7 @@ def shard_starts(rows: pa.Table) -> dict[int, int]:
 
 
 def _unique(connection: Connection) -> LiteralString:
-    """Return the constraint of keys: a primary key would refuse nulls, which the key of a window may be."""
+    """Return the constraint of keys: a primary key would reject nulls, which keys of a window may be."""
     is_new = connection.info.server_version >= NULLS_NOT_DISTINCT
     return "UNIQUE NULLS NOT DISTINCT" if is_new else "PRIMARY KEY"
 

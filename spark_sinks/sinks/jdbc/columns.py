@@ -1,4 +1,4 @@
-"""Columns of a DataFrame on their way into PostgreSQL: what Spark makes of them, what is copied, what is stored."""
+"""Columns of a DataFrame on their way into PostgreSQL: their types in Spark, in the copied text and in the table."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pyspark.sql import types as T  # noqa: N812
 from spark_sinks.errors import SinkError
 
 NAME_BYTES_MAX = 63
-"""Longest identifier of PostgreSQL, which cuts longer ones silently: two columns could become one."""
+"""Longest identifier of PostgreSQL, which truncates longer ones silently: two columns could become one."""
 EPOCH = "(to_timestamp({0} / 1000000) + mod({0}, 1000000) * interval '1 microsecond')"
 """A time of microseconds since 1970, exact: a double alone loses microseconds after the year 2255."""
 _JSON_NUL = r"(?<!\\)((?:\\\\)*)\\u0000"
-"""A NUL in JSON text, not the text of one: an even number of backslashes stands before it."""
+"""An escaped NUL in JSON text, with an even number of backslashes before it: after an odd number it is plain text."""
 REPLACEMENT = "\ufffd"
 
 
 class ColumnTypes(NamedTuple):
-    """Types under which values of one type of Spark travel."""
+    """Types in PostgreSQL for one type of Spark."""
 
     copied: str
-    """Type of the column that COPY fills."""
+    """Type of the column for COPY."""
     stored: str
     """Type of the column in a table that the sink makes."""
     value: str = "{0}"
-    """SQL that makes the stored value of the copied one."""
+    """SQL that converts the copied value to the stored one."""
 
 
 class StagedColumn(NamedTuple):
@@ -62,7 +62,7 @@ def columns_of(schema: T.StructType) -> list[StagedColumn]:
     """Return the columns of a batch in their order.
 
     Raises:
-        SinkError: a column has a type that PostgreSQL has no place for, or a name that is too long.
+        SinkError: a column has a type without a counterpart in PostgreSQL, or a name that is too long.
     """
     return [StagedColumn(_checked(field.name), _kind(field)) for field in schema.fields]
 
@@ -88,8 +88,8 @@ def _kind(field: T.StructField) -> ColumnTypes:
 def as_copied(frame: DataFrame) -> DataFrame:
     """Return the frame's columns as strings, numbers and booleans, which CSV can hold without loss.
 
-    PostgreSQL's text and jsonb hold no NUL character, and a device may send one: U+FFFD replaces it, so that a row
-    stops no query.
+    PostgreSQL's text and jsonb cannot hold a NUL character, and a device may send one: U+FFFD replaces it, so that such
+    a row does not stop the query.
     """
     return frame.select(*(_copied(field).alias(field.name) for field in frame.schema.fields))
 

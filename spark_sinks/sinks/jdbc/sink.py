@@ -32,13 +32,13 @@ class JdbcSink:
     """Writer of micro-batches into a table of PostgreSQL, for ``foreachBatch``.
 
     Guarantee: a micro-batch is one transaction. With ``keys`` a row replaces the row with the same keys, so a batch
-    that is written again changes nothing. Without ``order_by``, a batch that comes late replaces newer rows: one of a
-    driver that was cut off and lives on, or of a query that lost its checkpoint, until it has caught up.
-    ``complete_windows`` has whole windows replaced: rows that a window no longer has go in the same transaction.
+    that is written again changes nothing. Without ``order_by``, a late batch replaces newer rows: one of a driver that
+    was cut off and still runs, or of a query that lost its checkpoint, until it has caught up. ``complete_windows``
+    replaces whole windows: the same transaction removes rows that a window no longer has.
 
-    Without ``keys`` rows are appended exactly once, whatever happens to the checkpoint: the transaction also stores up
-    to which log offset each shard is in the table, and rows below are left out. With ``store`` and ``stream`` it also
-    stores which log that was, and refuses rows of another one, or of one that was restored to an earlier state.
+    Without ``keys`` rows are appended exactly once, whatever happens to the checkpoint: the transaction also stores the
+    log offset up to which the table has each shard, and rows below are skipped. With ``store`` and ``stream`` it also
+    stores the identity of that log, and refuses rows of another one, or of one that was restored to an earlier state.
 
     Nulls in ``keys`` are equal to each other. It needs PostgreSQL 15, and in a table of your own an index that is
     ``NULLS NOT DISTINCT``.
@@ -46,25 +46,25 @@ class JdbcSink:
     The rows come through the driver's memory, a micro-batch at a time: ``max_records_per_trigger`` bounds it. Only the
     driver connects to the database, and only it needs psycopg (the extra ``postgresql``).
 
-    The table is made for the first batch when it does not exist. One that exists keeps its own columns and types; it
-    needs every column of the DataFrame, and with ``keys`` a unique index over them. Times are stored as
-    ``timestamptz``, nested columns as ``jsonb``; a NUL character in a text becomes U+FFFD, because
-    PostgreSQL's text holds none.
+    The first batch makes the table if it does not exist. An existing table keeps its own columns and types; it needs
+    every column of the DataFrame, and with ``keys`` a unique index over them. Times are stored as ``timestamptz``,
+    nested columns as ``jsonb``; a NUL character in a text becomes U+FFFD, because PostgreSQL's text cannot hold it.
 
     Args:
         url: ``jdbc:postgresql://HOST:PORT/DATABASE?user=NAME``; further parameters have libpq's names (``sslmode``).
             It must not hold a password: libpq takes that from the driver's ``PGPASSWORD`` or ``~/.pgpass``.
         table: name of the table, or ``SCHEMA.NAME``.
         keys: columns that identify a row. None: rows are appended, and need ``_shard`` and ``_offset``.
-        order_by: with ``keys``: of rows with the same keys the one with the highest value here stays, in a batch and
-            in the table. Without it a later batch replaces; rows of one shard in one batch go by ``_offset``.
-        name: without ``keys``: name under which the positions are kept. Two queries that write to one table need two
-            names; the same name with another stream or another store leaves rows out.
+        order_by: with ``keys``: among rows with the same keys, the one with the highest value here remains, in a batch
+            and in the table. Without it, a later batch replaces earlier rows; within a batch, rows of one shard are
+            ordered by ``_offset``.
+        name: without ``keys``: name under which the positions are stored. Two queries that write to one table need two
+            names; the same name with another stream or another store skips rows.
         password_file: file on the driver whose first line is the password, read for each batch.
         positions_table: name of the table of positions, made in the schema of ``table``.
-        store: without ``keys``: root of the hub's store that the rows come from, as for ``format("weft")``.
-        stream: the stream that the rows come from; together with ``store``.
-        tenant: whose stream.
+        store: without ``keys``: root of the hub's store with the source of the rows, as in ``format("weft")``.
+        stream: the source stream of the rows; together with ``store``.
+        tenant: tenant of the stream.
         store_options: for the hub's store: ``{"AWS_REGION": ...}``. What is missing comes from the environment.
 
     Raises:
@@ -85,7 +85,7 @@ class JdbcSink:
     _floors: RunFloors = field(default_factory=RunFloors, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the database."""
+        """Check the arguments, as far as possible without the database."""
         check_url(self.url)
         if isinstance(self.keys, str):
             raise SinkError(f"keys: expected a list of column names; write [{self.keys!r}]")
@@ -105,7 +105,7 @@ class JdbcSink:
         self._log()
 
     def _log(self) -> FollowedLog | None:
-        """Return the log behind the positions; None where nothing says which it is."""
+        """Return the log of the positions; None without ``store`` and ``stream``."""
         if self.store is None or self.stream is None or self.keys:
             return None
         named = {f"{STORE_PREFIX}{name}": value for name, value in self.store_options.items()}
@@ -119,8 +119,8 @@ class JdbcSink:
         """Write one micro-batch. When this returns, PostgreSQL has committed it.
 
         Raises:
-            SinkError: the rows do not suit the table, the table of earlier batches is gone, or PostgreSQL refused;
-                nothing of the batch is written.
+            SinkError: the rows do not fit the table, the table of earlier batches is gone, or PostgreSQL rejected them;
+        nothing of the batch is written.
         """
         self._write_batch(frame, batch_id, None)
 
@@ -157,10 +157,10 @@ class JdbcSink:
         _log.info("batch %d: %d of %d rows written to %s", batch_id, written, rows.num_rows, self.table)
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come. Nothing is opened.
+        """Check the columns of future rows. Nothing is opened.
 
         Raises:
-            SinkError: PostgreSQL cannot have them, or the sink lacks one.
+            SinkError: PostgreSQL cannot have them, or one that the sink needs is missing.
         """
         names = [column.name for column in columns_of(frame.schema)]
         wanted = [*self.keys, *([self.order_by] if self.order_by else [])] if self.keys else [SHARD, OFFSET]
@@ -170,7 +170,8 @@ class JdbcSink:
     def _check_nulls(self, rows: pa.Table, names: Sequence[str]) -> None:
         for name in names:
             if rows.column(name).null_count:
-                # Nothing says whether the table has such a row: it would be written again by every repeat.
+                # Without a position, the table does not show whether it has the row: every repetition would write it
+                # again.
                 raise SinkError(
                     f"column {name} is null in {rows.column(name).null_count} rows; filter them out, or fill it"
                 )
@@ -180,14 +181,14 @@ class JdbcSink:
         import psycopg
 
         try:
-            with connection:  # commits, or rolls back when an error comes
+            with connection:  # commits, or rolls back after an error
                 return batch.write(connection)
         except psycopg.Error as error:
             raise SinkError(f"PostgreSQL at {shown(self.url)} refused the batch: {_sentence(error, self)}") from None
 
 
 def _sentence(error: Error, sink: JdbcSink) -> str:
-    """Return PostgreSQL's words without the row, which belongs in no log, and what to do."""
+    """Return PostgreSQL's message with advice, but without the row, which must not get into a log."""
     primary = error.diag.message_primary or str(error)
     columns = ", ".join(sink.keys)
     advice = {

@@ -1,8 +1,8 @@
 """A blocking WebSocket to a hub node, over a plain socket.
 
-The connection can be left without a closing handshake. A hub takes the closing of a refused connection for proof that a
-second node claims the lane, and stops the lane's completeness until an operator decides; a task that another one has
-overtaken is no second node, and leaves without a word.
+The connection can be left without a closing handshake. A hub treats the closing of a refused connection as proof that a
+second node claims the lane, and stops the lane's completeness until an operator decides. A task that another one has
+overtaken is not a second node, so it drops the connection without a handshake.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REFUSALS = {
 
 
 class ConnectionFailed(Exception):
-    """No connection, or its end: another try may succeed."""
+    """No connection, or the loss of one: another try may succeed."""
 
 
 class Connection:
@@ -48,7 +48,7 @@ class Connection:
         url: ``http(s)://host:port``.
         token: sent as a bearer token.
         ca: certificate authorities in PEM; None trusts the system's.
-        timeout_s: longest time for the connection, and for each piece that is sent.
+        timeout_s: longest time for connecting, and for sending each piece.
         clock: monotonic seconds.
 
     Raises:
@@ -109,7 +109,7 @@ class Connection:
             raise ConnectionFailed(f"{self.url}: {failure}")
 
     def send(self, message: bytes) -> None:
-        """Send one message. Blocks while the hub takes nothing.
+        """Send one message. Blocks while the hub reads nothing.
 
         Raises:
             ConnectionFailed: the connection is over.
@@ -121,7 +121,7 @@ class Connection:
             raise ConnectionFailed(f"{self.url}: {error}") from error
 
     def receive(self, wait_s: float) -> bytes | None:
-        """Return the next message; None when none came in time.
+        """Return the next message; None when none arrived within ``wait_s``.
 
         Raises:
             ConnectionFailed: the connection is over, and every message was returned.
@@ -140,12 +140,13 @@ class Connection:
         return self._messages.popleft()
 
     def _flush_answers(self) -> None:
-        """Send pongs. What answers a closing waits for ``close``: the messages before it may say not to."""
+        """Send pongs. The answer to a closing waits for ``close``: earlier messages may be the reason to ``abandon``
+        instead."""
         if self._protocol.state.name == "OPEN":
             self._flush()
 
     def close(self) -> None:
-        """Close with a handshake, as far as the peer answers soon."""
+        """Close with a handshake, if the peer answers soon."""
         with contextlib.suppress(OSError, WebSocketException, ConnectionFailed):
             if self._protocol.state.name == "OPEN":
                 self._protocol.send_close(1000)
@@ -156,7 +157,7 @@ class Connection:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave without a word."""
+        """Drop the connection without a handshake."""
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -170,7 +171,7 @@ class Connection:
                     self._socket.shutdown(socket.SHUT_WR)
 
     def _read(self, wait_s: float) -> bool:
-        """Take what the socket has. Return False when nothing came in time."""
+        """Read the socket's bytes. Return False when none came in time."""
         self._socket.settimeout(max(wait_s, 0.001))
         try:
             data = self._socket.recv(_RECEIVE_BYTES)

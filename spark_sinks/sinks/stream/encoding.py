@@ -40,12 +40,12 @@ class Row(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Return roughly what the row takes of a batch."""
+        """Return roughly the row's size in a batch."""
         headers = sum(len(name) + len(str(value)) for name, value in self.headers)
         return len(self.key) + len(self.payload) + headers + _ROW_BYTES
 
     def at_chunk(self, witness: Witness | None) -> Row:
-        """Return the row with the chunk of the source that its position is in."""
+        """Return the row with the source chunk of its position."""
         if witness is None:
             return self
         position, *others = self.headers
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], lineage: str | None) -> HeaderPairs:
-    """Return the headers of a record: its position, what went into it, and the row's own."""
+    """Return the headers of a record: its position, its lineage, and the row's own."""
     pairs = [(POSITION, position.text(shard))]
     if lineage is not None:
         pairs.append((LINEAGE, lineage))
@@ -61,8 +61,8 @@ def headers_of(position: Position, shard: int, own: Sequence[tuple[str, str]], l
 
 
 class BatchEncoder:
-    """Encoder of one task. Rows of one source record stay in one batch where they fit, so that the hub takes them as a
-    whole."""
+    """Encoder of one task. Rows of one source record stay in one batch if they fit, so that the hub stores all or none
+    of them."""
 
     def __init__(self, boot: int, batch_bytes_max: int) -> None:
         self._clock = ClockReading(boot, 0, ClockState.SYNCED)
@@ -73,7 +73,7 @@ class BatchEncoder:
         """Return the batch of rows that begins at sequence number ``first``.
 
         Raises:
-            SinkError: a row is longer than the hub or the format takes.
+            SinkError: a row is longer than the hub or the format allows.
         """
         for row in rows:
             if len(row.key) > KEY_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""The two ends of a ``StreamSink``: the stream that it writes, and the one that its rows come from."""
+"""The two ends of a ``StreamSink``: its target stream and the source of its rows."""
 
 from __future__ import annotations
 

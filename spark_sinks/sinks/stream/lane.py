@@ -1,7 +1,7 @@
-"""One producer lane, without I/O: which rows it still lacks, the numbers that they get, and what is not durable yet.
+"""One producer lane, without I/O: its missing rows, their sequence numbers, and its batches that are not durable yet.
 
-The hub's word about the lane (LANE_OPENED) is the only source of numbers. A connection that is lost is followed by
-another, whose opening says what arrived.
+The hub's answer about the lane (LANE_OPENED) is the only source of numbers. After a lost connection, the opening on the
+next one reports which records arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.protocols.ranges import Range
 
 
 class Superseded(SinkError):
-    """Another task has taken the lane. Its rows are the same, so this one stops."""
+    """Another task has taken over the lane. Its rows are the same, so this one stops."""
 
 
 def superseded(lane: Lane) -> Superseded:
@@ -27,7 +27,7 @@ def superseded(lane: Lane) -> Superseded:
 
 
 def went_back(lane: Lane, held: int, acked: int) -> SinkError:
-    """Return the error about a hub that has fewer records than it acknowledged."""
+    """Return the error for a hub that has fewer records than it acknowledged."""
     return SinkError(
         f"the hub has {held} records of lane {lane} and acknowledged {acked} before: its store went back to an earlier "
         "state. Start the query under another name, at the rows that the stream lacks"
@@ -35,13 +35,13 @@ def went_back(lane: Lane, held: int, acked: int) -> SinkError:
 
 
 class LaneFact(NamedTuple):
-    """A truth about a lane that does not change: record ``end - 1`` has this position."""
+    """A fact about a lane that never changes: record ``end - 1`` has this position."""
 
     end: int
     position: Position | None
     """None when ``end`` is 0."""
     epoch: int = 0
-    """Highest epoch that is known of the lane."""
+    """Highest known epoch of the lane."""
 
 
 class Batch(NamedTuple):
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     end: int
     data: bytes
     cost: int
-    """Bytes of the window that it takes."""
+    """Bytes of the window that it uses."""
 
 
 class LinkLaneState(Enum):
@@ -66,10 +66,10 @@ class ProducerLane:
     """A lane of one task attempt.
 
     ``opening`` and ``opened`` begin each connection, and ``resume`` follows the first opening. Then ``wants`` chooses
-    rows and ``add`` takes their batches, which ``next_to_send`` gives out, after a lost connection once more.
+    rows and ``add`` accepts their batches. ``next_to_send`` returns these, and again after a lost connection.
 
     Args:
-        epoch: the highest epoch that is known of the lane.
+        epoch: the highest known epoch of the lane.
     """
 
     def __init__(self, identity: Lane, epoch: int = 0) -> None:
@@ -79,19 +79,19 @@ class ProducerLane:
         self.acked = 0
         """Numbers below are durable at the hub."""
         self.end = 0
-        """The next number to give out."""
+        """The next number to assign."""
         self.position: Position | None = None
         """Position of record ``end - 1``."""
         self.skipped = 0
-        """Rows that the lane held already."""
+        """Rows that the lane had already."""
         self.is_known = False
-        """True once the position that belongs to ``end`` is known."""
+        """True when the position that belongs to ``end`` is known."""
         self.in_flight = 0
         """Bytes of the window that batches take on this connection."""
         self._batches: deque[Batch] = deque()
         """Batches that are not durable, oldest first."""
         self._sent = 0
-        """Number of them that were sent on this connection."""
+        """Number of these batches that were sent on this connection."""
 
     @property
     def is_durable(self) -> bool:
@@ -100,19 +100,19 @@ class ProducerLane:
 
     @property
     def fact(self) -> LaneFact:
-        """Return what is true of the lane now. Of use once everything is durable."""
+        """Return the present fact about the lane. Useful when everything is durable."""
         return LaneFact(self.end, self.position, self.epoch)
 
     def opening(self, epoch: int) -> None:
-        """Note that the lane was offered with an epoch, on a new connection or once more."""
-        self.state, self.epoch = LinkLaneState.OPENING, epoch
+        """Record that the lane was offered with an epoch, on a new connection or again."""
+        self.state, self.epoch = LaneState.OPENING, epoch
 
     def lost(self) -> None:
-        """Note that the connection is gone: what it carried counts as not sent."""
-        self.state, self._sent, self.in_flight = LinkLaneState.CLOSED, 0, 0
+        """Record the loss of the connection: its batches count as not sent."""
+        self.state, self._sent, self.in_flight = LaneState.CLOSED, 0, 0
 
     def opened(self, held: Iterable[Range]) -> None:
-        """Take the hub's word about the lane.
+        """Apply the hub's answer about the lane.
 
         Raises:
             SinkError: the lane has holes, so no producer wrote it; or it has fewer records than were acknowledged.
@@ -128,7 +128,7 @@ class ProducerLane:
             return
         if end < self.acked:
             raise went_back(self.identity, end, self.acked)
-        # The hub takes batches as a whole, so another end is another task's.
+        # The hub stores whole batches, so any other end is of another task's batch.
         if end not in (self.acked, *(batch.end for batch in self._batches)):
             raise Superseded(
                 f"another task has sent records of lane {self.identity} meanwhile; nothing is lost or doubled"
@@ -136,10 +136,10 @@ class ProducerLane:
         self._settle(end)
 
     def resume(self, position: Position | None) -> None:
-        """Take the position of the lane's last record, found after the first opening.
+        """Set the position of the lane's last record, found after the first opening.
 
         Raises:
-            SinkError: there is one for an empty lane, or none for one with records.
+            SinkError: an empty lane has a position, or a lane with records has none.
         """
         if (position is None) != (self.end == 0):
             raise SinkError(f"lane {self.identity} ends at {self.end}, and its last record's position is {position}")
@@ -153,7 +153,7 @@ class ProducerLane:
         return False
 
     def add(self, batch: Batch, last: Position) -> None:
-        """Take a batch that begins at ``end``.
+        """Add a batch that begins at ``end``.
 
         Args:
             last: position of its last record.
@@ -176,12 +176,12 @@ class ProducerLane:
         return self._batches[self._sent]
 
     def note_sent(self) -> None:
-        """Note that ``next_to_send`` is on its way."""
+        """Record that the batch of ``next_to_send`` was sent."""
         self.in_flight += self._batches[self._sent].cost
         self._sent += 1
 
     def acknowledged(self, ranges: Iterable[Range]) -> None:
-        """Take an ACK.
+        """Apply an ACK.
 
         Raises:
             Superseded: the hub has records of the lane that this task did not send.
@@ -194,7 +194,8 @@ class ProducerLane:
         self._settle(end)
 
     def _settle(self, end: int) -> None:
-        """Forget the batches below ``end``. One that the hub has in part is sent again: it trims what it has."""
+        """Forget the batches below ``end``. A batch that the hub has in part is sent again: the hub trims the records
+        that it has."""
         while self._batches and self._batches[0].end <= end:
             settled = self._batches.popleft()
             if self._sent:

@@ -1,7 +1,7 @@
-"""The last record of a producer lane, found in the hub's store: its position says how far the query has come.
+"""The last record of a producer lane, found in the hub's store: its position is the query's progress.
 
-Looked up only where nothing else says it, at a query's start and after a fault. The log is searched from its end, and
-below the chunks that were deleted, the stream's table.
+It is searched only when the position is otherwise unknown, at a query's start and after a fault: first in the log from
+its end, then in the stream's table, which has the records of deleted chunks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_
 
 Headers = Mapping[str, object]
 AHEAD = 16
-"""Chunk indexes asked for at once."""
+"""Number of chunk indexes requested at once."""
 
 
 async def open_hub_store(settings: ProducerSettings, cluster_id: str) -> tuple[ObjectStore, Cluster]:
     """Return the hub's store.
 
     Args:
-        cluster_id: the hub's own, as WELCOME told it; empty when it is not known.
+        cluster_id: the hub's own, from WELCOME; empty when it is not known.
 
     Raises:
         SinkError: it cannot be opened, holds no hub, or another one.
@@ -79,11 +79,11 @@ class LastRecord(NamedTuple):
 
     position: Position
     witness: Witness | None
-    """Chunk of the source's log that the position was taken from; None in records of earlier releases."""
+    """Chunk of the source's log with the position; None in records of earlier releases."""
 
 
 async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, shard: int, seq: int) -> LastRecord:
-    """Return what record ``seq`` of a lane, which the hub has acknowledged, says of its place.
+    """Return the place of record ``seq`` of a lane, which the hub has acknowledged.
 
     Args:
         shard: the source shard.
@@ -106,13 +106,13 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
 
 
 async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:
-    """Search the log from its end to what was deleted."""
+    """Search the log from its end to the first deleted chunk."""
     end = state.n + 1
     while end > log.watermark:
         first = max(log.watermark, end - AHEAD)
         for chunk in reversed(await asyncio.gather(*map(log.index, range(first, end)))):
             if chunk is None:
-                return None  # deleted meanwhile: the table has it
+                return None  # deleted meanwhile, so the record is in the table
             if any(
                 lane_of(update) == lane and any(low <= seq < high for low, high in update.ranges)
                 for update in chunk.footer.lanes

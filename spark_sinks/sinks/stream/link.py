@@ -1,7 +1,7 @@
 """The conversation of one task with a hub: lanes opened, batches sent, acknowledgements awaited.
 
-A node that dies, goes away or sends the link elsewhere is followed by another try, at the next URL or where the hub
-says, until nothing has moved for ``patience_s``.
+When a node dies, stops or redirects the link, the task tries again, at the next URL or at the redirect's, until nothing
+has moved for ``patience_s``.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet
 
 WINDOW_BYTES = 8 << 20
-"""Most bytes without an acknowledgement, also where a hub grants more: it bounds a task's memory."""
+"""Maximum bytes without an acknowledgement, even if a hub grants more: it bounds a task's memory."""
 SOFTWARE = "weft spark sink"
 HOPS_MAX = 3
-"""Most redirects in a row: more are two nodes that name each other."""
+"""Maximum redirects in a row: more mean that two nodes redirect to each other."""
 EPOCH_TRIES_MAX = 5
-"""Most offers of one lane whose epochs the hub found too low."""
+"""Maximum offers of one lane with an epoch that the hub rejects as too low."""
 CONNECT_S = 10.0
 _RETRY_S = (0.05, 2.0)
 _WAIT_S = 1.0
@@ -54,17 +54,17 @@ _HOPELESS = {RefuseCode.VERSION, RefuseCode.UNAUTHORISED, RefuseCode.BAD_HELLO, 
 
 
 class _Target(NamedTuple):
-    """A node to connect to, other than one of the settings."""
+    """A node to connect to that is not one of the settings."""
 
     url: str
     back: str | None = None
-    """The node that named this one."""
+    """The node that redirected to this one."""
     stays: bool = False
-    """True when the node is to serve the link itself."""
+    """True when the node must serve the link itself, without a redirect."""
 
 
 class _Left(Exception):
-    """The end of a connection after which another try is made, at once where the hub named a node."""
+    """The end of a connection that is followed by another try, at once if the hub named a node."""
 
     def __init__(self, reason: str, target: _Target | None = None) -> None:
         super().__init__(reason)
@@ -75,7 +75,7 @@ class Link:
     """A link of one task attempt; it may outlive several connections.
 
     Args:
-        held_epoch: looks up the epoch that the hub's log has of a lane; called when the hub's clock is behind it.
+        held_epoch: looks up a lane's epoch in the hub's log; called when the hub's clock is behind that epoch.
         clock: monotonic seconds.
         wall_clock: nanoseconds since 1970.
     """
@@ -92,7 +92,7 @@ class Link:
         self._clock, self._wall_clock = clock, wall_clock
         self._lanes: dict[Lane, ProducerLane] = {}
         self._numbers: dict[int, ProducerLane] = {}
-        """Lanes by their numbers on this connection."""
+        """Lanes by number on this connection."""
         self._connection: Connection | None = None
         self._attempts = 0
         self._failures = 0
@@ -108,9 +108,9 @@ class Link:
         self._mark: tuple[int, Sequence[ProducerLane]] | None = None
         """Moment and lanes of a mark."""
         self._marked = False
-        """True once this connection has carried the mark."""
+        """True after this connection has carried the mark."""
 
-    # -- what a task calls
+    # -- called by the task
 
     def greet(self) -> str:
         """Connect, and return the hub's cluster id from its WELCOME. Nothing is written. Raises as ``open``."""
@@ -118,7 +118,7 @@ class Link:
         return self.cluster_id
 
     def open(self, *lanes: ProducerLane) -> None:
-        """Open lanes and wait for the hub's word about each. ``epoch`` of a lane is the highest that is known of it.
+        """Open lanes and wait for the hub's answer about each. ``epoch`` of a lane is its highest known one.
 
         Raises:
             SinkError: the hub refuses one, or does not answer for ``patience_s``.
@@ -127,10 +127,10 @@ class Link:
         self._until(lambda: all(lane.state is LinkLaneState.OPEN for lane in lanes))
 
     def send(self, lane: ProducerLane) -> None:
-        """Send what was added to a lane; returns once the window has taken it.
+        """Send the batches added to a lane; returns when all are within the window.
 
         Raises:
-            SinkError: the hub takes nothing for ``patience_s``, or refuses.
+            SinkError: the hub accepts nothing for ``patience_s``, or refuses.
             Superseded: another task has the lane.
         """
         self._until(lambda: lane.state is LinkLaneState.OPEN and lane.next_to_send is None)
@@ -140,21 +140,22 @@ class Link:
         self._until(lambda: all(lane.is_durable for lane in self._lanes.values()))
 
     def mark(self, moment: int, lanes: Sequence[ProducerLane]) -> None:
-        """Open lanes and tell that all that each of them got up to ``moment`` (ns since 1970) is below its end.
+        """Open lanes and send their marks: each lane has all its records up to ``moment`` (ns since 1970) below its
+        end.
 
-        A connection that follows a lost one carries the marks again. Raises as ``open``.
+        After a lost connection, the next one carries the marks again. Raises as ``open``.
         """
         self._mark = moment, lanes
         self.open(*lanes)
 
     def close(self) -> None:
-        """Close the connection. What is not durable yet may be lost."""
+        """Close the connection. Batches that are not durable yet may be lost."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def abandon(self) -> None:
-        """Leave without a word, as a task does that another one has overtaken."""
+        """Drop the connection without a handshake, for a task that another one has overtaken."""
         if self._connection is not None:
             self._connection.abandon()
             self._connection = None
@@ -163,7 +164,7 @@ class Link:
 
     def _until(self, is_reached: Callable[[], bool]) -> None:
         """Work until a condition holds."""
-        since = self._clock()  # the task may have waited for Spark for minutes, which is no fault of the hub
+        since = self._clock()  # the task may have waited minutes for Spark, which must not count against the hub
         while True:
             try:
                 if self._connection is None:
@@ -194,7 +195,7 @@ class Link:
         self._why = str(error)
         tried, self._target = self._target, error.target if isinstance(error, _Left) else None
         if self._target is None and tried is not None and tried.back is not None:
-            # The node that was named does not answer: the one that named it is to serve.
+            # The target of the redirect does not answer: the node that redirected must serve the link.
             self._target = _Target(tried.back, stays=True)
         if self._target is not None:
             return
@@ -229,7 +230,7 @@ class Link:
         for identity, lane in self._lanes.items():
             if lane.state is not LinkLaneState.CLOSED:
                 continue
-            # The hub's own clock orders the attempts of all machines. An epoch that is known wins where that clock was
+            # The hub's own clock orders the attempts of all machines. A known epoch takes precedence if that clock was
             # set back, or another node's is behind.
             lane.opening(max(self._hub_clock, lane.epoch + 1))
             number = max(self._numbers, default=0) + 1
@@ -245,14 +246,14 @@ class Link:
             )  # fmt: skip
 
     def _pump(self) -> None:
-        """Send what the window takes."""
+        """Send as many batches as the window allows."""
         for number, lane in self._numbers.items():
             while (batch := lane.next_to_send) is not None and self._has_room(batch):
                 self._say(Data(number, batch.data))
                 lane.note_sent()
 
     def _tell_marks(self) -> None:
-        """Tell the marks that this connection has not carried, once its lanes are open."""
+        """Send the marks that this connection has not carried, when its lanes are open."""
         if self._mark is None or self._marked or any(lane.state is not LinkLaneState.OPEN for lane in self._mark[1]):
             return
         moment, lanes = self._mark
@@ -260,7 +261,7 @@ class Link:
         self._marked = True
 
     def _has_room(self, batch: Batch) -> bool:
-        """Return whether a batch may go: within the window, or alone."""
+        """Return whether a batch may be sent: within the window, or alone."""
         in_flight = sum(lane.in_flight for lane in self._lanes.values())
         return in_flight == 0 or in_flight + batch.cost <= self.window_bytes
 
@@ -268,10 +269,10 @@ class Link:
         assert self._connection is not None
         self._connection.send(self._encoder.encode([frame]))
 
-    # -- what the hub says
+    # -- messages from the hub
 
     def _listen(self, wait_s: float) -> None:
-        """Take one message, if one comes in time."""
+        """Handle one message, if one arrives in time."""
         assert self._connection is not None
         message = self._connection.receive(wait_s)
         if message is not None:
@@ -326,7 +327,7 @@ class Link:
         raise _Left(message, _Target(url, here) if may_follow else _Target(here, stays=True))
 
     def _overtaken(self) -> None:
-        """Handle that an epoch is not the highest: a lane that was open belongs to another task now."""
+        """Handle the answer that an epoch is not the highest: a lane that was open now belongs to another task."""
         self.abandon()
         opening = [lane for lane in self._lanes.values() if lane.state is LinkLaneState.OPENING]
         self._refused_epochs += 1
@@ -345,7 +346,7 @@ class Link:
 
 
 def _may_follow(from_url: str, url: str) -> bool:
-    """Return whether a redirect may be followed: never from TLS to none, which would show the token."""
+    """Return whether a redirect may be followed: never from TLS to plain HTTP, which would expose the token."""
     try:
         here, there = urlsplit(from_url), urlsplit(url)
         named = bool(there.hostname) and there.port != 0

@@ -1,7 +1,7 @@
 """Marks of a producer's lanes: the moment up to which the derived stream is complete.
 
-Told by the driver once every row of a micro-batch is durable, to all lanes of the query at once, so that no lane claims
-what another one still lacks.
+The driver sends them when every row of a micro-batch is durable, for all lanes of the query at once, so that no lane
+claims a moment that another one has not reached.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import ShardState
 
 NO_SHARD = -1
-"""Number in place of a source shard for the lane that has no records and only brings a commit about."""
+"""Number instead of a source shard, for the lane without records that only causes a commit."""
 
 
 def tell_marks(settings: ProducerSettings, moment: int, wall_clock: Callable[[], int] = time.time_ns) -> None:
-    """Tell the query's lanes that they are complete up to ``moment`` (ns since 1970); durable when this returns.
+    """Send marks that the query's lanes are complete up to ``moment`` (ns since 1970); durable when this returns.
 
     Raises:
         SinkError: the hub or its store does not answer, or refuses.
         Superseded: another run of the query is sending.
     """
-    # A hub takes a mark of the future as one of now.
+    # A hub treats a mark of the future as one of the present.
     moment = min(moment, wall_clock())
     _, state = run(lane_state(settings, "", settings.lane(0)))
     behind = _behind(settings, state, moment)
@@ -37,8 +37,8 @@ def tell_marks(settings: ProducerSettings, moment: int, wall_clock: Callable[[],
     link = Link(settings, lambda lane: run(held_epoch(settings, "", lane)))
     try:
         link.mark(moment, [ProducerLane(lane, state.lanes[lane].epoch) for lane in behind])
-        # Marks are not acknowledged, and alone they wait for a commit for up to a minute. The opening of a lane is
-        # committed at once, in the same shard, as all lanes of an edge are, and takes along the marks before it.
+        # Marks are not acknowledged, and alone they wait for a commit for up to a minute. The hub commits the opening
+        # of a lane at once, and with it the marks before it: all lanes of an edge are in one shard.
         link.open(ProducerLane(settings.lane(NO_SHARD)))
     finally:
         link.close()

@@ -1,8 +1,8 @@
-"""Positions: which row of a query a record of a producer lane is.
+"""Positions: the identity of a query's row in a record of a producer lane.
 
 A position is the offset of the source record that caused the row, and the row's place among the rows of that record.
-Each record carries its own in the header ``weft.position``, so the lane itself says how far a query has come. The last
-record of a batch, which a lane ends with, also says in ``weft.position-chunk`` which log that was.
+Each record carries its own in the header ``weft.position``, so the lane itself stores a query's progress. The last
+record of a batch, and so of a lane, also identifies the source's log in ``weft.position-chunk``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Position(NamedTuple):
     offset: int
     """``_offset`` of the source record that caused the row."""
     ordinal: int
-    """Number of the row among those of this source record."""
+    """Number of the row among the rows of this source record."""
 
     def text(self, shard: int) -> str:
         """Return the value of the header."""
@@ -30,7 +30,7 @@ class Position(NamedTuple):
 
 
 def parse_position(text: object) -> tuple[int, Position] | None:
-    """Return source shard and position of a header's value; None when it is no such text."""
+    """Return source shard and position of a header's value; None when it has another form."""
     found = _TEXT.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
@@ -44,6 +44,6 @@ def witness_text(witness: Witness) -> str:
 
 
 def parse_witness(text: object) -> Witness | None:
-    """Return the chunk of a header's value; None where there is none, as in records of earlier releases."""
+    """Return the chunk of a header's value; None without one, as in records of earlier releases."""
     found = _WITNESS.fullmatch(text) if isinstance(text, str) else None
     return None if found is None else Witness(int(found[1]), int(found[2], 16))

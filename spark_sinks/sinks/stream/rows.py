@@ -20,9 +20,9 @@ TIME_US_MAX = ((1 << 63) - 1) // NANOSECONDS
 
 
 def ordered(frame: DataFrame, tasks: int) -> DataFrame:
-    """Return the rows as tasks send them: the rows of a source shard in one partition, in the order of its lane.
+    """Return the rows in sending order: the rows of a source shard in one partition, in the order of its lane.
 
-    Rows of one source record come in the order of ``_ordinal``, and without that column, of their content: a repeated
+    Rows of one source record are ordered by ``_ordinal``, or without that column by their content: a repeated
     micro-batch gives each row the same place.
 
     Args:
@@ -64,7 +64,7 @@ def _ordinal(types: dict[str, Any]) -> Column:
 
 
 def _time(types: dict[str, Any]) -> Column:
-    """Return the record's time: the column ``time``, else that of the cause."""
+    """Return the record's time: the column ``time``, else the time of the source record."""
     for name in ("time", "_time"):
         if name in types:
             if not isinstance(types[name], TimestampType):
@@ -87,7 +87,7 @@ def _lineage(types: dict[str, Any]) -> Column:
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
-    """Yield source shard and row, in order, from what ``ordered`` gave.
+    """Yield source shard and row, in order, from the batches of ``ordered``.
 
     Raises:
         SinkError: a row has no position, key, payload or time, or two rows have one position.
@@ -117,7 +117,7 @@ def rows_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Row]]:
                     "the years 1678 and 2262"
                 )
             position = Position(offset, ordinal)
-            # Arrow gives a map as pairs; a null value has no text.
+            # Arrow returns a map as pairs; a null value has no text.
             own = sorted((name, value) for name, value in headers or () if value is not None)
             pairs = headers_of(position, shard, own, lineage)
             yield shard, Row(position, time * NANOSECONDS, key, payload, pairs)

@@ -1,4 +1,4 @@
-"""Settings of a producer: which hub, whose lanes, and what bounds them."""
+"""Settings of a producer: the hub, the lanes, and their bounds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind
 
 EDGE_PREFIX = "spark-"
-"""Beginning of a producer's edge name; the query's name follows."""
+"""Prefix of a producer's edge name, before the query's name."""
 LOG_ID_BYTES = 8
 
 
 @dataclass(frozen=True)
 class ProducerSettings:
-    """Everything that a task needs to send. It travels to executors pickled; credentials are left out of its text."""
+    """All settings of a sending task. It is pickled to executors; its text leaves out credentials."""
 
     urls: tuple[str, ...]
     """Nodes of one hub, ``http(s)://host:port``; tried in turn."""
@@ -26,18 +26,18 @@ class ProducerSettings:
     """Root of the hub's store, from which the last record of a lane is read."""
     tenant: str = "default"
     source: str = ""
-    """Name of what the positions count in; part of the lanes' identity."""
+    """Name of the source stream of the positions; part of the lanes' identity."""
     version: str = ""
     """Version of the query, shown in ``_origin``."""
     topics: tuple[str, ...] = ()
     payload: PayloadKind = PayloadKind.BYTES
     counts: bool = False
-    """True when the sink tells marks. Otherwise its lanes do not count for the stream's completeness."""
+    """True when the sink sends marks. Otherwise its lanes do not count for the stream's completeness."""
     patience_s: float = 60.0
     """Longest time without any progress before a task fails."""
     store_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     source_log: ReadOptions | None = None
-    """Stream that the positions count in, to be compared with them; None where nothing says which it is."""
+    """Source stream of the positions, to compare them with; None if it is not given."""
     token: str | None = field(default=None, repr=False)
     ca: str | None = field(default=None, repr=False)
     """Certificate authorities in PEM; None trusts the system's."""

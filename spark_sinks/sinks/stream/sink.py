@@ -33,7 +33,7 @@ from weft.protocols.topics import InvalidTopic, check_pattern
 logger = logging.getLogger(__name__)
 
 CHECK_S = 10.0
-"""Longest time for which a check waits for a hub that does not answer."""
+"""Longest time that a check waits for a hub that does not answer."""
 TASKS = 4
 _SENTENCE = re.compile(r"(?:SinkError|Superseded): (.+)")
 Complete = Callable[[DataFrame, int], datetime | None]
@@ -44,9 +44,9 @@ class BatchReport(NamedTuple):
 
     batch_id: int
     sent: int
-    """Rows that went into the stream."""
+    """Rows written to the stream."""
     skipped: int
-    """Rows that the stream had already."""
+    """Rows that the stream had already, which were skipped."""
 
 
 class StreamSink:
@@ -54,32 +54,32 @@ class StreamSink:
 
     Guarantee: each row is in the stream exactly once, and durable in the hub's log when the call returns. This holds
     when a micro-batch is repeated, when it was sent in part, when the driver, an executor or a hub node is killed at
-    any moment, and when the checkpoint is lost and the micro-batches are cut differently. It needs that ``_shard`` and
-    ``_offset`` of a row are those of the source record that caused it, so that a repetition gives the same rows the
+    any moment, and when the checkpoint is lost and the micro-batches are cut differently. It requires that ``_shard``
+    and ``_offset`` of a row are those of the source record that caused it, so that a repetition gives the same rows the
     same place. Rows of one source shard keep the order of their offsets.
 
-    Each query has a lane for each source shard, under the edge name ``spark-NAME``; the last record of a lane says how
-    far the query has come, and no checkpoint is asked.
+    Each query has a lane for each source shard, under the edge name ``spark-NAME``; the last record of a lane holds the
+    query's progress, and no checkpoint is used.
 
     The rows have the columns ``_shard``, ``_offset``, ``key``, ``payload`` (binary or string) and ``time`` or ``_time``
     (timestamp). Optional are ``headers`` (map of strings), ``_ordinal`` (number of the row among those of its source
     record) and ``_from`` (lineage). Other columns are left out.
 
     Args:
-        target: stream to write into, the hub that has it, and who writes.
-        name: name of the query; its lanes are named after it. No two queries that run may have the same.
-        source: stream that the rows come from. Needed where a query's name may be used for another source, and for
-            finding out that the source was restored to an earlier state.
+        target: stream to write into, its hub, and the credentials.
+        name: name of the query; its lanes are named after it. Two running queries must not have the same.
+        source: source stream of the rows. Needed if a query's name may be used for another source, and to detect that
+            the source was restored to an earlier state.
         version: version of the query, for the column ``_origin``.
         topics: topic patterns of the keys, for named columns in the table.
-        payload: what the payloads are: bytes, text or json.
+        payload: kind of the payloads: bytes, text or json.
         complete: called as (frame, batch id) after each micro-batch; returns the moment up to which no further row can
             come. Without it the lanes do not count for the stream's completeness.
         tasks: number of Spark tasks that send.
-        patience_s: longest time for which a task waits for a hub that takes nothing.
+        patience_s: longest time that a task waits for a hub that accepts nothing.
 
     Raises:
-        SinkError: an argument is not what it should be.
+        SinkError: an argument is not valid.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class StreamSink:
         """Send a micro-batch; every row is durable in the hub's log when this returns.
 
         Raises:
-            SinkError: the rows lack a column or are out of order, the hub refuses, or it takes nothing for
-                ``patience_s``. Some rows may be in the stream; a repetition finds them there.
+            SinkError: the rows lack a column or are out of order, the hub refuses, or it accepts nothing for
+        ``patience_s``. Some rows may be in the stream; a repetition skips them.
         """
         settings = self._with_credentials()
         if batch_id <= self._batch_id:
@@ -148,7 +148,7 @@ class StreamSink:
             self._mark(settings, self._complete(frame, batch_id))
 
     def check(self, frame: DataFrame) -> None:
-        """Check the columns of rows to come, the token, and that the hub and its store are there. Nothing is written.
+        """Check the columns of future rows, the token, the hub and its store. Nothing is written.
 
         Raises:
             SinkError: the rows lack a column, the hub refuses this producer or does not answer, or the store is not
@@ -156,7 +156,7 @@ class StreamSink:
         """
         ordered(frame, self._tasks)
         if is_connect(frame.sparkSession):
-            return  # The hub is asked from the server's machines, whose network and files may be others.
+            return  # The server's machines contact the hub, and their network and files may be different.
         settings = replace(self._with_credentials(), patience_s=min(CHECK_S, self._settings.patience_s))
         link = Link(settings, lambda _: 0)
         try:
@@ -166,7 +166,8 @@ class StreamSink:
         run(open_hub_store(settings, cluster_id))
 
     def _mark(self, settings: ProducerSettings, moment: datetime | None) -> None:
-        """Tell the moment up to which no further row can come. Failure is no error: the next one says more."""
+        """Send the moment up to which no further row can come. A failure is only logged: the next mark includes this
+        one."""
         if moment is None:
             return
         try:
@@ -175,13 +176,13 @@ class StreamSink:
             logger.warning("%s: the mark %s was not told: %s", settings.edge, moment, error)
 
     def _with_credentials(self) -> ProducerSettings:
-        """Return the settings with what only this process has: token, certificates, keys of the store."""
+        """Return the settings with the secrets of this process: token, certificates, keys of the store."""
         target = self._target
         return replace(self._settings, token=target.token(), ca=target.ca(), store_options=target.all_store_options())
 
 
 def _told(error: Exception) -> SinkError:
-    """Return a task's own sentence, which Spark prints behind hundreds of lines."""
+    """Return a task's own message, which Spark prints behind hundreds of lines."""
     found = _SENTENCE.findall(str(error))
     return SinkError(found[-1].strip() if found else str(error))
 

@@ -1,4 +1,4 @@
-"""The log of a query's source, as the lanes of its sink say which one that was."""
+"""The log of a query's source, compared with the log that the lanes of its sink recorded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from spark_sinks.source.history import KeptPosition, WentBack, Witness
 
 
 def chunk_of(settings: ProducerSettings, shard: int, offset: int) -> Witness | None:
-    """Return the chunk with a record of the source; None where it is not known which log that is, or the hub has
-    deleted the chunk.
+    """Return the chunk with a record of the source; None if the source's store is not given, or the hub has deleted the
+    chunk.
 
     Raises:
         SinkError: the source's store does not answer.
@@ -23,10 +23,10 @@ def chunk_of(settings: ProducerSettings, shard: int, offset: int) -> Witness | N
 
 def check_source(settings: ProducerSettings, shard: int, last: LastRecord) -> None:
     """Check that the source still has the record behind a lane's last one. A source that was restored to an earlier
-    state gives its offset to another record, which would be taken for one that the stream has.
+    state gives the offset to another record, which would be skipped as one that the stream has.
 
     Raises:
-        SinkError: it is another record, the source ends before it, or its store does not answer.
+        SinkError: it has another record there, the source ends before it, or its store does not answer.
     """
     if settings.source_log is None:
         return

@@ -1,4 +1,4 @@
-"""The work of one Spark task: the rows of some source shards go to the hub, each shard's into a lane of its own."""
+"""The work of one Spark task: send the rows of some source shards to the hub, with a lane for each shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESULT = pa.schema([
     pa.field("ordinal", pa.int32()), pa.field("epoch", pa.int64()), pa.field("seen_offset", pa.int64()),
     pa.field("seen_ordinal", pa.int32()), pa.field("sent", pa.int64()), pa.field("skipped", pa.int64()),
 ])  # fmt: skip
-"""Columns that a task answers with, a row for each lane, once everything is durable."""
+"""Columns of a task's answer: one row for each lane, when everything is durable."""
 RESULT_SQL = (
     "shard int, end long, offset long, ordinal int, epoch long, seen_offset long, seen_ordinal int, sent long, "
     "skipped long"
@@ -34,19 +34,19 @@ _WHOLE_FACTOR = 8
 
 @dataclass(frozen=True)
 class SendTask:
-    """A task's orders. ``run`` gets the rows of a partition as ``rows.ordered`` made them."""
+    """The function of a task. ``run`` gets the rows of a partition in the order of ``rows.ordered``."""
 
     settings: ProducerSettings
     facts: Mapping[int, LaneFact] = field(default_factory=dict)
-    """Truths about lanes, by source shard, from earlier micro-batches."""
+    """Facts about lanes, by source shard, from earlier micro-batches."""
     floors: Mapping[int, Position] = field(default_factory=dict)
-    """Highest position of the micro-batches before, by source shard."""
+    """Highest position of earlier micro-batches, by source shard."""
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Send the rows, and yield a row of ``RESULT`` for each lane.
 
         Raises:
-            SinkError: the rows or the hub do not allow it.
+            SinkError: a row is not valid, or the hub refuses.
             Superseded: another attempt has taken over.
         """
         sender = _Sender(self)
@@ -82,7 +82,7 @@ class _Sender:
         self._last: _LaneWork | None = None
 
     def take(self, shard: int, row: Row) -> None:
-        """Take the next row in order."""
+        """Add the next row in order."""
         floor = self._task.floors.get(shard)
         if floor is not None and row.position <= floor:
             raise SinkError(
@@ -108,7 +108,7 @@ class _Sender:
         return work.waiting_bytes >= bytes_max or len(work.waiting) >= _WHOLE_FACTOR * BATCH_ROWS
 
     def _begin(self, shard: int, seen: Position) -> _LaneWork:
-        """Open a shard's lane, and find out how far it is."""
+        """Open a shard's lane, and find its position."""
         fact = self._task.facts.get(shard)
         lane = ProducerLane(self._settings.lane(shard), fact.epoch if fact is not None else 0)
         self.link.open(lane)
@@ -126,12 +126,12 @@ class _Sender:
         return _LaneWork(shard, lane, seen)
 
     def _flush(self, work: _LaneWork) -> None:
-        """Send what waits; memory holds the window and one batch."""
+        """Send the waiting rows; memory holds the window and one batch."""
         rows = work.waiting
         if not rows:
             return
         lane, last = work.lane, rows[-1]
-        # The hub takes batches as a whole, so a lane ends with the last row of one.
+        # The hub stores whole batches, so a lane always ends with the last row of one.
         rows[-1] = last.at_chunk(chunk_of(self._settings, work.shard, last.position.offset))
         encoder = BatchEncoder(lane.identity.log_id, self.link.batch_bytes_max)
         lane.add(encoder.encode(rows, lane.end), last.position)
@@ -140,7 +140,7 @@ class _Sender:
         work.waiting, work.waiting_bytes = [], 0
 
     def finish(self) -> pa.RecordBatch:
-        """Wait until everything is durable, and return what to answer."""
+        """Wait until everything is durable, and return the task's answer."""
         for work in self._works.values():
             self._flush(work)
         if self._works:
