@@ -1,13 +1,14 @@
-"""The vocabulary of bounds: owners, their shares of what is shared, and their turns.
+"""The vocabulary of bounds: owners, their shares of a total, and their turns.
 
-- An *owner* is whom a cost is charged to: a device's user, else its address; an edge, a tenant, a token.
-- A *cost* is what the server has to do or keep, never the bytes that came on the wire.
-- A *share* is how much of something shared one owner may have; the total is a bound of its own.
-- A *turn budget* is what one owner may make the server do before others are served; what is left waits its turn.
-- A *refusal* is what happens beyond a share. Metrics name the owners that were refused.
+- An *owner* is charged with costs: a device's user, else its address; an edge, a tenant, a token.
+- A *cost* is the server's work or memory, never the bytes on the wire.
+- A *share* is the part of a total that one owner may have; the total is a bound of its own.
+- A *turn budget* is the work that the server does for one owner before it serves others; the rest waits for its next
+  turn.
+- A *refusal* answers a request beyond a share. Metrics name the refused owners.
 
-`browsers` tells requests that pages of strangers send through a browser of this machine from its own,
-`http_server` bounds the connections of a server that ask nothing, and `cbor` what a payload may take to decode.
+`browsers` distinguishes requests of foreign pages in a browser from others, `http_server` bounds a server's idle
+connections, and `cbor` bounds the cost of decoding a payload.
 """
 
 from weft.bounds.bound import Bound

@@ -16,7 +16,7 @@ class Bound(Shares[Owner]):
     Args:
         total: units that all owners together may have.
         share: units that one owner may have.
-        refusals: counts what is refused.
+        refusals: counter of the refusals.
         setting: name of the setting of the total, such as ``limits.wills``.
         share_setting: name of the setting of the share.
         what: the thing, for the log, such as ``wills``.
@@ -36,12 +36,12 @@ class Bound(Shares[Owner]):
         self._look_at = float("-inf")
 
     def refuse(self, owner: Owner, units: int = 1) -> None:
-        """Count that an owner was refused units that do not fit."""
+        """Count a refusal of units to an owner."""
         setting = self._share_setting if self.is_own_share_full(owner, units) else self._setting
         self._refusals.note(setting, owner, f"no room for more {self._what}; raise {setting} if it is to have more")
 
     def heavier(self, owner: Owner) -> Owner | None:
-        """Return the owner that has most, as of about a second ago; None unless it has more than this one, or is it."""
+        """Return the owner with the most units, as of about a second ago; None unless it is this one or has more."""
         now = self._refusals.clock()
         if now >= self._look_at:
             self._look_at = now + HEAVIEST_S

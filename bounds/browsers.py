@@ -1,7 +1,7 @@
 """Requests that web pages may send: a browser runs pages of strangers on the machine that a loopback listener trusts.
 
 A page of a stranger can have its own host name resolved to 127.0.0.1 (DNS rebinding). For the browser, page and
-listener are then of one origin. What gives such a request away is its Host header: it has the stranger's name.
+listener are then of one origin. Such a request is recognised by its Host header, which has the stranger's name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values from CBOR (RFC 8949) that strangers send, decoded by cbor2 within bounds.
 
-No tag makes an object of Python: bignums become integers, decimal fractions and bigfloats become floats. Of other tags
-the value inside is taken: of a time (0 and 1) its text or its seconds since 1970. Tags that refer to other parts of the
+No tag makes an object of Python: bignums become integers, decimal fractions and bigfloats become floats. Other tags are
+replaced by their value: a time (0 and 1) by its text or its seconds since 1970. Tags that refer to other parts of the
 payload (25 and 29) are refused, and so are two equal names in a map.
 """
 
@@ -15,25 +15,25 @@ from typing import Any, NoReturn
 import cbor2
 
 INTEGER_BYTES_MAX = 1_785
-"""Longest integer: 4,300 digits, which is what Python writes as text, and what is read from JSON."""
+"""Longest integer: 4,300 digits, Python's limit for integers as text, which also holds for JSON."""
 QUICK_BYTES_MAX = 4 << 10
-"""Longest payload in which arrays may be keys of maps while it is decoded. Their hashes are no secret: 14,000 of them
-that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a millisecond."""
+"""Longest payload in which arrays may be keys of maps while it is decoded. Their hashes are predictable: 14,000
+colliding ones fit into 256 KiB, and would take seconds. In 4 KiB it is a millisecond."""
 UNDEFINED = type(cbor2.undefined)
 """Type of the value ``undefined``."""
 
 
 class CborError(ValueError):
-    """A payload that is not one item of CBOR, or one with something in it that is not read."""
+    """A payload that is not one item of CBOR, or has a part that is not supported."""
 
 
 class CborDecoder:
     """A decoder of whole payloads. It keeps cbor2's decoders, which take long to make."""
 
     def __init__(self, depth_max: int) -> None:
-        """Refuse payloads whose arrays and maps are more than ``depth_max`` deep in each other."""
+        """Make a decoder that refuses arrays and maps nested more than ``depth_max`` deep."""
         self._quick = _decoder(depth_max, any_keys=True)
-        # Arrays as keys can be made to collide (QUICK_BYTES_MAX). This decoder takes text and bytes alone.
+        # Arrays as keys can be made to collide (QUICK_BYTES_MAX). This decoder allows only text and bytes.
         self._careful = _decoder(depth_max, any_keys=False)
 
     def decode(self, payload: bytes) -> Any:
@@ -72,7 +72,7 @@ def _decoder(depth_max: int, *, any_keys: bool) -> cbor2.CBORDecoder:
 # --- tags
 
 Tag = Callable[[Any, bool], Any]
-"""Function that returns what a tagged value stands for; told whether it has to be immutable, as in a key."""
+"""Function of a tagged value that returns its meaning; the flag is True if it must be immutable, as in a key."""
 
 
 def _inside(value: Any, _immutable: bool) -> Any:
@@ -95,7 +95,7 @@ def _negative_bignum(value: Any, immutable: bool) -> int:
 
 def _decimal(value: Any, _immutable: bool) -> float:
     exponent, mantissa = _pair(value)
-    # Correctly rounded, and short work for any exponent, where 10 ** exponent might take all memory.
+    # Correctly rounded, and cheap for any exponent, while 10 ** exponent might take all memory.
     return _finite(float(f"{mantissa}e{exponent}"))
 
 
@@ -123,7 +123,7 @@ def _refuse_reference(_value: Any, _immutable: bool) -> NoReturn:
     raise CborError("it has tag 25 or 29, a reference to another part of it, which is not supported")
 
 
-# cbor2 makes objects of these: dates, regular expressions, e-mails. None of that is wanted of a stranger.
+# cbor2 makes objects of these: dates, regular expressions, e-mails. A payload from a stranger must not make any.
 _MEANT = (0, 1, 24, 28, 30, 35, 36, 37, 48, 52, 54, 100, 256, 258, 260, 261, 1004, 43000, 55799)
 _TAGS: Mapping[int, Tag] = {
     **dict.fromkeys(_MEANT, _inside),

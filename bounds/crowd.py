@@ -1,4 +1,4 @@
-"""Crowds: so many clients that get something in one step that some of them have to wait for a later one."""
+"""Crowds: more clients of one step than it can write to, so that some wait for a later step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ CROWD = 256
 
 
 class Crowd:
-    """Says whether the step at hand has written to ``CROWD`` clients. Belongs to the event loop's thread."""
+    """Counter that reports when the present step has written to ``CROWD`` clients. Belongs to the event loop's
+    thread."""
 
     __slots__ = ("is_here",)
 
     def __init__(self) -> None:
         self.is_here = False
-        """True while what is written has to wait for its turn."""
+        """True while further writes must wait for their turn."""

@@ -1,5 +1,5 @@
-"""HTTP servers whose idle connections are bounded: otherwise anyone who reaches the port could take all files of the
-process, and what else it listens at would stand still.
+"""HTTP servers with a bound on idle connections: otherwise anyone who reaches the port could use up the process's file
+descriptors and block its other listeners.
 
 aiohttp waits without limit for the head of a request, and needs the head before it can ask for a token.
 """
@@ -23,7 +23,7 @@ BACKLOG = 64
 """Connections that the system accepts ahead of the process: as many may be open beyond the bound for a moment."""
 
 LINE_INTERVAL_S = 1.0
-"""Least interval between two log lines about bad requests: anyone who reaches the port can send them."""
+"""Minimum interval between two log lines about bad requests: anyone who reaches the port can send them."""
 LINE_MAX = 300
 """Longest such line."""
 
@@ -36,9 +36,8 @@ class PeerGoneError(ConnectionError):
 
 
 class BadRequests(logging.Filter):
-    """A filter that makes one short line of a request which is no HTTP, a few of them in all, and none of a peer that
-    leaves before its answer ends: a reader that is interrupted is no event. What our own code raises keeps its
-    traceback.
+    """A filter that logs a request which is not HTTP as one short line, at a limited rate, and does not log a peer that
+    leaves before its answer ends, which is normal. Errors of Weft's own code keep their traceback.
 
     Args:
         monotonic: seconds.
@@ -51,7 +50,7 @@ class BadRequests(logging.Filter):
         self._unsaid = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written."""
+        """Return whether to write the line."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, PeerGoneError):
             return False
@@ -73,16 +72,15 @@ class BadRequests(logging.Filter):
 class HttpServer:
     """A server of one application at one address. Belongs to the event loop's thread.
 
-    A connection is idle while no request of it is being handled: before the first, between two, and while the peer
-    takes its time to read an answer. Where too many are idle, the address that has most loses the one that has been
-    idle longest.
+    A connection is idle while none of its requests is being handled: before the first, between two, and while the peer
+    is slow to read an answer. If too many are idle, the address with the most loses its longest idle one.
 
     Args:
         idle_max: maximum number of idle connections.
         setting: name of the setting with that number, for the log.
         monotonic: seconds.
         shutdown_s: longest time that requests may take to end when the server closes.
-        refusals: counts the connections that are closed because there are too many.
+        refusals: counter of connections closed because there are too many.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class HttpServer:
         self._looking: asyncio.Task[None] | None = None
         self._busy: set[web.RequestHandler] = set()
         self._idle: dict[Owner, dict[web.RequestHandler, float]] = {}
-        """Idle connections by their address, with the time since when; those idle longest first."""
+        """Idle connections by address, with the time at which they became idle; the longest idle first."""
         self._owners: dict[web.RequestHandler, Owner] = {}
         """Addresses of the idle connections."""
 
@@ -145,7 +143,7 @@ class HttpServer:
 
         def accept() -> web.RequestHandler:
             connection = server()
-            # The connection has its transport, and so its address, a turn of the loop after this one.
+            # The connection gets its transport, and so its address, in the next turn of the loop.
             loop.call_soon(loop.call_soon, self._note_idle, connection)
             return connection
 
@@ -175,7 +173,7 @@ class HttpServer:
         """Close the connections that have been idle too long, and forget those that have ended."""
         now = self._monotonic()
         for connection in self._open():
-            if connection not in self._owners:  # it had no transport yet when it came
+            if connection not in self._owners:  # it had no transport yet when it was accepted
                 self._note_idle(connection)
         for connection, owner in list(self._owners.items()):
             if connection.transport is None:

@@ -1,4 +1,4 @@
-"""Owners: those whom a cost is charged to."""
+"""Owners: the users, addresses, edges, tenants and tokens that are charged with costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class OwnerKind(enum.StrEnum):
-    """The way in which an owner is known."""
+    """The kind of an owner's identity."""
 
     USER = "user"
     ADDRESS = "address"
@@ -18,11 +18,11 @@ class OwnerKind(enum.StrEnum):
 
 
 class Owner(NamedTuple):
-    """One who is charged with costs. The node's own work has no owner."""
+    """An identity that is charged with costs. The node's own work has no owner."""
 
     kind: OwnerKind
     name: str
-    """Name of a user or tenant, ``TENANT/EDGE``, an address (of IPv6 the /64), or the public part of a token."""
+    """Name of a user or tenant, ``TENANT/EDGE``, an address (for IPv6 its /64), or the public part of a token."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
@@ -42,7 +42,7 @@ def user_or_address(user: str | None, address: str) -> Owner:
 
 
 def address_owner(host: str) -> Owner:
-    """Return the owner of a connection by the address that it comes from: of IPv6 the /64, which one customer has."""
+    """Return the owner of a connection by its peer's address: for IPv6 the /64, the usual prefix of one customer."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

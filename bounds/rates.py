@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 OWNERS_MAX = 65_536
-"""Owners whose rate is remembered; the one that was seen longest ago goes first. A forgotten one has a whole burst."""
+"""Maximum number of owners with a stored rate; the least recently seen one is dropped first. A dropped owner has a
+whole burst again."""
 
 
 class Rates(Generic[OwnerT]):

@@ -11,10 +11,10 @@ from weft.bounds.owner import Owner
 logger = logging.getLogger(__name__)
 
 OWNERS_MAX = 100
-"""Owners that are named for one bound; the others are counted together. A flood of names must not become a flood of
-metrics."""
+"""Maximum number of owners named for one bound; the others are counted together. A flood of names must not become a
+flood of metrics."""
 LINE_INTERVAL_S = 10.0
-"""Least interval between two log lines about one bound."""
+"""Minimum interval between two log lines about one bound."""
 
 
 class RefusalCount(NamedTuple):
@@ -22,12 +22,12 @@ class RefusalCount(NamedTuple):
 
     bound: str
     owner: Owner | None
-    """None for the owners beyond ``OWNERS_MAX``, together."""
+    """None for all owners beyond ``OWNERS_MAX`` together."""
     times: int
 
 
 class Refusals:
-    """Counts what bounds refused.
+    """Counter of refusals by bound and owner.
 
     Args:
         clock: monotonic seconds.
@@ -40,11 +40,11 @@ class Refusals:
         self._next_line: dict[str, float] = {}
 
     def note(self, bound: str, owner: Owner, advice: str) -> None:
-        """Count a refusal and say it in the log, unless a line about the same bound was written just now.
+        """Count a refusal and log it, unless a line about the same bound was logged just before.
 
         Args:
             bound: name of the setting, as an operator writes it, such as ``limits.wills_per_user``.
-            advice: what was refused and what the operator can do, one sentence.
+            advice: the refused thing and the operator's remedy, one sentence.
         """
         owners = self._counts.setdefault(bound, {})
         key = owner if owner in owners or len(owners) < OWNERS_MAX else None

@@ -1,4 +1,4 @@
-"""Work for clients that may take long: a little of it each time that the event loop comes by, fairly by owner."""
+"""Long work for clients: a little of it in each turn of the event loop, shared fairly among owners."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TypeVar
 from weft.bounds.owner import Owner
 
 ROUND_S = 0.002
-"""Time of the turns that clients get one after the other before the event loop is left to everything else."""
+"""Time of the clients' turns in a row before the event loop serves everything else."""
 PAUSE_S = 0.001
 """Pause before each round, in which the event loop does everything else."""
 YIELD_S = 0.000_2
-"""Sleep of the whole thread before each round, for the threads that sync the log. The loop gives the interpreter's lock
-back often and takes it again at once: while it is never idle, that keeps the lock from other threads for a second."""
+"""Sleep of the whole thread before each round, for the threads that sync the log. The loop releases the interpreter's
+lock often and acquires it again at once: while it is never idle, other threads may wait a second for the lock."""
 YIELD_INTERVAL_S = 0.004
-"""Interval of such sleeps where rounds follow each other without a pause."""
+"""Interval of such sleeps when rounds follow each other without a pause."""
 SLICE = 64
-"""Items that are done in one turn."""
+"""Number of items in one turn."""
 Item = TypeVar("Item")
 
 
 class Rounds:
-    """Work that waits for its turn. Those of one owner wait in one queue, and owners take turns: many clients of one
-    user are no hindrance to another's. Belongs to the event loop's thread."""
+    """Work that waits for its turn. Each owner has one queue, and owners take turns: many clients of one user do not
+    delay another's. Belongs to the event loop's thread."""
 
     def __init__(self, after: Callable[[], None], pause_s: float = PAUSE_S, turns_max: int | None = None) -> None:
         """Start with nothing to do.
@@ -46,11 +46,11 @@ class Rounds:
         self._called = False
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting pieces of work."""
         return sum(map(len, self._waiting.values()))
 
     def wait(self, owner: Owner | None, work: Callable[[], None]) -> None:
-        """Call back when it is the owner's turn."""
+        """Call ``work`` when it is the owner's turn."""
         self._waiting.setdefault(owner, deque()).append(work)
         self._call()
 
@@ -95,7 +95,7 @@ class Rounds:
                 work()
                 if clock() >= until:
                     break
-        finally:  # whatever becomes of one client, the others get their turn
+        finally:  # an error of one client must not cost the others their turn
             if self._waiting:
                 self._call()
             self._after()

@@ -1,4 +1,4 @@
-"""Something that many owners share: how much there is, and how much of it one owner may have."""
+"""A total that many owners share, with a bound for each owner."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 SHARES = 4
-"""Owners that can take a whole total together, where nothing else is set: one alone cannot."""
+"""Number of owners whose shares make up a total by default: one owner alone cannot take it all."""
 
 
 def one_share(setting: int | None, total: int) -> int:
-    """Return what one owner may have, by a setting of which None means a part of the total; at least one unit."""
+    """Return one owner's share: the setting, or if it is None a part of the total; at least one unit."""
     return max(total // SHARES, 1) if setting is None else setting
 
 
 class Shares(Generic[OwnerT]):
-    """Units of one thing, such as bytes of wills or lanes of a shard, and who has taken them.
+    """Units of one thing, such as bytes of wills or lanes of a shard, and the number that each owner has taken.
 
-    Both bounds are checked and counted in one call, so that total and shares cannot come apart. Owners that
-    have nothing take no memory.
+    Both bounds are checked and counted in one call, so that total and shares always agree. Owners without units take no
+    memory.
 
     Args:
         total: units that all owners together may have.
@@ -35,11 +35,11 @@ class Shares(Generic[OwnerT]):
         self._taken: dict[OwnerT, int] = {}
 
     def fits(self, owner: OwnerT, units: int = 1) -> bool:
-        """Return whether the owner may have so many units more."""
+        """Return whether the owner may take this many more units."""
         return self.used + units <= self.total and self._taken.get(owner, 0) + units <= self.share
 
     def is_own_share_full(self, owner: OwnerT, units: int = 1) -> bool:
-        """Return whether it is the owner's own share that has no room for so many units, and not the total."""
+        """Return whether the owner's own share, not the total, has no room for this many units."""
         return self._taken.get(owner, 0) + units > self.share
 
     def take(self, owner: OwnerT, units: int = 1) -> bool:
@@ -50,12 +50,12 @@ class Shares(Generic[OwnerT]):
         return True
 
     def hold(self, owner: OwnerT, units: int = 1) -> None:
-        """Count units that the owner has whatever the bounds say, such as those that a restart found."""
+        """Count units that the owner has regardless of the bounds, such as those found at a restart."""
         self.used += units
         self._taken[owner] = self._taken.get(owner, 0) + units
 
     def free(self, owner: OwnerT, units: int = 1) -> None:
-        """Give units back."""
+        """Return an owner's units."""
         left = self._taken[owner] - units
         assert left >= 0, f"{owner} frees {units} units more than it took"
         self.used -= units
@@ -69,5 +69,5 @@ class Shares(Generic[OwnerT]):
         return self._taken.get(owner, 0)
 
     def heaviest(self) -> OwnerT | None:
-        """Return the owner that has most: it makes room first, with its own. Takes time for each owner."""
+        """Return the owner with the most units, which makes room first. Takes time for each owner."""
         return max(self._taken, key=self._taken.__getitem__, default=None)

@@ -1,4 +1,4 @@
-"""Work of one owner before it is the others' turn."""
+"""Bound on one owner's work before the others' turn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class TurnBudget:
-    """A cost and a time for one turn; who has spent either waits for the next one.
+    """A cost and a time for one turn; an owner that has spent either waits for its next turn.
 
     Spending is checked after the fact, so one step may pass the budget by its own cost: bound the steps as well.
 
@@ -29,12 +29,12 @@ class TurnBudget:
         """Begin a turn with the whole budget.
 
         Args:
-            now: what the clock says, which a caller in a hot loop knows already.
+            now: time of the clock, which a caller in a hot loop has already.
         """
         self._left = self._cost_max
         self._until = now + self._seconds_max
 
     def spend(self, cost: int = 1) -> bool:
-        """Charge work that was done. Return whether the turn may go on."""
+        """Charge work that was done. Return whether the turn may continue."""
         self._left -= cost
         return self._left > 0 and self._clock() < self._until

@@ -1,4 +1,4 @@
-"""Counts that both ends of a link share: ranges from the wire, and bytes on the way."""
+"""Counts that both ends of a link share: ranges from the wire, and bytes in flight."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Batches = Sequence[tuple[BatchHeader, memoryview]]
 
 
 def window_cost(batches: Sequence[tuple[BatchHeader, Buffer]]) -> int:
-    """Return the bytes that batches take of the window: those they have when they are taken apart, however well they
-    compress."""
+    """Return the bytes of the window that batches use: their uncompressed size, which is what they cost when
+    decoded."""
     if len(batches) == 1:  # as most often
         return HEADER_BYTES + batches[0][0].raw_length
     return HEADER_BYTES * len(batches) + sum([header.raw_length for header, _ in batches])
@@ -52,10 +52,10 @@ class SentBatch(NamedTuple):
 
 
 class SentBatches:
-    """Batches that were sent and are not acknowledged yet: the sender fills a window by it, the receiver checks it.
+    """Batches in flight, sent and not acknowledged: the sender fills its window by them, and the receiver checks it.
 
-    The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``. One batch may always
-    be on the way, though, or a batch longer than the window could never go.
+    The window's rule is the same on both ends: the sum of the sizes stays within ``window_bytes``. But one batch may
+    always be in flight, since a batch longer than the window could otherwise never be sent.
     """
 
     def __init__(self) -> None:
@@ -66,13 +66,14 @@ class SentBatches:
         return sum(len(entries) for _, entries in self._lanes.values())
 
     def room(self, size: int, window_bytes: int) -> bool:
-        """Return whether a batch of ``size`` bytes may go now."""
+        """Return whether a batch of ``size`` bytes may be sent now."""
         return self.bytes == 0 or self.bytes + size <= window_bytes
 
     def admit(  # the hot path: positional arguments cost least
         self, lane: int, batches: Batches, cost: int, settings: ReceiverSettings, check: bool
     ) -> None:
-        """Count batches that came together. Look at their bodies, if at all, when they are within the bounds.
+        """Count batches that arrived together. Check their bodies, if at all, only after they are found to be within
+        the bounds.
 
         Args:
             cost: their ``window_cost``.
@@ -108,14 +109,14 @@ class SentBatches:
         self.bytes += size
 
     def forget(self, lane: int) -> None:
-        """Count a closed lane's batches as on the way no longer."""
+        """Count a closed lane's batches as no longer in flight."""
         _, entries = self._lanes.pop(lane, ([], []))
         self.bytes -= sum(sent.size for sent in entries)
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet) -> None:
         """Forget the batches that an acknowledgement of ``[first, end)`` touches and ``covered`` now holds entirely."""
         firsts, entries = self._lanes.get(lane) or ([], [])
-        if len(entries) == 1:  # often: a receiver's commit has all that came of the lane since the last
+        if len(entries) == 1:  # often: a receiver's commit has all of the lane's batches since the last one
             if covered.covers(entries[0].first, entries[0].end):
                 self.bytes -= entries[0].size
                 firsts.clear()
@@ -133,7 +134,7 @@ class SentBatches:
         entries[low:high] = kept
 
     def oldest_time(self) -> int | None:
-        """Return the wall clock time of the oldest record on the way, ns; None when there is none."""
+        """Return the wall clock time of the oldest record in flight, ns; None when there is none."""
         return min((entries[0].time for _, entries in self._lanes.values() if entries), default=None)
 
 
@@ -155,7 +156,7 @@ class Acks:
         self._lanes[lane] = ranges
 
     def forget(self, lane: int) -> None:
-        """Drop what waits of a lane that is closed."""
+        """Drop the waiting acknowledgements of a closed lane."""
         self._lanes.pop(lane, None)
 
     def clear(self) -> None:

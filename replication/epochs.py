@@ -1,4 +1,4 @@
-"""A log's epoch as decimal text, wherever its owner stores it."""
+"""A log's epoch as decimal text, in a place of its owner's choice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STANDING_MAX: Final = 64
 class Epochs:
     """A log's epoch, shared by all its links. Every call blocks on the disk.
 
-    Edge links and links between hubs keep it in different places, so the place comes in as two calls.
+    Edge links and links between hubs store it in different places, so two functions read and write it.
 
     Args:
         place: path or address of the epoch, for error messages.
-        read: returns what was written last; raises ``FileNotFoundError`` before that.
-        write: replaces it durably, or not at all.
+        read: returns the last written text; raises ``FileNotFoundError`` before the first.
+        write: replaces the text durably, or not at all.
     """
 
     def __init__(self, place: str, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
@@ -36,7 +36,7 @@ class Epochs:
 
         Raises:
             OSError: the epoch cannot be read or replaced.
-            ValueError: the stored text is no number.
+            ValueError: the stored text is not a number.
         """
         with self._lock:
             current = self._current()
@@ -48,7 +48,7 @@ class Epochs:
             return epoch
 
     def withdraw(self, epoch: int) -> None:
-        """Note that no hub took ``epoch``: propose it again, unless one that was proposed since stands.
+        """Note that no hub accepted ``epoch``: propose it again, unless a later proposal is still in use.
 
         Raises as ``propose``.
         """

@@ -12,7 +12,7 @@ from weft.protocols.ranges import RangeSet
 
 
 class Fault(Enum):
-    """The side that has to change for a lost connection to work."""
+    """The side that has to change before a lost connection can work again."""
 
     NETWORK = "network"
     PEER = "peer"
@@ -20,14 +20,14 @@ class Fault(Enum):
 
 
 class ConnectionLost(NamedTuple):
-    """The connection is over and the machine takes no more input. The owner closes the socket."""
+    """The connection is over and the machine accepts no more input. The owner closes the socket."""
 
     fault: Fault
     reason: str
 
 
 class Welcomed(NamedTuple):
-    """The receiver took the link; its answers about lanes follow."""
+    """The receiver accepted the link; its answers about lanes follow."""
 
     cluster_id: str
     window_bytes: int
@@ -41,17 +41,18 @@ class Refusal(NamedTuple):
     advice: str
     by_peer: bool = True
     url: str = ""
-    """Node to go to instead (code REDIRECT)."""
+    """Node to connect to instead (code REDIRECT)."""
 
 
 class LaneTaken(NamedTuple):
-    """The receiver took a lane; the ranges that it holds follow as ``Acked``."""
+    """The receiver accepted a lane; the ranges that it holds follow as ``Acked``."""
 
     lane: int
 
 
 class LaneEnded(NamedTuple):
-    """One lane is closed, by the receiver or because the log's data cannot go; it is offered again after a while."""
+    """One lane is closed, by the receiver or because the log's data cannot be sent; it is offered again after a
+    while."""
 
     lane: int
     code: int
@@ -68,7 +69,7 @@ class ReadRequest(NamedTuple):
 
 
 class Acked(NamedTuple):
-    """The receiver made ``ranges`` durable: the only moment at which the log may forget them."""
+    """The receiver made ``ranges`` durable: only now may the log forget them."""
 
     lane: int
     ranges: RangeSet
@@ -80,7 +81,7 @@ class Acked(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """The log reported ``[first, end)`` as held and did not return it; not tried again on this connection."""
+    """The log reported ``[first, end)`` as held but did not return it; it is not read again on this connection."""
 
     lane: int
     first: int

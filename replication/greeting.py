@@ -12,14 +12,14 @@ SOFTWARE_CHARACTERS_MAX = 256
 TOPICS_BYTES_MAX = 64 << 10
 """Longest topic patterns of one lane, together."""
 REASON_CHARACTERS_MAX = 300
-"""Most of what a refusal says of a pattern, which it quotes."""
+"""Longest part of a refusal about a pattern, which it quotes."""
 
 
 def check_hello(hello: Hello) -> None:
-    """Check everything in a HELLO of this protocol version that a hub relies on.
+    """Check every part of a HELLO of this protocol version that a hub relies on.
 
     Raises:
-        Corrupt: a name that cannot be; the sentence says which.
+        Corrupt: a name is not valid; the message names it.
     """
     _check_names(("tenant", hello.tenant), ("edge", hello.edge))
     if len(hello.software) > SOFTWARE_CHARACTERS_MAX:
@@ -31,7 +31,7 @@ def check_opening(opening: LaneOpen) -> None:
 
     Raises:
         UnsupportedVersion: it has flags of a later release.
-        Corrupt: a name, a flag or a pattern that cannot be; the sentence says which.
+        Corrupt: a name, a flag or a pattern is not valid; the message names it.
     """
     _check_names(("tenant", opening.tenant), ("edge", opening.edge), ("stream", opening.stream))
     unknown = opening.flags & ~int(KNOWN_LANE_FLAGS)

@@ -36,7 +36,8 @@ class Liveness:
     def __init__(
         self, ping_interval: int, silence: int, wall_clock: Callable[[], int], now: int, *, only_silent: bool = False
     ) -> None:
-        """Begin at ``now``. With ``only_silent`` a peer that says anything is not pinged: one side's PING is enough."""
+        """Begin at ``now``. With ``only_silent``, a peer that sends anything is not pinged: one side's PING is
+        enough."""
         self._only_silent = only_silent
         self._ping_interval = ping_interval
         self._silence = silence
@@ -85,7 +86,8 @@ class Liveness:
             )
         if now >= self._next_ping:
             self._next_ping = now + self._ping_interval
-            # Asked again though the last PING was not answered: to a peer that waits for us it says that we live.
+            # Sent again even if the last PING was not answered: it shows a peer that waits for this end that this end
+            # is alive.
             if not any(isinstance(owed, Ping) for owed in self._owed):
                 self._asked = now
                 self._owed.append(Ping(now))

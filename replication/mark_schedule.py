@@ -9,11 +9,11 @@ from weft.replication.liveness import SECOND
 from weft.replication.sender_lanes import SenderLanes
 
 WITH_DATA = SECOND
-"""Shortest time between two messages with marks of lanes that send data: their completeness is at most this late."""
+"""Minimum time between two messages with marks of lanes that send data: their completeness is at most this late."""
 
 
 class MarkSchedule:
-    """Lanes whose marks are due: of lanes with data soon after the data, of idle lanes once an interval, all together.
+    """Lanes whose marks are due: lanes with data soon after the data, idle lanes once an interval, all together.
 
     All times are monotonic nanoseconds.
     """
@@ -25,7 +25,7 @@ class MarkSchedule:
         self._sent_data: dict[int, None] = {}
         """Lanes that sent data since their last mark."""
         self.due: dict[int, None] = {}
-        """Lanes whose marks go as soon as everything that they cover was sent."""
+        """Lanes whose marks are sent as soon as all records that they cover were sent."""
         self._ends = False
 
     @property
@@ -34,7 +34,7 @@ class MarkSchedule:
         return min(self._all_at, self._with_data_at) if self._sent_data else self._all_at
 
     def sent_data(self, lane: int) -> None:
-        """Note that a lane's data goes out now."""
+        """Note that a lane's data is sent now."""
         self._sent_data[lane] = None
 
     def opened(self, lane: int) -> None:
@@ -47,7 +47,7 @@ class MarkSchedule:
         self.due.pop(lane, None)
 
     def stale(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> list[int]:
-        """Return those of all open lanes whose marks become due at ``now``; arguments as for ``begin``."""
+        """Return the open lanes whose marks become due at ``now``; arguments as for ``begin``."""
         if self._all_go(now, all_due):
             return list(lanes)
         return list(self._sent_data) if now >= self._with_data_at else []
@@ -56,11 +56,11 @@ class MarkSchedule:
         return now >= self._all_at - (self._interval // 2 if early else 0)
 
     def begin(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> None:
-        """Make due what is due at ``now``.
+        """Collect the lanes whose marks are due at ``now``.
 
         Args:
             lanes: all open lanes.
-            all_due: another message goes now, so the marks of all lanes go with it if half their interval has passed.
+            all_due: another message is sent now, so it takes along the marks of all lanes whose interval is half over.
         """
         if self._all_go(now, all_due):
             self._all_at = now + self._interval
@@ -72,7 +72,7 @@ class MarkSchedule:
             self._with_data_at = now + WITH_DATA
 
     def end(self, lanes: Iterable[int]) -> bool:
-        """Make a last mark of each lane due, once; return whether all of them went."""
+        """Make a last mark of each lane due, once; return whether all of them were sent."""
         if not self._ends:
             self._ends = True
             self.due.update(dict.fromkeys(lanes))

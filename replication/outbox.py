@@ -27,11 +27,11 @@ class _Waiting(NamedTuple):
 
 
 class BatchTooLong(Exception):
-    """A batch is longer than the receiver takes."""
+    """A batch is longer than the receiver accepts."""
 
 
 class Outbox:
-    """The batches of one read of the log, and those on the way. Holds no more than that."""
+    """The batches of one read of the log, and those in flight. It holds no others."""
 
     def __init__(self, compression_level: int) -> None:
         self.window = SendWindow()
@@ -42,7 +42,7 @@ class Outbox:
 
     @property
     def unacked_bytes(self) -> int:
-        """Return the bytes on the way, as ``window_cost`` counts them."""
+        """Return the bytes in flight, as ``window_cost`` counts them."""
         return self._in_flight.bytes
 
     @property
@@ -51,7 +51,7 @@ class Outbox:
         return 0 if self._waiting else max(0, self.window.bytes - self._in_flight.bytes)
 
     def oldest_time(self) -> int | None:
-        """Return the wall clock time of the oldest record that waits or is on the way, ns."""
+        """Return the wall clock time of the oldest record that waits or is in flight, ns."""
         waiting = min((item.header.first_time for item in self._waiting), default=None)
         return min((time for time in (waiting, self._in_flight.oldest_time()) if time is not None), default=None)
 
@@ -75,13 +75,13 @@ class Outbox:
         return [run[0] if len(run) == 1 else self._merge(run) for run in runs]
 
     def take(self, lane: SenderLane, seq: int, batches: Sequence[bytes], merge_bytes_max: int) -> Range | None:
-        """Queue what a read of a lane from ``seq`` on returned.
+        """Queue the result of a read of a lane from ``seq`` on.
 
         Returns:
-            The range that the log holds and did not return; it is skipped.
+            The range that the log holds but did not return; it is skipped.
 
         Raises:
-            BatchTooLong: the receiver does not take one of them.
+            BatchTooLong: the receiver does not accept one of them.
             CodecError: one is damaged.
         """
         found = [(decode_header(batch), batch) for batch in batches]
@@ -104,11 +104,11 @@ class Outbox:
         return decode_header(batch), batch
 
     def put(self, lane: int, header: BatchHeader, data: bytes) -> None:
-        """Queue a batch, which goes out as soon as the window allows, after those that wait already."""
+        """Queue a batch, which is sent as soon as the window allows, after the waiting ones."""
         self._waiting.append(_Waiting(lane, header, data))
 
     def next_message(self, now: int) -> list[tuple[int, bytes]]:
-        """Return the (lane, batches) of the next message's DATA frames; the batches count as on the way."""
+        """Return the (lane, batches) of the next message's DATA frames; the batches count as in flight."""
         found: list[tuple[int, bytes]] = []
         batches: list[bytes] = []
         current = total = 0
@@ -136,13 +136,13 @@ class Outbox:
         return found
 
     def settle(self, lane: int, first: int, end: int, covered: RangeSet, now: int) -> None:
-        """Note that ``[first, end)`` of ``lane`` was acknowledged; ``covered`` is everything that was."""
+        """Note that ``[first, end)`` of ``lane`` was acknowledged; ``covered`` holds all acknowledged ranges."""
         before = self._in_flight.bytes
         self._in_flight.settle(lane, first, end, covered)
         self.window.acknowledged(before - self._in_flight.bytes, lane, first, end, now)
 
     def forget(self, lane: int) -> None:
-        """Drop what waits of a closed lane, and count its batches as on the way no longer."""
+        """Drop the waiting batches of a closed lane, and count its sent ones as no longer in flight."""
         self._waiting = deque(item for item in self._waiting if item.lane != lane)
         self._in_flight.forget(lane)
         self.window.forget(lane)

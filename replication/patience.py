@@ -1,13 +1,13 @@
-"""Patience of a sender with a hub that takes data and acknowledges none."""
+"""Patience of a sender with a hub that reads data and acknowledges none."""
 
 from __future__ import annotations
 
 
 class AckPatience:
-    """The time for which a sender waits for an answer to what is on the way. All times are monotonic nanoseconds.
+    """The time that a sender waits for an acknowledgement of batches in flight. All times are monotonic nanoseconds.
 
-    A hub that pings is alive, and may still be unable to write: its store may refuse it. Another node of the hub can
-    take the data then.
+    A hub that pings is alive, but may be unable to write to its store. Another node of the hub may then accept the
+    data.
     """
 
     def __init__(self, timeout: int) -> None:
@@ -25,7 +25,7 @@ class AckPatience:
         return None if self._since is None else self._since + self._timeout
 
     def awaits(self, anything: bool, now: int) -> None:
-        """Note whether anything is on the way without an answer."""
+        """Note whether anything is in flight without an answer."""
         if not anything:
             self._since = None
         elif self._since is None:
@@ -37,10 +37,11 @@ class AckPatience:
             self._since = now
 
     def still_sending(self, now: int) -> None:
-        """Note that bytes still leave this machine, so the hub may lack what it should acknowledge: it begins again."""
+        """Note that bytes still leave this machine, so the hub may not have the batches yet: the patience begins
+        again."""
         self.answered(now)
 
     def is_over(self, now: int) -> bool:
-        """Return whether the hub was silent about everything for too long."""
+        """Return whether the hub acknowledged nothing for too long."""
         deadline = self.deadline
         return deadline is not None and now >= deadline

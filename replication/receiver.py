@@ -1,9 +1,9 @@
-"""The receiving end of a link: a machine without I/O. It takes what a sender offers, acknowledges what is durable.
+"""The receiving end of a link: a machine without I/O. It accepts a sender's batches, and acknowledges durable ones.
 
 Its owner gives it bytes (``receive_data``) and time (``handle_timeout``; monotonic nanoseconds), answers HELLO with
 ``welcome`` or ``refuse`` and each lane with ``lane_opened`` or ``close_lane``, and calls ``acknowledge`` for committed
-ranges, and only for those. Everything that a sender can choose is checked or bounded. A sender that breaks a rule gets
-a REFUSE, and the connection is over.
+ranges, and only for those. Every value that a sender can choose is checked or bounded. A sender that breaks a rule gets
+a REFUSE, which ends the connection.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ class Receiver:
     """The receiving machine of one connection.
 
     Args:
-        cluster_id: tells the sender which hub this is.
+        cluster_id: identity of this hub, for the sender.
         wall_clock: ns since 1970, for WELCOME and PONG.
         now: monotonic ns, as everywhere in this class.
-        in_turns: a message is taken in turns: the owner looks at ``is_busy`` after each. Otherwise it is taken at once.
+        in_turns: True to process a message in turns: the owner checks ``is_busy`` after each. Otherwise it is processed
+    at once.
     """
 
     def __init__(
@@ -108,15 +109,15 @@ class Receiver:
         self._in_turns = in_turns
         self._work: Iterator[None] = iter(())
         self.is_busy = False
-        """True while a message is not taken to its end: call ``go_on``."""
+        """True while a message is not processed to its end: call ``go_on``."""
         self.unchecked: list[tuple[BatchHeader, memoryview]] = []
-        """Batches that the owner has to check (``check_batch``) before it calls ``go_on``; they may take long."""
+        """Batches that the owner has to check (``check_batch``) before it calls ``go_on``; the check may take long."""
         self._live = Liveness(settings.ping_interval, settings.silence, wall_clock, now, only_silent=True)
         self._hello_due = now + settings.hello_timeout
         self._lanes: dict[int, _Lane] = {}
         self._identities: set[Lane] = set()
         self._last_lane = -1
-        """Largest number that any lane had. A smaller one that is not open belongs to a lane that was closed."""
+        """Largest number of any lane so far. A smaller number that is not open belongs to a closed lane."""
         self._in_flight = SentBatches()
         self._acks = Acks()
         self._answers: list[Frame] = []
@@ -126,7 +127,7 @@ class Receiver:
 
     @property
     def closed(self) -> bool:
-        """Return whether the connection is over; ``data_to_send`` may still hold the REFUSE that says why."""
+        """Return whether the connection is over; ``data_to_send`` may still hold the REFUSE with the reason."""
         return self._state is _State.CLOSED
 
     @property
@@ -147,7 +148,7 @@ class Receiver:
     # -- the owner's side
 
     def welcome(self) -> None:
-        """Take the link. Lanes are answered one by one."""
+        """Accept the link. Lanes are answered one by one."""
         if self._state is not _State.GREETED:
             return
         settings = self._settings
@@ -161,7 +162,7 @@ class Receiver:
         self._decoder.allow_data(max(settings.batch_bytes_max, bounds.DATA_FRAME_BYTES) + DATA_HEAD.size)
 
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
-        """Refuse the link, now or later, and close. The sender sends again what was not acknowledged."""
+        """Refuse the link, now or later, and close. The sender sends unacknowledged batches again."""
         if self._state is _State.CLOSED:
             return
         self._state = _State.CLOSED
@@ -169,7 +170,8 @@ class Receiver:
         self._answers = [Refuse(PROTOCOL_VERSION, code, message, advice, url)]
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
-        """Take a lane, of which ``held`` is durable here already. Does nothing when the lane was closed meanwhile."""
+        """Accept a lane; its records in ``held`` are durable here already. Do nothing if the lane was closed
+        meanwhile."""
         known = self._lanes.get(lane)
         if self._state is _State.CLOSED or known is None:
             return
@@ -180,7 +182,7 @@ class Receiver:
         self._answers.append(LaneOpened(lane, list(held)))
 
     def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
-        """Close one lane and keep the link. Frames of it that are on the way are dropped."""
+        """Close one lane and keep the link. Its frames in flight are dropped."""
         if self._state is _State.CLOSED or not self._forget(lane):
             return
         self._answers.append(LaneClosed(lane, code, message, advice))
@@ -220,7 +222,7 @@ class Receiver:
     # -- the network's side
 
     def receive_data(self, data: bytes, now: int) -> None:
-        """Take one message from the sender. Never raises for what the peer sent: the outcome is an event."""
+        """Process one message from the sender. Never raises for the peer's input: the outcome is an event."""
         if self._state is _State.CLOSED:
             return
         self._now, self._work = now, self._take_message(data)
@@ -228,10 +230,10 @@ class Receiver:
         self.go_on()
 
     def go_on(self, error: CodecError | None = None) -> None:
-        """Take more of the message, for one turn.
+        """Process more of the message, for one turn.
 
         Args:
-            error: what was found wrong with ``unchecked``.
+            error: the error of a check of ``unchecked``.
         """
         try:
             if error is not None:
@@ -247,7 +249,7 @@ class Receiver:
             self._decoder.clear()
 
     def _take_message(self, data: bytes) -> Iterator[None]:
-        """Take a message, with a stop where the owner has something to do."""
+        """Process a message, with a stop at each place where the owner has something to do."""
         spent, admit = 0, self._in_flight.admit
         yield from self._decoder.unpack(data, in_turns=self._in_turns)
         for frame in self._decoder.unpacked():
@@ -332,7 +334,7 @@ class Receiver:
         self._events.append(LaneOpenReceived(opening))
 
     def _lane_refusal(self, opening: LaneOpen, identity: Lane) -> tuple[RefuseCode, str] | None:
-        """Return why a lane cannot be; the link's other lanes do not suffer for it."""
+        """Return the reason to refuse a lane; the link's other lanes are not affected."""
         try:
             check_opening(opening)
         except UnsupportedVersion as error:
@@ -346,7 +348,7 @@ class Receiver:
         return None
 
     def _known(self, number: int, *, opening: bool = False) -> bool:
-        """Return whether the lane is open; False when it was closed, and a frame of it was still on the way."""
+        """Return whether the lane is open; False if it was closed while a frame of it was in flight."""
         lane = self._lanes.get(number)
         if lane is not None and (lane.opened or opening):
             return True
@@ -358,7 +360,7 @@ class Receiver:
         self.refuse(code, reason, _SAME_RELEASE)
         self._events.append(ConnectionLost(Fault.PEER, reason))
 
-    # -- what comes out
+    # -- output
 
     def events(self) -> list[ReceiverEvent]:
         """Return the events since the last call, in order."""
@@ -371,7 +373,7 @@ class Receiver:
         return bool(self._answers or self._acks) or (self._live.owes and self._state is not _State.CLOSED)
 
     def data_to_send(self) -> bytes:
-        """Return the next message for the sender, empty when there is none now. ACKs that wait are joined per lane."""
+        """Return the next message for the sender, empty when there is none now. Waiting ACKs are joined per lane."""
         frames, self._answers = self._answers, []
         if self._state is not _State.CLOSED:
             frames += self._live.frames()

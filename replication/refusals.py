@@ -1,4 +1,4 @@
-"""Refusals of a sender: hubs that it must not send to."""
+"""Refusals by a sender: hubs that must not get its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START_EMPTY = (
 
 
 def of_another_cluster(found: str, wanted: str) -> Refusal:
-    """Return the refusal of a hub of another cluster than the link is for. It gets no records."""
+    """Return the refusal for a hub of another cluster than the link's. It gets no records."""
     return Refusal(
         RefuseCode.UNAUTHORISED,
         f"the hub is of cluster {found}, and this link is for {wanted}",
@@ -23,10 +23,10 @@ def of_another_cluster(found: str, wanted: str) -> Refusal:
 
 
 def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[int, int | None]) -> tuple[str, str]:
-    """Return message and advice of a hub's refusal: it has taken this log with an epoch as high as the claimed one.
+    """Return message and advice of a hub's refusal: it has accepted this log with an epoch at least as high before.
 
-    A log that was restored from an old copy claims an epoch again, or a lower one, as a second node does that runs with
-    a copy. Only a log with all that the hub has must be the copy of a node that goes on.
+    A log that was restored from an old copy claims an earlier epoch again, as does a second node with a copy. Only a
+    log with all records of the hub must be the copy of a node that still runs.
 
     Args:
         of: the edge and its log.
@@ -52,7 +52,7 @@ def taken_before(of: str, stream: str, *, held: tuple[int, int], claimed: tuple[
 
 
 def rolled_back(stream: str, end: int, high_watermark: int) -> Refusal:
-    """Return the refusal of a hub that holds more of a stream than this log can have given it."""
+    """Return the refusal for a hub that holds more of a stream than this log can have sent."""
     return Refusal(
         RefuseCode.IDENTITY_CONFLICT,
         f"the hub holds records of stream {stream} up to seq {end}, but this log gave it none beyond "

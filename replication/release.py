@@ -1,4 +1,4 @@
-"""Records that every party has taken over, so that the log may forget them."""
+"""Records that every party has read durably, so that the log may forget them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.protocols.ranges import Range, RangeSet
 
 
 class Party(NamedTuple):
-    """A reader of streams whose word the log waits for before it forgets a record. A link and a function may share a
+    """A reader of streams that must release a record before the log may forget it. A link and a function may share a
     name."""
 
     kind: Literal["link", "function"]
@@ -21,9 +21,9 @@ class Party(NamedTuple):
 
 
 class ReleaseLedger:
-    """A ledger of records that were taken over: by a link once its hub has them, by a function once what it made of
-    them and its place in the stream are durable. A record may go once every party to its stream has it. Streams
-    without a party are not in the ledger: nothing of them is released here.
+    """A ledger of released records. A link releases records when its hub has them, a function when its results and its
+    place in the stream are durable. The log may forget a record when every party to its stream has released it. Streams
+    without a party are not in the ledger: their records are never released here.
 
     Args:
         parties: stream number -> the parties to it.
@@ -35,7 +35,7 @@ class ReleaseLedger:
         self._has = {stream: {party: RangeSet() for party in named} for stream, named in parties.items()}
 
     def join(self, party: Party, stream: int) -> None:
-        """Have records of ``stream`` wait for one more party from now on. What was released before stays released."""
+        """Make records of ``stream`` wait for one more party from now on. Released records remain released."""
         self._has.setdefault(stream, {}).setdefault(party, RangeSet())
 
     def knows(self, stream: int) -> bool:
@@ -43,8 +43,8 @@ class ReleaseLedger:
         return stream in self._has
 
     def leave(self, party: Party, stream: int) -> None:
-        """Have records of ``stream`` wait no longer for a party. Those that waited for it alone are released, unless it
-        was the last: what no party asks for is left to retention."""
+        """Make records of ``stream`` wait no longer for a party. Records that waited only for it are released, unless
+        it was the last party: records of a stream without one are left to retention."""
         left = self._has.get(stream, {})
         if left.pop(party, None) is None:
             return
@@ -59,12 +59,12 @@ class ReleaseLedger:
         self._release_common(stream, ranges)
 
     def lacks(self, party: Party, stream: int, ranges: Iterable[Range]) -> int:
-        """Return how many of these numbers ``party`` is not known to have."""
+        """Return the count of these numbers that ``party`` has not released."""
         has = self._has[stream][party]
         return sum(end - first for run in ranges for first, end in has.missing(*run))
 
     def _release_common(self, stream: int, ranges: RangeSet) -> None:
-        """Release what all parties have of ``ranges``."""
+        """Release the part of ``ranges`` that all parties have."""
         common = ranges
         for has in self._has[stream].values():
             if has is not ranges:
@@ -74,7 +74,7 @@ class ReleaseLedger:
 
 
 def intersection(left: Iterable[Range], right: RangeSet) -> RangeSet:
-    """Return the numbers that both sets hold."""
+    """Return the numbers in both sets."""
     common = RangeSet()
     for first, end in left:
         at = first

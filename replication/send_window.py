@@ -1,7 +1,7 @@
-"""The bytes that a sender may have on the way, which follow the rate of acknowledgements.
+"""The bytes that a sender may have in flight, which follow the rate of acknowledgements.
 
-A window as large as the hub allows would put minutes of data into the buffers of a slow link: nothing newer could
-overtake it, and a lost connection would send all of it again.
+A window as large as the hub allows would put minutes of data into the buffers of a slow link: newer data could not
+overtake it, and all of it would be sent again after a lost connection.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from weft.replication.liveness import SECOND
 FLOOR_BYTES = 64 << 10
 START_BYTES = 256 << 10
 AHEAD = 3 * SECOND
-"""Time's worth of acknowledged bytes on the way, beyond the hub's shortest time to acknowledge."""
+"""Time whose acknowledged bytes may be in flight, beyond the hub's shortest time to acknowledge."""
 PERIOD = SECOND // 2
 DELAYS = 16
-"""Number of acknowledgement times kept; the shortest counts, as the others hold the queue that the window makes."""
+"""Number of acknowledgement times kept; the shortest counts, as the others include the queue that the window makes."""
 
 
 class SendWindow:
@@ -29,7 +29,7 @@ class SendWindow:
         self._acked = 0
         self._limited = False
         self._probe: tuple[int, int, int] | None = None
-        """(lane, last number, time) of one batch on the way."""
+        """(lane, last number, time) of one batch in flight, whose acknowledgement is timed."""
         self._delays: deque[int] = deque(maxlen=DELAYS)
 
     def allow(self, most: int) -> None:
@@ -38,10 +38,11 @@ class SendWindow:
         self.bytes = min(START_BYTES, most)
 
     def sent(self, lane: int, last: int, now: int, *, was_empty: bool) -> None:
-        """Note that a batch up to the number ``last`` goes out; ``was_empty`` when nothing else was on the way."""
+        """Note that a batch up to the number ``last`` is sent; ``was_empty`` if nothing else was in flight."""
         if was_empty:
             if self._acked and self._delays:
-                # All came back at once, sooner than a period ends, as from a hub that commits everything together.
+                # Everything was acknowledged at once, before a period ended, as by a hub that commits everything
+                # together.
                 self._follow(now)
             self._since, self._acked, self._limited = now, 0, False
         if self._probe is None:
@@ -57,7 +58,7 @@ class SendWindow:
             self._probe = None
 
     def acknowledged(self, size: int, lane: int, first: int, end: int, now: int) -> None:
-        """Note that ``[first, end)`` of a lane was acknowledged, which took ``size`` bytes off the way."""
+        """Note that ``[first, end)`` of a lane was acknowledged, so that ``size`` bytes are no longer in flight."""
         self._acked += size
         if self._probe is not None and self._probe[0] == lane and first <= self._probe[1] < end:
             self._delays.append(now - self._probe[2])
@@ -69,8 +70,8 @@ class SendWindow:
         self._since, self._acked, self._limited = now, 0, False
 
     def _follow(self, now: int) -> None:
-        """Set the window by what was acknowledged since the last time."""
+        """Set the window by the bytes acknowledged since the last time."""
         wanted = self._acked * (min(self._delays) + AHEAD) // max(1, now - self._since)
-        # A sender that had nothing to send says nothing about the rate that is possible.
+        # The rate of a sender that had nothing to send is not the possible rate.
         if self._limited or wanted > self.bytes:
             self.bytes = min(self._most, max(FLOOR_BYTES, wanted))

@@ -1,8 +1,9 @@
-"""The sending end of a link: a machine without I/O. It offers what the log holds and sends what the receiver lacks.
+"""The sending end of a link: a machine without I/O. It offers the log's lanes and sends the ranges that the receiver
+lacks.
 
 Its owner gives it bytes (``receive_data``), time (``handle_timeout``; monotonic nanoseconds), the log's state
-(``offer``) and requested batches (``feed``), and takes events and messages out of it. The protocol is
-docs/reference/formats/link.md; nothing counts as delivered before an ACK (or the WELCOME) names it.
+(``offer``) and requested batches (``feed``), and reads its events and messages. The protocol is
+docs/reference/formats/link.md; a record counts as delivered only when an ACK (or the WELCOME) names it.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ class _State(Enum):
 
 
 class Sender:
-    """One connection's worth of sending; a new connection gets a new machine.
+    """The sender of one connection; a new connection gets a new machine.
 
-    Lanes go by the source's numbers in every call and event; their numbers on the link stay inside.
+    Calls and events identify lanes by the source's numbers; their numbers on the link are internal.
 
     Args:
-        hello: what to say first.
+        hello: the first frame.
         epoch: epoch of the sender's own lanes, durable before the machine is made.
         wall_clock: ns since 1970, for answering the receiver's PING.
         now: monotonic ns, as everywhere in this class.
-        high_watermark: (cluster id, lane) -> what ``LogSource.high_watermark`` says when the lane is taken.
+        high_watermark: (cluster id, lane) -> result of ``LogSource.high_watermark`` when the lane is accepted.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Sender:
         self._welcome_due = now + settings.welcome_timeout
         self._marks = MarkSchedule(settings.mark_interval, now)
         self.patience = AckPatience(settings.ack_timeout)
-        """Patience of this connection, which its owner may let begin again before ``handle_timeout`` ends it."""
+        """Patience of this connection. The owner may restart it before ``handle_timeout`` ends it."""
         self._outbox = Outbox(settings.compression_level)
         self._answers: list[Frame] = []
         self._reading: ReadRequest | None = None
@@ -108,11 +109,11 @@ class Sender:
         self.peer_features: frozenset[str] = frozenset()
         """Features that the receiver announced. Frames of other features are not sent."""
         self.cluster_id = ""
-        """Cluster id of the hub, once it took the link."""
+        """Cluster id of the hub, after it accepted the link."""
 
     @property
     def connected(self) -> bool:
-        """Return whether the link is taken and not lost."""
+        """Return whether the link is accepted and not lost."""
         return self._state is _State.OPEN
 
     @property
@@ -127,11 +128,11 @@ class Sender:
 
     @property
     def unacked_bytes(self) -> int:
-        """Return the DATA bytes on the way; at most the window (or one batch)."""
+        """Return the DATA bytes in flight; at most the window (or one batch)."""
         return self._outbox.unacked_bytes
 
     def oldest_pending_time(self) -> int | None:
-        """Return the wall clock time of the oldest record that was read and is not acknowledged, ns."""
+        """Return the wall clock time of the oldest record that was read and not acknowledged, ns."""
         return self._outbox.oldest_time()
 
     @property
@@ -140,11 +141,11 @@ class Sender:
         return self._lanes.opening
 
     def known(self, lane: int) -> tuple[RangeSet, RangeSet]:
-        """Return the receiver's known ranges of ``lane``, and the numbers told to it as gaps."""
+        """Return the receiver's known ranges of ``lane``, and the numbers sent to it as gaps."""
         return self._lanes[lane].safe, self._lanes[lane].told
 
     def named_ends(self) -> dict[int, int]:
-        """Return, by lane, one past the highest number that the next message may name, where that is news.
+        """Return, by lane, one past the highest number that the next message may name, for lanes where it has grown.
 
         The owner calls ``LogSource.prepare_to_send`` with it and asks again, until it is empty, before it sends a
         message.
@@ -162,7 +163,7 @@ class Sender:
         self._answers.append(self._lanes.add(SenderLane(offered, identity, self._epoch, state)))
 
     def close_lane(self, lane: int) -> None:
-        """Withdraw a lane; what is on the way of it counts as not sent."""
+        """Withdraw a lane; its batches in flight count as not sent."""
         closed = self._lanes.remove(lane)
         if closed is not None:
             self._answers.append(closed)
@@ -184,15 +185,16 @@ class Sender:
         return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
 
     def tell_clocks(self, clocks: Sequence[Frame]) -> None:
-        """Send clock notices, before any batch that follows."""
+        """Send clock notices, before any later batch."""
         self._answers[:0] = clocks
 
     def end(self) -> bool:
-        """Say the last word of each lane once all before it was sent; return whether that is done. The log is still."""
+        """Send the last word of each lane after everything before it; return whether that is done. The log must no
+        longer change."""
         return LAST_WORDS not in self.peer_features or self._marks.end(self._lanes.open())
 
     def feed(self, lane: int, batches: Sequence[bytes]) -> None:
-        """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; none when there are none."""
+        """Answer the ``ReadRequest`` with batches of ``lane`` as stored, ascending; empty if there are none."""
         request, self._reading = self._reading, None
         if request is None or request.lane != lane:
             raise ValueError(f"nothing was asked of lane {lane}")
@@ -210,13 +212,13 @@ class Sender:
             self._give_up(known, f"the log gave a damaged batch near seq {request.seq}: {error}", "look at the disk")
 
     def _give_up(self, lane: SenderLane, message: str, advice: str) -> None:
-        """Close a lane that cannot go on here."""
+        """Close a lane that cannot continue on this side."""
         message = f"stream {lane.identity.stream}: {message}"
         self._answers.append(LaneClosed(lane.number, RefuseCode.CLOSED, message, advice))
         self._lane_ended(lane, RefuseCode.CLOSED, message, advice, by_peer=False)
 
     def _lane_ended(self, lane: SenderLane, code: int, message: str, advice: str, *, by_peer: bool = True) -> None:
-        """Note that a lane is closed. The link goes on as long as it has another one.
+        """Note that a lane is closed. The link continues as long as it has another one.
 
         An edge's own lanes share its identity: a conflict in one is a conflict of the link.
         """
@@ -231,7 +233,7 @@ class Sender:
     # -- the network's side
 
     def receive_data(self, data: bytes, now: int) -> None:
-        """Take one message from the receiver. Never raises for the peer's input: the outcome is an event."""
+        """Process one message from the receiver. Never raises for the peer's input: the outcome is an event."""
         if self._state is _State.CLOSED:
             return
         self._now = now
@@ -308,11 +310,10 @@ class Sender:
         self.patience.answered(self._now)
         self._events.append(Acked(lane.key, ranges, newly=lane.safe.count() - known))
 
-    # -- what comes out
+    # -- output
 
     def events(self) -> list[SenderEvent]:
-        """Return the events since the last call, in order; the last is a ``ReadRequest`` when the machine needs
-        data."""
+        """Return the events since the last call, in order; the last is a ``ReadRequest`` if the machine needs data."""
         request = self._next_read()
         if request is not None:
             self._reading = request
@@ -341,7 +342,7 @@ class Sender:
             self._hello = None
             self._hello_sent = self._now
         frames += self._live.frames()
-        # In pieces: each offer may have many ranges.
+        # A limited number in each message: each offer may have many ranges.
         frames += self._answers[:OPENINGS_PER_MESSAGE]
         del self._answers[:OPENINGS_PER_MESSAGE]
         if self._state is _State.OPEN:
@@ -357,7 +358,7 @@ class Sender:
             yield Data(self._lanes[key].number, batches)
 
     def _mark_frames(self) -> Iterable[Frame]:
-        """Return the marks that are due, one frame for all lanes with one time."""
+        """Return the due marks, one frame for all lanes with one time."""
         self._marks.begin(self._lanes.open(), self._now)
         return self._marks.take_frames(self._lanes, self._outbox.first_waiting)
 

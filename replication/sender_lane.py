@@ -1,4 +1,4 @@
-"""One lane as its sender sees it: the log's ranges, the receiver's ranges, and what is still to send."""
+"""One lane at its sender: the log's ranges, the receiver's ranges, and the ranges still to send."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SenderLane:
         self.identity = identity
         self._epoch = 0 if offered.flags & LaneFlag.RELAY else epoch
         self.end = 0
-        """Sequence number after the last one that the log assigned, as far as this end has seen."""
+        """Sequence number after the last one that the log assigned, as of the last ``offer``."""
         self._reset()
         self.offer(state)
 
@@ -47,7 +47,7 @@ class SenderLane:
         self.safe = RangeSet()
         """Ranges that are durable at the receiver, by LANE_OPENED and ACK."""
         self.sent = RangeSet()
-        """Ranges that are not read (again) on this connection."""
+        """Ranges that are not to be read (again) on this connection."""
         self._told = RangeSet()
         self._origins_told: set[int] = set()
         self._origins_named: list[int] = []
@@ -62,7 +62,7 @@ class SenderLane:
         self._gaps = [gap for gap in state.gaps if not self._told.covers(gap.first, gap.end)]
 
     def open(self, number: int) -> LaneOpen:
-        """Start over under a number of the link, and return the frame that says so."""
+        """Start over under a number of the link, and return the LANE_OPEN frame."""
         self._reset()
         self.offer(self._latest)
         self.number = number
@@ -74,7 +74,7 @@ class SenderLane:
         )  # fmt: skip
 
     def opened(self, held: RangeSet) -> None:
-        """Note that the receiver took the lane and holds ``held`` already."""
+        """Note that the receiver accepted the lane and holds ``held`` already."""
         self.state = LinkLaneState.OPEN
         self.safe = held
         self.sent = held.copy()
@@ -110,18 +110,17 @@ class SenderLane:
             self._origins_named.append(number)
 
     def origin_frames(self) -> list[Frame]:
-        """Return the frame that explains to the receiver what this connection has not explained yet, if there is
-        something."""
+        """Return the frame with the origins that this connection has not explained to the receiver yet, if any."""
         named, self._origins_named = self._origins_named, []
         origins = [origin for number in named if (origin := self.offered.origin(number)) is not None]
         return [LaneOrigins(self.number, origins)] if origins else []
 
     def skip(self, seq: int, start: int | None) -> Range | None:
-        """Note that a read from ``seq`` returned batches from ``start`` on (None: nothing), and skip the numbers
+        """Note that a read from ``seq`` returned batches from ``start`` on (None: no batch), and skip the numbers
         between.
 
         Returns:
-            The range given up, or None when the read began where it should.
+            The skipped range, or None if the read began at ``seq``.
         """
         if start is not None and start <= seq:
             return None
@@ -134,13 +133,13 @@ class SenderLane:
         return seq, end
 
     def named_end(self) -> int:
-        """Return the end of the numbers that the receiver holds, that it has a notice or mark of, or that the next
+        """Return the end of all numbers that the receiver holds or has in a notice or mark, and of those that the next
         message may name."""
         return max(self.sent.end, self._told.end, *(gap.end for gap in self._gaps))
 
     @property
     def told(self) -> RangeSet:
-        """Return the gaps that this connection told the receiver."""
+        """Return the gaps that this connection sent to the receiver."""
         return self._told
 
     @property
@@ -149,7 +148,7 @@ class SenderLane:
         return bool(self._gaps)
 
     def gap_frames(self, limit: int) -> list[Frame]:
-        """Return the gap notices not yet sent on this connection, without the receiver's ranges."""
+        """Return the gap notices not sent on this connection yet, without the receiver's ranges."""
         frames: list[Frame] = []
         taken = 0
         while taken < len(self._gaps) and len(frames) < limit:
@@ -162,13 +161,13 @@ class SenderLane:
         return frames
 
     def ends_with(self, mark: Mark) -> bool:
-        """Return whether a mark says all of a log that takes nothing in any more: it is no last word otherwise."""
+        """Return whether a mark covers all of a log that accepts no more records: only then is it a last word."""
         return self._latest.is_settled and mark == self._latest.mark and mark.seq >= self.end
 
     def take_mark(self, held_back: int | None) -> Mark | None:
-        """Return the mark to send, once everything that it covers has been sent.
+        """Return the mark to send, when all records that it covers have been sent.
 
-        While history is being sent the newest mark stays ahead of the data; so one mark is kept until the data has
+        While history is being sent, the newest mark stays ahead of the data. So one mark is kept until the data has
         reached it, and completeness advances during a backlog too.
 
         Args:

@@ -1,4 +1,4 @@
-"""The lanes of one connection at its sending end: their numbers on the link, and which of them have something to do.
+"""The lanes of one connection at its sending end: their numbers on the link, and queues of lanes with work.
 
 The cost of a commit or a message depends on the lanes that it touches, not on the lanes that are idle.
 """
@@ -24,20 +24,20 @@ class SenderLanes:
         self._next_number = 1
         self._unanswered: dict[int, None] = {}
         self._retries: dict[int, int] = {}
-        """Closed lane -> time at which it is offered again."""
+        """Closed lane -> time of its next offer."""
         self._turn: deque[int] = deque()
-        """Lanes that may want to be read, each once."""
+        """Lanes that may have records to read, each once."""
         self._queued: set[int] = set()
         self._with_gaps: dict[int, None] = {}
         self._unnamed: dict[int, None] = {}
-        """Lanes of which the next message may name more than ``named_ends`` said."""
+        """Lanes for which the next message may name higher numbers than the last ``named_ends``."""
 
     def __getitem__(self, key: int) -> SenderLane:
-        """Return a lane that was added."""
+        """Return an added lane."""
         return self._lanes[key]
 
     def __contains__(self, key: int) -> bool:
-        """Return whether a lane was added, and not removed since."""
+        """Return whether a lane was added and not removed."""
         return key in self._lanes
 
     @property
@@ -51,7 +51,7 @@ class SenderLanes:
         return list(self._unanswered)
 
     def open(self) -> Iterator[int]:
-        """Iterate over the lanes that the receiver has taken."""
+        """Iterate over the lanes that the receiver has accepted."""
         return (lane.key for lane in self._numbers.values() if lane.state is LinkLaneState.OPEN)
 
     def get_open(self, key: int) -> SenderLane | None:
@@ -60,10 +60,10 @@ class SenderLanes:
         return lane if lane is not None and lane.state is LinkLaneState.OPEN else None
 
     def numbered(self, number: int) -> SenderLane | None:
-        """Return the lane with a number of the link; None when it was closed, and an answer was still on the way.
+        """Return the lane with a number of the link; None if it was closed while an answer was in flight.
 
         Raises:
-            Corrupt: the number was never given to a lane.
+            Corrupt: no lane ever had the number.
         """
         if not 0 < number < self._next_number:
             raise Corrupt(f"lane {number} was never offered")
@@ -83,14 +83,14 @@ class SenderLanes:
         return self._offer(lane)
 
     def _offer(self, lane: SenderLane) -> LaneOpen:
-        # A number is used once: frames of a closed lane that are still on the way must not be taken for the next one's.
+        # A number is used only once: frames of a closed lane that are still in flight must not count for another lane.
         number, self._next_number = self._next_number, self._next_number + 1
         self._numbers[number] = lane
         self._unanswered[lane.key] = None
         return lane.open(number)
 
     def opened(self, lane: SenderLane, held: RangeSet) -> None:
-        """Note that the receiver took a lane, of which it holds ``held``."""
+        """Note that the receiver accepted a lane, of which it holds ``held``."""
         lane.opened(held)
         self._unanswered.pop(lane.key, None)
         self.names_more(lane)
@@ -106,7 +106,7 @@ class SenderLanes:
         self._retries[lane.key] = retry_at
 
     def remove(self, key: int) -> Frame | None:
-        """Remove a lane; return the frame that tells the receiver, unless it is closed already."""
+        """Remove a lane; return the frame for the receiver, unless the lane is closed already."""
         lane = self._lanes[key]
         was_open = lane.state is not LinkLaneState.CLOSED
         self.close(lane, 0)
@@ -114,7 +114,7 @@ class SenderLanes:
         return LaneClosed(lane.number, RefuseCode.CLOSED, "the sender withdraws the lane", "") if was_open else None
 
     def offer_again(self, now: int) -> list[Frame]:
-        """Return the frames that offer closed lanes whose time has come."""
+        """Return the frames that offer closed lanes again, if it is time."""
         due = [key for key, time in self._retries.items() if now >= time]
         for key in due:
             del self._retries[key]
@@ -122,10 +122,10 @@ class SenderLanes:
 
     @property
     def next_retry(self) -> int | None:
-        """Return the time at which ``offer_again`` has something to return."""
+        """Return the time from which ``offer_again`` returns a frame."""
         return min(self._retries.values(), default=None)
 
-    # -- what is to do
+    # -- work
 
     def touch(self, lane: SenderLane) -> None:
         """Note that an open lane may have something to send."""
@@ -137,7 +137,7 @@ class SenderLanes:
             self.names_more(lane)
 
     def names_more(self, lane: SenderLane) -> None:
-        """Note that the next message may name numbers of a lane that no message named before."""
+        """Note that the next message may name new numbers of a lane."""
         self._unnamed[lane.key] = None
 
     def take_named_ends(self) -> dict[int, int]:
@@ -147,7 +147,7 @@ class SenderLanes:
         return ends
 
     def next_wanted(self) -> tuple[SenderLane, int] | None:
-        """Return the next lane in turn that wants to be read, and from where."""
+        """Return the next lane in turn with records to read, and the first number."""
         while self._turn:
             key = self._turn[0]
             lane = self.get_open(key)
@@ -160,7 +160,7 @@ class SenderLanes:
         return None
 
     def take_gap_frames(self, limit: int) -> Iterator[Frame]:
-        """Return up to ``limit`` gap notices; lanes that have more keep their place."""
+        """Return up to ``limit`` gap notices; lanes with more keep their place."""
         for key in list(self._with_gaps):
             for frame in self._lanes[key].gap_frames(limit):
                 limit -= 1

@@ -10,14 +10,14 @@ CHECKED_AT_ONCE_BYTES = 1 << 20
 """Uncompressed bytes of a DATA frame that are checked at once, in 10 ms at most; the owner has more of them checked
 elsewhere."""
 TURN_COST = 128 << 10
-"""Cost after which the owner lets others have their turn: some 5 ms of work. DATA costs what it takes of the
-window."""
+"""Cost after which the owner gives others their turn: some 5 ms of work. The cost of DATA is its size in the window."""
 CONTROL_COST, CONTROL_BYTE_COST = 1 << 10, 8
-"""Cost of a frame besides DATA, and of each of its bytes: they become objects."""
+"""Cost of a frame other than DATA, and of each of its bytes, which become objects."""
 ORIGINS_COST = 16 << 10
-"""Cost of a LANE_ORIGINS frame: a lane's other origins are looked through for each."""
+"""Cost of a LANE_ORIGINS frame: each one is compared with all other origins of its lane."""
 DATA_FRAME_BYTES = 1 << 20
-"""Longest DATA frame of small batches that a receiver takes at least, however short a batch has to be."""
+"""Length of a DATA frame of small batches that a receiver always accepts, even with a lower limit for a single
+batch."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class SenderSettings:
     """Settings of a sender."""
 
     window_bytes: int = 8 << 20
-    """Maximum number of uncompressed bytes of batches on the way without an ACK; the receiver may allow less."""
+    """Maximum number of uncompressed bytes of batches in flight without an ACK; the receiver may allow less."""
     read_bytes: int = 1 << 20
     """Bytes of one read of the log; at most this much waits in memory, besides one batch."""
     merge_bytes_max: int = 256 << 10
     """Uncompressed size up to which waiting neighbours are sent as one batch. 0: never."""
     mark_interval: int = 60 * SECOND
-    """Time between two marks of an idle lane. The marks of lanes with data go with the data."""
+    """Time between two marks of an idle lane. The marks of lanes with data are sent with the data."""
     ping_interval: int = 45 * SECOND
-    """Time between two PINGs. A load balancer that closes connections after 60 s without data is none the wiser."""
+    """Time between two PINGs. A load balancer that closes connections after 60 s without data keeps the link open."""
     silence: int = 120 * SECOND
-    """Silence after which a peer counts as lost. With data on the way ``ack_timeout`` notices earlier."""
+    """Silence after which a peer counts as lost. With data in flight, ``ack_timeout`` detects it earlier."""
     ack_timeout: int = 30 * SECOND
-    """Time without any acknowledgement, while data is on the way, after which the hub node is left."""
+    """Time without any acknowledgement, while data is in flight, after which the link leaves the hub node."""
     welcome_timeout: int = 20 * SECOND
     lane_retry: int = 10 * SECOND
     """Time after which a lane that was closed is offered again on the same connection."""
@@ -52,11 +52,11 @@ class ReceiverSettings:
     """Settings of a receiver."""
 
     window_bytes: int = 8 << 20
-    """Maximum number of uncompressed bytes of batches that a sender may have on the way without an ACK (one batch may
-    always go)."""
+    """Maximum number of uncompressed bytes of batches that a sender may have in flight without an ACK (one batch is
+    always allowed)."""
     batch_bytes_max: int = 20 << 20
     ping_interval: int = 75 * SECOND
-    """Silence after which the receiver asks; a sender that pings is not asked."""
+    """Silence after which the receiver sends a PING; a sender that pings gets none."""
     silence: int = 150 * SECOND
     """Silence after which a peer counts as lost."""
     hello_timeout: int = 20 * SECOND

@@ -13,12 +13,12 @@ from weft.protocols.ranges import Range, RangeSet
 
 
 def nothing_acknowledged() -> list[tuple[str, list[Range]]]:
-    """Return nothing: for logs that do not know what hubs had acknowledged."""
+    """Return nothing: for logs that do not record acknowledgements of hubs."""
     return []
 
 
 def no_origin(_number: int) -> Origin | None:
-    """Explain no origin: for logs that hold only what devices sent."""
+    """Explain no origin: for logs that hold only records of devices."""
     return None
 
 
@@ -35,10 +35,9 @@ class OfferedLane(NamedTuple):
     """Identity of the lane, when it is not the link's own."""
     flags: LaneFlag = LaneFlag(0)
     origin: Callable[[int], Origin | None] = no_origin
-    """Look-up of the origins that the lane's batches name, by their numbers in its log; None for what it does not
-    know."""
+    """Look-up of the origins that the lane's batches name, by their numbers in its log; None for unknown ones."""
     acknowledged: Callable[[], list[tuple[str, list[Range]]]] = nothing_acknowledged
-    """Returns what hubs had acknowledged before this connection, by their cluster ids."""
+    """Look-up of the ranges that hubs acknowledged before this connection, by cluster id."""
 
 
 class LaneSnapshot(NamedTuple):
@@ -51,20 +50,19 @@ class LaneSnapshot(NamedTuple):
     gaps: list[GapRange]
     mark: Mark
     is_settled: bool = False
-    """True when the mark speaks of this instant: all that was appended is durable, and no function has rows to make of
-    earlier ones."""
+    """True when the mark is about this instant: all appended records are durable, and no function has pending rows."""
 
 
 class LogSource(Protocol):
     """A log to replicate (``edge_node.links.source.SegmentLogSource``, which may not be imported here).
 
-    Lanes go by the source's numbers here (``OfferedLane.lane``).
+    Lanes are identified by the source's numbers here (``OfferedLane.lane``).
 
-    Everything but ``read`` and ``prepare_to_send`` must not block. All calls come on the event loop's thread.
+    All calls come on the event loop's thread, and must not block, except ``read`` and ``prepare_to_send``.
     """
 
     def lanes(self) -> list[OfferedLane]:
-        """Return the lanes to carry now. ``listen`` tells when they change."""
+        """Return the lanes to carry now. ``listen`` reports changes."""
         ...
 
     def states(self, lanes: Iterable[int]) -> dict[int, LaneSnapshot]:
@@ -72,15 +70,15 @@ class LogSource(Protocol):
         ...
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
-        """Durable batches as stored: the first one holds ``seq`` or, when that is in a hole, what comes next.
+        """Return durable batches as stored: the first one holds ``seq`` or, if that is in a hole, the next held number.
 
-        At least one batch if anything is held from ``seq`` on, about ``bytes_max`` bytes of them. Raises ``OSError``
-        or ``CodecError`` when the log cannot be read. What was read is sent after ``prepare_to_send``.
+        At least one batch if anything is held from ``seq`` on, about ``bytes_max`` bytes of them. Raises ``OSError`` or
+        ``CodecError`` when the log cannot be read. The batches are sent after ``prepare_to_send``.
         """
         ...
 
     def high_watermark(self, hub: str, lane: int) -> int:
-        """Return the end of the numbers of ``lane`` that the hub can hold, unless this log has lost some.
+        """Return the end of the numbers of ``lane`` that the hub can hold. If it holds more, this log has lost some.
 
         ``hub`` is the ``cluster_id`` of its WELCOME, which the hub's store never changes.
         """
@@ -88,10 +86,10 @@ class LogSource(Protocol):
 
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
         """Prepare to send records or gaps up to these ends to ``hub``: lane -> one past the last. The hub's ranges of
-        each of these lanes have been held against ``high_watermark`` on this connection.
+        each of these lanes have been compared with ``high_watermark`` on this connection.
 
-        Returns once a later opening of the log is certain to know of it. Raises ``OSError`` when that cannot be made
-        durable: nothing may be sent then.
+        Returns when the ends are durable, so that a later opening of the log knows them. Raises ``OSError`` when they
+        cannot be made durable: then nothing may be sent.
         """
         ...
 
@@ -99,8 +97,8 @@ class LogSource(Protocol):
         """Note that the receiver has made ``ranges`` durable: for this link the log may forget them."""
 
     def listen(self, callback: Callable[[Collection[int] | None], None]) -> Callable[[], None]:
-        """Call ``callback`` on the event loop's thread after each durable commit, with the lanes that it touched.
+        """Call ``callback`` on the event loop's thread after each durable commit, with the touched lanes.
 
-        None stands for any of them, and for a change of ``lanes``. Return a function that ends this.
+        None means any lane, or a change of ``lanes``. Return a function that ends this.
         """
         ...

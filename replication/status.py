@@ -1,4 +1,4 @@
-"""The status of a link, in whatever state it is."""
+"""The status of a link, in all its states."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class LinkStatus:
     cluster_id: str = ""
     connected_since: int | None = None
     connections: int = 0
-    """Number of times that a hub took the link."""
+    """Number of times that a hub accepted the link."""
     attempts_failed: int = 0
     """Number of failed attempts in a row."""
     next_try: int | None = None
     is_taken: bool = False
-    """True while the hub has taken the link under its identity."""
+    """True while the hub has accepted the link under its identity."""
     is_compared: bool = False
-    """True once a hub has said of every lane what it holds, or why it takes none of it, since the link was started."""
+    """True after a hub has answered for every lane, with its ranges or a refusal, since the link was started."""
     conflict: str = ""
-    """Reason why the hub refuses the identity, with what to do; empty once a hub takes the link."""
+    """Reason why the hub refuses the identity, with advice; empty after a hub has accepted the link."""
     last_error: str = ""
-    """Last error, with what to do; kept after the link is up again, until the next error."""
+    """Last error, with advice; kept after the link is up again, until the next error."""
     last_error_time: int | None = None
     alarm: str = ""
-    """Records that the hub has lost after it acknowledged them, with what to do; empty when there are none, or once an
-    operator has acknowledged that."""
+    """Records that the hub has lost after it acknowledged them, with advice; empty without any, or after an operator
+    has acknowledged the alarm."""
     pending_records: int = 0
-    """Records held by the log and not known to be durable at the hub."""
+    """Records in the log that are not known to be durable at the hub."""
     pending_seconds: float = 0.0
     """Age of the oldest pending record."""
     unacked_bytes: int = 0
-    """Bytes on the way."""
+    """Bytes in flight."""
     bytes_sent: int = 0
     """Compressed bytes handed to the socket since the start."""
     messages_sent: int = 0

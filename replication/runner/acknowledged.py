@@ -1,7 +1,7 @@
-"""Records that hubs have acknowledged, and the alarm when one of them has less than that.
+"""Records that hubs have acknowledged, and the alarm when a hub no longer has some of them.
 
-Only a store that was restored to an earlier state, or that lost objects, has less. The edge may have let go of these
-records on the hub's word, so nothing sends them again by itself: an operator has to hear of it.
+This happens only when the hub's store was restored to an earlier state, or lost objects. The edge may have deleted
+these records after the acknowledgement, so they may never be sent again: an operator must know.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Lost(NamedTuple):
 
     missing: RangeSet
     named: RangeSet
-    """The part that this node does not have either, and said so: the hub holding a notice is not holding a record."""
+    """The part that this node lacks too, and reported as gaps: the hub then holds a notice, not a record."""
 
 
 _NOTHING = Lost(RangeSet(), RangeSet())
@@ -38,7 +38,7 @@ class Acknowledged:
     """The acknowledged records of one log by hub and stream, for all its links. Event loop's thread.
 
     Args:
-        ranges: what hubs had acknowledged before, and ``lost`` what they no longer had.
+        ranges: the ranges that hubs acknowledged before, and ``lost`` those that they no longer had.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Acknowledged:
         self._lost = dict(lost or {})
         self._newest: dict[HubStream, _Connection] = {}
         self._hubs: dict[str, dict[str, None]] = {}
-        """Stream -> the hubs that have something of it: a node has many streams, and each is asked for by itself."""
+        """Stream -> the hubs with records of it. A node has many streams, and each is looked up on its own."""
         for hub, stream in self._ranges:
             self._hubs.setdefault(stream, {})[hub] = None
 
     def opened(self, hub: str, stream: str, safe: RangeSet, told: RangeSet, noticed: Iterable[Range]) -> str:
-        """Note that a hub took a lane, and return a sentence when it has lost records of it, else an empty text.
+        """Note that a hub accepted a lane. Return a message if the hub has lost records of it, else an empty text.
 
         Args:
-            safe: what the hub holds, and will hold on this connection.
-            told: the numbers that this connection told it as gaps; likewise.
-            noticed: numbers of which the log has notices: no hub needs to have their records.
+            safe: the ranges that the hub holds; the set grows on this connection.
+            told: the numbers that this connection sent as gaps; the set grows likewise.
+            noticed: numbers with gap notices in the log: no hub needs to have their records.
         """
         key = hub, stream
         self._settle(key)
@@ -76,7 +76,7 @@ class Acknowledged:
         return _sentence(key, gone)
 
     def _settle(self, key: HubStream) -> None:
-        """Take over what the newest connection has brought."""
+        """Apply the changes of the newest connection."""
         newest = self._newest.get(key)
         if newest is None:
             return
@@ -92,13 +92,13 @@ class Acknowledged:
                 del self._lost[key]
 
     def state(self) -> tuple[dict[HubStream, RangeSet], dict[HubStream, Lost]]:
-        """Return what is acknowledged and what is lost, for keeping it. Do not change them."""
+        """Return the acknowledged and the lost ranges, to store them. The caller must not change them."""
         for key in self._newest:
             self._settle(key)
         return self._ranges, self._lost
 
     def told(self, stream: str) -> list[tuple[str, list[Range]]]:
-        """Return what hubs acknowledged of a stream, by cluster id, also what they lost since: for LANE_OPEN."""
+        """Return the ranges of a stream that hubs acknowledged, including lost ones, by cluster id: for LANE_OPEN."""
         found = []
         for hub in filter(None, self._hubs.get(stream, ())):
             key = hub, stream
@@ -109,12 +109,12 @@ class Acknowledged:
         return [(hub, told) for hub, told in found if told][-ACKNOWLEDGED_MAX:]
 
     def alarm(self, hub: str) -> str:
-        """Return what a hub has lost, with what to do; empty when nothing. An empty ``hub`` stands for all."""
+        """Return a hub's losses with advice; empty without any. An empty ``hub`` means all hubs."""
         _, lost = self.state()
         return "; ".join(_sentence(key, found.missing) for key, found in lost.items() if hub in ("", key[0]))
 
     def acknowledge(self) -> list[str]:
-        """End all alarms by an operator's word; return their sentences."""
+        """End all alarms on an operator's command; return their messages."""
         _, lost = self.state()
         ended = [_sentence(key, found.missing) for key, found in lost.items()]
         self._lost.clear()

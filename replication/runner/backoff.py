@@ -13,7 +13,7 @@ class Backoff:
         """Start without a failure.
 
         Args:
-            urls: those that are tried in turn.
+            urls: the URLs that are tried in turn.
             least_s: shortest wait.
             most_s: longest wait.
         """
@@ -24,7 +24,7 @@ class Backoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """Note that the connection was of use: trouble from now on is new trouble."""
+        """Note that the connection was useful: a later failure starts with the shortest wait."""
         self.failures = 0
 
     def next_wait_s(self) -> float:

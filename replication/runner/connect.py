@@ -1,4 +1,4 @@
-"""The edge's end: connect, keep a ``Sender`` busy, and reconnect after every trouble."""
+"""The edge's end: connect, keep a ``Sender`` busy, and reconnect after every failure."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def run_link(
 
     Args:
         status: updated by this function, for status pages.
-        tls: for ``https`` URLs; without it the system's certificate authorities are trusted.
+        tls: for ``https`` URLs; None trusts the system's certificate authorities.
         rng: for the jitter.
-        clocks: the clocks of the boots that wrote the log; None when they were right.
-        acknowledged: what hubs have acknowledged before; None when that is unknown.
-        stopping: set once the log takes nothing in any more: an open link then says its last words and ends.
+        clocks: the clocks of the boots that wrote the log; None if they were right.
+        acknowledged: the ranges that hubs have acknowledged before; None if unknown.
+        stopping: set when the log accepts no more records: an open link then sends its last words and ends.
     """
     rng = rng or random.Random()
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
@@ -79,7 +79,7 @@ async def run_link(
                     async with asyncio.timeout(target.stay_s):
                         outcome = await _attempt(session, connection, target.url, own, tls)
                 except TimeoutError:
-                    # This node serves the edge in place of another, which may be there by now.
+                    # This node serves the edge in place of another, which may be reachable by now.
                     target = None
                     continue
                 except Exception as error:
@@ -128,7 +128,7 @@ async def _attempt(
     try:
         return await connection.run(socket)
     finally:
-        # The close frame queues behind what a stuck peer does not take; a timeout drops the connection instead.
+        # The close frame queues behind bytes that a stuck peer does not read; a timeout drops the connection instead.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await socket.close()

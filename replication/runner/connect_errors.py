@@ -1,5 +1,4 @@
-"""Reasons why a link could not connect, in sentences for the status page and the log: what went wrong, then what
-to do."""
+"""Reasons why a link could not connect, as messages for the status page and the log: the error, then advice."""
 
 from __future__ import annotations
 
@@ -14,19 +13,19 @@ from weft.replication.status import LinkState
 
 
 def no_token(error: OSError | ValueError) -> ConnectionEnd:
-    """Explain why the link's token could not be read."""
+    """Return the outcome when the link's token cannot be read."""
     if isinstance(error, OSError):
         return ConnectionEnd(LinkState.WAITING, f"token_file {error.filename}: {why_unreadable(error)}")
     return ConnectionEnd(LinkState.WAITING, f"token_file {error}")
 
 
 def no_connection(url: str, error: Exception) -> ConnectionEnd:
-    """Explain why no HTTP connection was made."""
+    """Return the outcome when no HTTP connection was made."""
     return ConnectionEnd(LinkState.WAITING, f"{url}: {_why(error)}")
 
 
 def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
-    """Explain why the server did not answer with a WebSocket."""
+    """Return the outcome when the server did not answer with a WebSocket."""
     match status:
         case 401 if not has_token:
             why = "the hub requires a token (401) and the link has none. Set the link's token_file"

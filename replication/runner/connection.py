@@ -45,7 +45,7 @@ class ConnectionEnd(NamedTuple):
     code: int = 0
     """Code of the REFUSE, 0 without one."""
     url: str = ""
-    """Node that the hub named in its REFUSE."""
+    """Node named in the hub's REFUSE."""
 
 
 class SenderConnection:
@@ -88,15 +88,15 @@ class SenderConnection:
         self._withdraw = False
         self._next_status = 0
         self._status_stale = True
-        """Something happened since the figures of the status were counted."""
+        """True when something happened since the figures of the status were counted."""
         self._drain = Drain(None)
         self._asked_at: int | None = None
-        """Time of the last question whether the way out goes on."""
+        """Time of the last check whether bytes still leave this machine."""
         self._delivered = False
         self._taken_at: int | None = None
 
     def proven(self, after: int) -> bool:
-        """Return whether the hub took not only the link but also data, or kept the link up for ``after`` ns."""
+        """Return whether the hub accepted not only the link but also data, or kept the link up for ``after`` ns."""
         return self._delivered or (self._taken_at is not None and self._clock() - self._taken_at >= after)
 
     async def run(self, socket: aiohttp.ClientWebSocketResponse) -> ConnectionEnd:
@@ -122,7 +122,7 @@ class SenderConnection:
         try:
             await asyncio.wait({reader, pump}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done() and not sender.closed and not self._is_ending:
-                # The write failed, but the reason may still lie in what the hub sent before it closed.
+                # The write failed, but the hub may have sent the reason before it closed.
                 await asyncio.wait({reader}, timeout=LAST_WORDS_S)
         finally:
             unsubscribe()
@@ -178,7 +178,7 @@ class SenderConnection:
         self._offered = lanes
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse, sender: Sender) -> None:
-        """Read messages. Also the watchdog: the pump may be stuck in a write that the peer does not take."""
+        """Read messages. Also the watchdog: the pump may be stuck in a write that the peer does not read."""
         while not sender.closed:
             try:
                 message = await socket.receive(timeout=self._settings.silence / SECOND)
@@ -187,7 +187,8 @@ class SenderConnection:
                 continue
             if message.type is not aiohttp.WSMsgType.BINARY:
                 return
-            # What another link gave away meanwhile must not look like records that this log never had.
+            # The lanes' states are offered again first: otherwise records that another link sent meanwhile would look
+            # like records that this log never had.
             if opening := sender.opening:
                 for lane, state in self._source.states(opening).items():
                     sender.offer(lane, state)
@@ -232,7 +233,7 @@ class SenderConnection:
                 await socket.send_bytes(data)
                 self._status.bytes_sent += len(data)
                 self._status.messages_sent += 1
-                await asyncio.sleep(0)  # a backlog in memory must not keep the loop from devices
+                await asyncio.sleep(0)  # a backlog in memory must not keep the event loop from serving devices
             elif is_over:
                 self._outcome = ConnectionEnd(LinkState.STOPPED, "this node stops")
                 return
@@ -242,7 +243,8 @@ class SenderConnection:
     async def _sleep(self, sender: Sender, now: int) -> None:
         deadline = sender.deadline()
         if deadline is not None:
-            # An idle link sleeps for a minute. Figures from before the last acknowledgement must not stand that long.
+            # An idle link sleeps for a minute. Figures from before the last acknowledgement must not be shown that
+            # long.
             if self._status_stale:
                 deadline = min(deadline, self._next_status)
             with contextlib.suppress(TimeoutError):
@@ -253,7 +255,7 @@ class SenderConnection:
         self._next_status = now + STATUS_INTERVAL
         self._status_stale = False
         await self._progress.refresh(sender)
-        # The age of what waits grows by itself.
+        # The age of waiting records grows by itself.
         self._status_stale |= self._status.pending_records > 0
         if sender.peer_clock is not None:
             offset = self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
@@ -270,7 +272,7 @@ class SenderConnection:
         return request
 
     def _connected(self, sender: Sender) -> None:
-        """Note that the hub took a lane, and with it the epoch; the WELCOME alone does not tell whether it will."""
+        """Note that the hub accepted a lane, and with it the epoch, which the WELCOME alone does not imply."""
         status = self._status
         self._taken_at = self._clock()
         status.state = LinkState.CONNECTED
@@ -280,7 +282,8 @@ class SenderConnection:
         self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
 
     def _tell_clocks(self, sender: Sender) -> None:
-        """Learn the time from the hub, and tell it what it needs to correct the log's batches, before any of them."""
+        """Learn the time from the hub, and send it the clock notices for correcting the log's batches, before any
+        batch."""
         if self._clocks is None:
             return
         peer = sender.peer_clock
@@ -310,7 +313,8 @@ class SenderConnection:
             case LaneEnded(lane, _, message, advice):
                 self._progress.failed(f"stream {self._offered[lane].stream} is not replicated: {message}; {advice}")
             case Refusal(code, message, advice, by_peer, url):
-                # An epoch that a hub took for one lane is spent: proposed again, it would be refused each time.
+                # An epoch that a hub accepted for one lane is used up: if proposed again, it would be refused each
+                # time.
                 self._withdraw = by_peer and code == RefuseCode.IDENTITY_CONFLICT and self._taken_at is None
                 state = _REFUSED_STATE.get(code, LinkState.REFUSED)
                 self._outcome = ConnectionEnd(state, f"{message}; {advice}", code, url)

@@ -28,11 +28,11 @@ class LinkLog:
         self._name = name
         self._state = UpAndDown(now)
         self._clock: str | None = None
-        """Difference that the last line named; None while it agrees with the hub's."""
+        """Clock difference in the last line; None while the clock agrees with the hub's."""
         self._clock_said_at = now
 
     def connected(self, url: str, cluster_id: str, now: float) -> None:
-        """Log that the hub took the link."""
+        """Log that the hub accepted the link."""
         told = self._state.up(now)
         if told is None:
             return
@@ -43,7 +43,7 @@ class LinkLog:
         )  # fmt: skip
 
     def clock(self, offset_s: float, now: float) -> None:
-        """Log that this machine's clock differs from the hub's: at first, then once an hour; and when it agrees again.
+        """Log that this machine's clock differs from the hub's: at once, then once an hour, and when it agrees again.
 
         Args:
             offset_s: seconds to add to this machine's clock to get the hub's.

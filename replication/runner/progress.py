@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """The figures of a ``LinkStatus``. It remembers the hub's ranges while there is no connection."""
+    """The figures of a ``LinkStatus``. It keeps the hub's ranges while there is no connection."""
 
     def __init__(
         self, source: LogSource, status: LinkStatus, wall_clock: Callable[[], int], acknowledged: Acknowledged
@@ -31,10 +31,10 @@ class Progress:
         status.alarm = acknowledged.alarm(status.cluster_id)
         self._known: dict[int, tuple[RangeSet, RangeSet]] = {}
         self._oldest: dict[int, tuple[int, int]] = {}
-        """Oldest pending record of each lane as (seq, time), so that waiting reads each only once."""
+        """Oldest pending record of each lane as (seq, time), so that each is read only once while it waits."""
 
     def taken(self, sender: Sender, lane: int) -> None:
-        """Use the hub's ranges of a lane as ``sender`` knows them from now on, also after its connection has ended."""
+        """Use ``sender``'s knowledge of the hub's ranges of a lane from now on, also after its connection has ended."""
         self._known[lane] = safe, told = sender.known(lane)
         stream = next(offered.stream for offered in self._source.lanes() if offered.lane == lane)
         gaps = self._source.states([lane])[lane].gaps

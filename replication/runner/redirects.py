@@ -1,7 +1,7 @@
-"""Redirects: which URL a link tries next when a hub names another node for its edge.
+"""Redirects: the next URL of a link when a hub names another node for its edge.
 
-An edge follows a few redirects, never from TLS to none: its token would go over the wire in the clear. When the named
-node cannot be reached, it goes back to the one that named it and asks to be served there (HELLO.stay).
+An edge follows a few redirects, never from TLS to plain HTTP: its token would cross the network unencrypted. When the
+named node cannot be reached, the edge goes back to the redirecting node and asks to be served there (HELLO.stay).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from weft.protocols.link import RefuseCode
 from weft.replication.runner.connection import ConnectionEnd
 
 HOPS_MAX = 3
-"""Maximum number of redirects in a row: more are two nodes that name each other."""
+"""Maximum number of redirects in a row: more mean that two nodes redirect to each other."""
 UNREACHABLE_MIN_S = 600.0
 UNREACHABLE_MAX_S = 6 * 3600.0
-"""Time for which a named node that could not be reached is not tried again: from the one to the other, doubled."""
+"""Longest time for which an unreachable node is not tried again. It begins at ``UNREACHABLE_MIN_S`` and doubles."""
 REMEMBERED_MAX = 64
 
 
@@ -26,10 +26,11 @@ class Target(NamedTuple):
 
     url: str
     back: str | None = None
-    """The node that named this one."""
+    """The node that redirected to this one."""
     hops: int = 0
     stay_s: float | None = None
-    """With a number, the node is to serve the edge itself, and the link ends after that time to look again."""
+    """Time after which the link ends to try the other node again; until then this node must serve it (HELLO.stay). None
+    follows redirects."""
 
 
 class Redirects:
@@ -38,13 +39,14 @@ class Redirects:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._unreachable: dict[str, tuple[float, float]] = {}
-        """URL -> until when it is not tried, and how long that was."""
+        """URL -> end of the time in which it is not tried, and length of that time."""
 
     def after(self, target: Target, outcome: ConnectionEnd, *, taken: bool, now: float) -> Target | None:
-        """Return what to try at once after an attempt; None when the link should wait and start again at its own URLs.
+        """Return the node to try at once after an attempt; None if the link should wait and start again at its own
+        URLs.
 
         Args:
-            taken: whether the node took the link.
+            taken: whether the node accepted the link.
         """
         if taken:
             self._unreachable.pop(target.url, None)
@@ -57,9 +59,11 @@ class Redirects:
 
     def _follow(self, target: Target, url: str, now: float) -> Target | None:
         if target.stay_s is not None:
-            return None  # it will not serve the edge, though it was asked to
+            return None  # it does not serve the edge, although HELLO.stay asked for it
         until, _ = self._unreachable.get(url, (now, 0.0))
         if until > now:
+            # The named node was unreachable a short time ago: ask the redirecting one to serve the edge until the next
+            # try.
             return Target(target.url, stay_s=until - now)
         if target.hops >= HOPS_MAX or not _may_follow(target.url, url):
             return Target(target.url, stay_s=UNREACHABLE_MAX_S)

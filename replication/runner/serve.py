@@ -38,7 +38,7 @@ LINK_PATH = "/v1/link"
 MESSAGE_SLACK_BYTES = 2 << 20
 """Longest WebSocket message beyond the largest batch: a HELLO or a WELCOME with every range it may have."""
 CLOSE_TIMEOUT_S = 2.0
-"""Longest time that a peer may take to read the rest and to answer a close frame."""
+"""Longest time in which a peer has to read the rest and answer a close frame."""
 
 _CHECKS = ThreadPoolExecutor(1, "batch-checks")
 """Checks of long batches, one at a time: each may take as much memory as a batch takes uncompressed, several times."""
@@ -56,10 +56,10 @@ def _check(batches: list[tuple[BatchHeader, memoryview]]) -> CodecError | None:
 
 
 class LinkRefused(Exception):
-    """An error of a handler that refuses the link; the edge gets the code, the reason and what to do.
+    """An error of a handler that refuses the link; the edge gets the code, the reason and advice.
 
     Args:
-        url: the node to go to instead (code REDIRECT).
+        url: the node to connect to instead (code REDIRECT).
     """
 
     def __init__(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
@@ -75,11 +75,11 @@ class LinkHandler(Protocol):
 
     Calls come one at a time, in the order of the frames.
 
-    Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge comes again.
+    Every call may raise ``LinkRefused``. Any other exception closes the link as OVERLOADED: the edge connects again.
     """
 
     async def open(self, hello: Hello, session: LinkSession) -> None:
-        """Take the link, or raise ``LinkRefused``."""
+        """Accept the link, or raise ``LinkRefused``."""
         ...
 
     async def open_lane(self, opening: LaneOpen) -> None:
@@ -87,37 +87,38 @@ class LinkHandler(Protocol):
         ...
 
     def close_lane(self, lane: int) -> None:
-        """Handle that the edge closed a lane."""
+        """Handle the edge's closing of a lane."""
         ...
 
     def add_origins(self, frame: LaneOrigins) -> None:
-        """Take further origins of a lane's batches."""
+        """Add further origins of a lane's batches."""
         ...
 
     async def clock(self, clock: Clock) -> None:
-        """Take what the edge learned of its clock."""
+        """Apply a measurement of the edge's clock."""
 
     def data(self, lane: int, batches: list[tuple[BatchHeader, memoryview]]) -> None:
-        """Take verified batches, which are not durable yet.
+        """Accept verified batches, which are not durable yet.
 
-        Batches that are durable already are acknowledged again by the handler, or the edge's window never opens.
+        The handler must acknowledge again batches that are durable already, or the edge's window never opens.
         """
 
     async def gap(self, lane: int, gap: GapRange) -> None:
-        """Take a notice of records that can never come; acknowledged like records."""
+        """Accept a notice of records that can never come; it is acknowledged like records."""
 
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
-        """Take marks, each (lane, seq): all records that the lane received up to ``time`` are below ``seq``. They need
-        no acknowledgement."""
+        """Accept marks, each (lane, seq): all records that the lane received up to ``time`` are below ``seq``. They
+        need no acknowledgement."""
 
     def last_words(self, time: int, lanes: list[tuple[int, int]]) -> None:
-        """Take the last marks of a sender that stops."""
+        """Accept the last marks of a sender that stops."""
 
     async def room(self) -> None:
-        """Wait until there is room for more, after each message. Nothing more is read from the edge before."""
+        """Wait until there is room for more. Called after each message; nothing is read from the edge until it
+        returns."""
 
     def closed(self, reason: str) -> None:
-        """Handle the end of the connection; called once, whatever ended it, also when ``open`` was not called.
+        """Handle the end of the connection; called exactly once for every end, even if ``open`` was not called.
 
         Args:
             reason: for people; the edge may have written parts of it.
@@ -149,32 +150,32 @@ class LinkSession:
 
     @property
     def window_is_half_used(self) -> bool:
-        """Return whether the edge soon has to wait for an acknowledgement."""
+        """Return whether the edge will soon have to wait for an acknowledgement."""
         return self._receiver.window_is_half_used
 
     def acknowledge(self, lane: int, ranges: RangeSet) -> None:
-        """Tell the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
+        """Acknowledge to the edge that ``ranges`` of ``lane`` (records or gaps) are durable."""
         self._receiver.acknowledge(lane, ranges)
         self._wake.set()
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
-        """Tell the edge that a lane is open, and what is durable of it already."""
+        """Answer the edge that a lane is open, with its durable ranges."""
         self._receiver.lane_opened(lane, held)
         self._wake.set()
 
     def close_lane(self, lane: int, code: RefuseCode, message: str, advice: str) -> None:
-        """Tell the edge that one lane is closed, and why. The others go on."""
+        """Answer the edge that one lane is closed, with the reason. The others continue."""
         self._receiver.close_lane(lane, code, message, advice)
         self._wake.set()
 
     def refuse(self, code: RefuseCode, message: str, advice: str, url: str = "") -> None:
-        """Tell the edge the reason, and close."""
+        """Send the edge the reason, and close."""
         self._ended(f"refused: {message}; {advice}")
         self._receiver.refuse(code, message, advice, url)
         self._wake.set()
 
     async def run(self) -> None:
-        """Run until either side is done. The writer ends when the machine is closed and has nothing left to say."""
+        """Run until either side is done. The writer ends when the machine is closed and has nothing left to send."""
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
         try:
@@ -190,9 +191,10 @@ class LinkSession:
             self._handler.closed(self._reason)
 
     async def _watch(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Wait until a task ends or time has closed the link, and let time pass for the machine: pings and silence.
+        """Wait until a task ends or a timeout has closed the link. Pass the time to the machine, for pings and silence.
 
-        One timer for the link, which looks when it is due whether it is due still: most links are heard long before.
+        There is one timer for the link. When it fires, it checks whether the deadline has moved: most links send
+        something long before.
         """
         while (deadline := self._receiver.deadline()) is not None:
             wait_s = min(max(0, deadline - self._clock()) / SECOND, self._silence_s)
@@ -229,7 +231,7 @@ class LinkSession:
                 return
             self._receiver.receive_data(message.data, self._clock())
             self._receiver.pause()
-            if self._receiver.has_to_send:  # a message with data alone says nothing that the writer could answer yet
+            if self._receiver.has_to_send:  # a message with only data needs no answer from the writer yet
                 self._wake.set()
             try:
                 await self._handle_all()
@@ -244,7 +246,7 @@ class LinkSession:
             self._receiver.resume(self._clock())
 
     async def _go_on(self) -> None:
-        """Take more of a message, after the others' turn."""
+        """Process more of a message, after the turns of the others."""
         error: CodecError | None = None
         if self._receiver.unchecked:
             loop = asyncio.get_running_loop()
@@ -257,10 +259,10 @@ class LinkSession:
 
     async def _handle_all(self) -> None:
         for event in self._receiver.events():
-            # A link that was refused takes nothing more; the reason of its end is still told.
+            # A refused link accepts nothing more, but the reason of its end must still reach the handler.
             if self._receiver.closed and not isinstance(event, ConnectionLost):
                 continue
-            # Nearly all events are these two; a coroutine for each would be a part of the cost of a batch.
+            # Nearly all events are these two: a coroutine for each would add to the cost of every batch.
             if isinstance(event, BatchesReceived):
                 self._handler.data(event.lane, event.batches)
             elif isinstance(event, MarksReceived):
@@ -324,7 +326,7 @@ async def serve_link(
     try:
         await socket.prepare(request)
     except ConnectionError:
-        # An edge that is stopped as it connects is no fault of this hub's; aiohttp would log it with a traceback.
+        # An edge that stops while it connects is not an error of this hub; aiohttp would log it with a traceback.
         log.debug("a link ended before it began: the edge went away")
         return web.Response(status=400)
     receiver = Receiver(settings, cluster_id, software, wall_clock, clock(), in_turns=True)

@@ -27,15 +27,15 @@ class ClockSource(Protocol):
     """The clocks of the sender's boots (``edge_node.links.boot_clocks``, which may not be imported here)."""
 
     def tell(self, time: int, error: int) -> None:
-        """Note what the time is (ns since 1970, within ``error`` ns), as the receiver tells it."""
+        """Note the receiver's time (ns since 1970, within ``error`` ns)."""
 
     def notices(self) -> list[Clock]:
-        """Return what the receiver needs to know of the log's boots."""
+        """Return the clock notices about the log's boots, for the receiver."""
         ...
 
 
 def no_token() -> None:
-    """Return no token, for a hub that asks for none."""
+    """Return no token, for a hub without tokens."""
 
 
 def read_token(path: str) -> str:
@@ -59,19 +59,19 @@ class LinkSettings:
     urls: tuple[str, ...]
     """Nodes of one hub, ``http(s)://host:port``; tried in turn."""
     token: Callable[[], str | None] = no_token
-    """Source of the token, called in a thread before every attempt, so that a token changes without a restart. May
-    raise ``OSError`` and ``ValueError``, which the status shows."""
+    """Source of the token, called in a thread before every attempt, so that a token can change without a restart. It
+    may raise ``OSError`` and ``ValueError``, which the status shows."""
     retry_min_s: float = 0.5
     retry_max_s: float = 30.0
     conflict_retry_s: float = 300.0
     connect_timeout_s: float = 10.0
     hold_at_start_s: float = 0.0
-    """Seconds for which a start waits for the hub's word: every one of several URLs is tried within it."""
+    """Seconds for which a start waits for the hub's answer: each of several URLs is tried within this time."""
     sender: SenderSettings = field(default_factory=SenderSettings)
 
     def of_attempt(self, number: int) -> LinkSettings:
         """Return the settings of one attempt to connect, counted from 0 at the start."""
         if self.hold_at_start_s <= 0 or not 1 < len(self.urls) > number:
             return self
-        share_s = self.hold_at_start_s / (len(self.urls) + 1)  # one for the answer
+        share_s = self.hold_at_start_s / (len(self.urls) + 1)  # one more share for the answer
         return replace(self, connect_timeout_s=min(self.connect_timeout_s, share_s))

@@ -1,4 +1,4 @@
-"""Options and figures of a link's TCP socket, where the system offers them."""
+"""Options and figures of a link's TCP socket, if the system has them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import termios
 import aiohttp
 
 NOTSENT_BYTES = 64 << 10
-"""Bytes that the kernel takes ahead of what it can send. A PING waits behind them, and a new connection must not begin
-with minutes of old data in buffers."""
+"""Bytes that the kernel buffers beyond those that it can send. A PING waits behind them, and a new connection must not
+begin with minutes of old data in buffers."""
 _BYTES_ACKED = struct.Struct("=120xQ")
 """The kernel's struct tcp_info up to tcpi_bytes_acked."""
 
 
 def keep_queue_short(socket: aiohttp.ClientWebSocketResponse) -> None:
-    """Have the kernel take little more than it can send at once (TCP_NOTSENT_LOWAT)."""
+    """Limit the kernel's buffer of bytes that it cannot send yet (TCP_NOTSENT_LOWAT)."""
     tcp = socket.get_extra_info("socket")
     option = getattr(sockets, "TCP_NOTSENT_LOWAT", None)
     if tcp is not None and option is not None:
@@ -35,13 +35,13 @@ class Drain:
         self._written = 0
 
     def goes_on(self, *, again: bool) -> bool:
-        """Return whether bytes of the last question still wait here, and the peer's machine has taken some since.
+        """Return whether bytes of the last check still wait here, and the peer's machine has acknowledged some since.
 
-        How many wait says nothing: new bytes join them beside a peer that has stopped, and the last ones wait for an
-        acknowledgement of TCP for a moment on any line.
+        The number of waiting bytes is no evidence: new bytes are added also when the peer has stopped, and on any line
+        the last ones wait a moment for TCP's acknowledgement.
 
         Args:
-            again: False for a first question. It finds that it goes on wherever bytes wait.
+            again: False for the first check, which returns True if bytes wait.
         """
         waiting = self._unsent_bytes()
         if not waiting:
@@ -52,7 +52,7 @@ class Drain:
         return not again or before < taken < written
 
     def _unsent_bytes(self) -> int:
-        """Return the bytes that the kernel has not brought to the peer (SIOCOUTQ); 0 where that is unknown."""
+        """Return the bytes that the kernel has not delivered to the peer (SIOCOUTQ); 0 if unknown."""
         if self._tcp is None:
             return 0
         try:
@@ -62,8 +62,7 @@ class Drain:
         return int(struct.unpack("i", answer)[0])
 
     def _taken_bytes(self) -> int:
-        """Return the bytes that the peer's machine has acknowledged (tcpi_bytes_acked of Linux 4.1); 0 where that is
-        unknown."""
+        """Return the bytes that the peer's machine has acknowledged (tcpi_bytes_acked of Linux 4.1); 0 if unknown."""
         if self._tcp is None or not hasattr(sockets, "TCP_INFO"):
             return 0
         try:
