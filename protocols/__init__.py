@@ -1,1 +1,1 @@
-"""Bytes to values, and state machines. No I/O, no clock, no randomness: those come in as arguments."""
+"""Codecs and state machines. No I/O, no clock, no randomness: callers pass these as arguments."""

@@ -1,7 +1,7 @@
 """Batch: a run of consecutive records of one lane, in columns (docs/reference/formats/batch.md).
 
-A batch is encoded once, at the edge, and moves as opaque bytes until it becomes table rows. The hot path hands
-lists to ``columns_from_lists`` and joins each of them once; nothing here loops over records in Python.
+A batch is encoded once, at the edge, and moves as opaque bytes until it becomes table rows. The hot path passes lists
+to ``columns_from_lists``, which joins each of them once; nothing here loops over records in Python.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ __all__ = [
 ]
 
 COMPRESS_BYTES_MIN = 4096
-"""Body size from which compression pays. On a link, shorter bodies are better compressed by the connection's streaming
-context than each by itself: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
+"""Body size from which compression pays. On a link, shorter bodies compress better in the connection's streaming
+context than each on its own: 32 against 143 bytes a message (docs/decisions/0004-compress-large-batches-only.md)."""
 
 CLOCK_STEP_NS_MAX = 1_000_000_000
-"""Largest step of the wall clock against the monotonic clock with which neighbouring batches merge. A merged batch
-keeps one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
+"""Largest step of the wall clock against the monotonic clock between batches that may be merged. A merged batch keeps
+one pair of readings, so a larger step (a Pi that learns the time) must stay visible between two batches."""
 
 
 class Flag(IntFlag):
@@ -114,7 +114,8 @@ class Flag(IntFlag):
     PUBLISHED_QOS0 = 8
     """Flag of a record published at MQTT's QoS 0."""
     PUBLISHED_QOS2 = 16
-    """Flag of a record published at MQTT's QoS 2. Neither of the two: at QoS 1, or not with MQTT."""
+    """Flag of a record published at MQTT's QoS 2. A record with neither flag was published at QoS 1, or not with
+    MQTT."""
     COPIED_FOR_SESSIONS = 32
     """Flag of a record of the stream `unrouted` that is in the stream for sessions, too: readers of both skip it."""
 
@@ -142,7 +143,7 @@ def encode(
     """Encode a batch.
 
     Args:
-        origin: number of what made the records; 0 for none.
+        origin: number of the origin of the records; 0 for none.
         compressor: used when the body has at least ``COMPRESS_BYTES_MIN`` bytes and shrinks by it. A compressor
             serves one thread at a time.
 
@@ -158,7 +159,7 @@ def encode(
     raw = encode_body(columns)
     if not 0 < count <= COUNT_MAX or len(raw) > RAW_BYTES_MAX:
         raise ValueError(f"a batch holds 1 to {COUNT_MAX} records in {RAW_BYTES_MAX} bytes; got {count} in {len(raw)}")
-    if len(raw) > KEY_BYTES_MAX:  # a shorter one has no key that is too long, nor can it have too much of them
+    if len(raw) > KEY_BYTES_MAX:  # a shorter body can have neither a key that is too long nor too many bytes of keys
         check_expanded(columns, count)
     body, codec = raw, Codec.NONE
     if compressor is not None and len(raw) >= COMPRESS_BYTES_MIN:
@@ -196,7 +197,7 @@ def body_of(
     """Return the uncompressed body of a batch whose header was decoded (and, for foreign bytes, verified) before.
 
     Args:
-        decompressor: taken for this body; None makes one, which takes as long as to decompress 50 kB. It serves one
+        decompressor: used for this body; None makes one, which takes as long as decompressing 50 kB. It serves one
             thread at a time.
 
     Raises:
@@ -206,7 +207,7 @@ def body_of(
     if header.codec is Codec.NONE:
         return body
     try:
-        # The library allocates what the frame claims and looks at max_output_size only when it claims nothing.
+        # The library allocates the size that the frame claims, and uses max_output_size only for a frame without one.
         claimed = zstandard.frame_content_size(body)
         if claimed not in (header.raw_length, _CONTENT_SIZE_UNKNOWN):
             raise Corrupt(f"a batch body claims {claimed} bytes, its header says {header.raw_length}")
@@ -233,7 +234,7 @@ def decode_columns(
 
     Args:
         header: header of a batch that was verified before; without it the batch is verified here.
-        checks: how to compare numbers.
+        checks: functions that compare numbers.
         decompressor: as for ``body_of``.
 
     Raises:
@@ -251,7 +252,7 @@ def check(data: Buffer, header: BatchHeader) -> None:
         Corrupt: it is damaged, or a column does not fit the header.
     """
     end = HEADER_BYTES + header.body_length
-    if end > len(data):  # the checksum of what is there may be right
+    if end > len(data):  # the checksum alone does not show that bytes are missing
         raise Corrupt(f"a batch of {end} bytes has only {len(data)} of them")
     check_crc(data, 0, end, header.crc)
     body = memoryview(data)[HEADER_BYTES:end] if header.codec is Codec.NONE else body_of(data, header)

@@ -1,4 +1,4 @@
-"""The header of a batch (docs/reference/formats/batch.md): what is known of a run of records without looking at it."""
+"""The header of a batch (docs/reference/formats/batch.md): facts about a run of records without reading it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CRC_END = 8
 """End of the CRC field: the CRC covers everything after it, from byte 8 to the end of the body."""
 
 RAW_BYTES_MIN_PER_RECORD = 16
-"""Least uncompressed bytes of a record: a time, a key index and a payload offset. No header can claim records that its
-body has no room for."""
+"""Minimum uncompressed bytes of a record: a time, a key index and a payload offset. No header can claim more records
+than its body has room for."""
 RAW_BYTES_MAX = 64 << 20
 """Longest uncompressed body. Keeps every offset inside a signed 32-bit Arrow offset with room to spare."""
 COUNT_MAX = 1 << 20
-"""Most records of a batch. Passes over its columns hold the interpreter for some 20 ms at most."""
+"""Maximum number of records of a batch. Passes over its columns hold the interpreter for some 20 ms at most."""
 
 
 class Codec(IntEnum):
@@ -91,8 +91,8 @@ class BatchHeader(NamedTuple):
     body_length: int
     crc: int
     origin: int = 0
-    """Number of what made the records (``protocols.origin``), which the log, the lane of a link or the footer of a
-    chunk resolves; 0 when nothing but a device did."""
+    """Number of the records' origin (``protocols.origin``), which the log, the lane of a link or the footer of a chunk
+    resolves; 0 for records of devices."""
 
     @property
     def end_seq(self) -> int:
@@ -106,11 +106,11 @@ class BatchHeader(NamedTuple):
 
 
 def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
-    """Decode the header at ``offset`` without looking at the body.
+    """Decode the header at ``offset`` without reading the body.
 
-    A codec, a column or a clock state that this release does not know is what a later one wrote only if the checksum is
-    right. It is checked when all the bytes that the header claims are there; a caller that gives the header alone must
-    look at the whole batch before it believes ``UnsupportedVersion``.
+    An unknown codec, column or clock state comes from a later release only if the checksum is right. The checksum is
+    checked if all the bytes that the header claims are there. A caller that passes only the header must check the whole
+    batch before it relies on ``UnsupportedVersion``.
 
     Raises:
         Truncated: fewer than ``HEADER_BYTES`` bytes are there.
@@ -133,7 +133,7 @@ def decode_header(data: Buffer, offset: int = 0) -> BatchHeader:
         raise Corrupt(f"a batch body of {body_length} bytes cannot stand for {raw_length}")
     if base_seq + count > SEQ_END:
         raise Corrupt(f"a batch runs past the last sequence number: {base_seq} + {count}")
-    # Not by the class's own constructor, which takes twice as long.
+    # Not with the class's own constructor, which takes twice as long.
     return tuple.__new__(BatchHeader, (
         stream, base_seq, count, first_time, last_time, boot_id, monotonic,
         _CLOCK_STATES[clock], _CODECS[codec], _COLUMNS[columns], raw_length, body_length, crc, origin,
@@ -144,7 +144,7 @@ def _refuse_unknown(data: Buffer, offset: int, end: int, crc: int) -> NoReturn:
     """Refuse a header with a codec, column or clock state that this release does not know.
 
     Raises:
-        UnsupportedVersion: a later release wrote it, as far as the bytes that are there tell.
+        UnsupportedVersion: a later release wrote it, according to the available bytes.
         Corrupt: the checksum is wrong, so the bytes are damage.
     """
     if end <= len(data):
@@ -156,7 +156,7 @@ def _refuse_unknown(data: Buffer, offset: int, end: int, crc: int) -> NoReturn:
 
 
 def check_crc(data: Buffer, offset: int, end: int, crc: int) -> None:
-    """Compare the checksum of a whole batch with what its header says. Raises Corrupt."""
+    """Compare the checksum of a whole batch with its header's. Raises Corrupt."""
     found = crc32c(memoryview(data)[offset + CRC_END : end])
     if found != crc:
         raise Corrupt(f"batch checksum {found:#010x}, header says {crc:#010x}")

@@ -1,9 +1,9 @@
 """Chunk: an object of the hub log (docs/reference/formats/chunk.md).
 
 Layout: header | one section per (tenant, stream) | footer (msgpack) | trailer. A section is a run of entries; each
-entry names the lane it came from, which of the batch's records count (overlap is trimmed by these numbers, never by
-encoding the batch again) and when the hub took it in, followed by the batch as it was received.
-One GET of the tail reads the index; one ranged GET reads a stream. The footer is in ``protocols.chunk_footer``.
+entry names its lane, the records of the batch that count (overlap is trimmed by these numbers, never by encoding the
+batch again) and the time at which the hub received it, followed by the batch as received. One GET of the tail reads the
+index; one ranged GET reads a stream. The footer is in ``protocols.chunk_footer``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SectionEntry(NamedTuple):
     lane: int
     """Index into the footer's lanes."""
     skip: int
-    """Leading records of the batch that are not part of the chunk, because they were held already."""
+    """Leading records of the batch that are not part of the chunk, because the hub had them already."""
     take: int
     """Records after the skipped ones that are part of the chunk; the batch may have more."""
     received: int
@@ -91,7 +91,7 @@ def file_name(n: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """Return the n in a key's last part, or None when it names no chunk."""
+    """Return the n in a key's last part, or None if it is not a chunk's."""
     return int(name) if _NAME.fullmatch(name) and int(name) <= N_MAX else None
 
 
@@ -103,8 +103,8 @@ def encode_header(header: ChunkHeader) -> bytes:
 
 
 def _header_crc(data: Buffer) -> int:
-    """Return the CRC of a header in *this* version, whatever its version byte says: a damaged byte is no later
-    version."""
+    """Return the CRC of a header in *this* version, regardless of its version byte: a damaged byte does not mean a
+    later version."""
     return int(crc32c(memoryview(data)[8:HEADER_BYTES], crc32c(MAGIC + bytes([VERSION]))))
 
 
@@ -141,12 +141,12 @@ def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUp
 
     Args:
         data: the section's bytes.
-        lanes: those of the footer.
+        lanes: the footer's lanes.
 
     Raises:
         UnsupportedVersion: a batch of a later format.
-        Corrupt: an entry does not fit the section, names a lane that the footer lacks or that is another stream's,
-            or takes records that its batch does not have; or they are not as many as the footer says.
+        Corrupt: an entry does not fit the section, names a lane that the footer lacks or of another stream, or takes
+    records that its batch does not have; or the count of records differs from the footer's.
     """
     view = memoryview(data)
     own = {index for index, lane in enumerate(lanes) if (lane.tenant, lane.stream) == (section.tenant, section.stream)}

@@ -1,6 +1,6 @@
-"""Footer of a chunk: the index of its sections, with all that the hub's state needs (docs/reference/formats/chunk.md).
+"""Footer of a chunk: the index of its sections, and the input of the hub's state (docs/reference/formats/chunk.md).
 
-A release that adds something which a reader may skip adds a field at an end, or an extension. What a reader has to
+A release adds optional information as a field at an end, or as an extension. Information that a reader has to
 understand gets a bit of ``must_understand``: a reader that does not know the bit stops instead of guessing.
 """
 
@@ -36,7 +36,7 @@ UNDERSTOOD = 0
 """Bits of ``must_understand`` that this release knows: none yet."""
 
 LEVEL_MAX = 1
-"""Fold level of this release: the highest level of anything that it writes, and that its fold keeps."""
+"""Fold level of this release: the highest level that it writes and that its fold keeps."""
 
 
 class ChunkHeader(NamedTuple):
@@ -46,12 +46,12 @@ class ChunkHeader(NamedTuple):
     """16 random bytes of the cluster."""
     n: Seq
     created: Seq
-    """Nanoseconds since 1970 by the writer's clock, and never before the chunk ahead of it."""
+    """Nanoseconds since 1970 by the writer's clock, never before that of the previous chunk."""
     shard: U32
     previous_footer_crc: U32
-    """CRC-32C of chunk n-1's footer (0 for the first): a chain that shows a chunk from another history."""
+    """CRC-32C of chunk n-1's footer (0 for the first): a chain that reveals a chunk from another history."""
     nonce: U64
-    """Random number of an attempt, by which a writer tells its own earlier attempt from another node's."""
+    """Random number of an attempt, by which a writer distinguishes its own earlier attempt from another node's."""
 
 
 class StreamSection(msgspec.Struct, frozen=True, array_like=True):
@@ -71,7 +71,8 @@ class StreamSection(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GapRange(msgspec.Struct, frozen=True, array_like=True):
-    """Records [first, end) that the sender of a lane does not have, and why (``protocols.segment.GapReason``)."""
+    """Records [first, end) that the sender of a lane does not have, and the reason
+    (``protocols.segment.GapReason``)."""
 
     first: Seq
     end: Seq
@@ -87,15 +88,16 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneFlag(IntFlag):
-    """Properties of what a chunk adds to a lane. The bits are persisted; a reader ignores those it does not know."""
+    """Properties of a chunk's addition to a lane. The bits are persisted; a reader ignores unknown ones."""
 
     PARTIAL = 1
-    """The sender was asked for a part of the lane: what it lacks is no gap, and the lane does not count for
+    """The sender was asked for a part of the lane: its missing records are not gaps, and the lane does not count for
     completeness."""
     RELAY = 2
-    """Another hub passed this on; it claims no epoch."""
+    """Another hub relayed this; it claims no epoch."""
     LAST_WORD = 4
-    """The edge has stopped in order: it appends nothing more before it opens the lane again. Stands with a mark."""
+    """The edge has stopped in order: it appends nothing more before it opens the lane again. Only together with a
+    mark."""
 
 
 class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -111,22 +113,20 @@ class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
     gaps: Annotated[list[GapRange], Meta(max_length=LIST_ITEMS_MAX)]
     mark: Mark | None
     topics: Topics | None
-    """The stream's topic patterns at that edge, when the chunk is the first to have them or they changed; otherwise
-    None."""
+    """The stream's topic patterns at that edge, if the chunk is the first with them or they changed; otherwise None."""
     payload: U32 | None = None
-    """The stream's payload kind at that edge (``protocols.payloads``), when first declared or changed; otherwise
-    None."""
+    """The stream's payload kind at that edge (``protocols.payloads``), if first declared or changed; otherwise None."""
     origins: Annotated[list[Origin], Meta(max_length=ORIGINS_MAX)] = []
-    """The origins that batches of the lane name in this chunk, and others when first told or changed."""
+    """The origins that batches of the lane name in this chunk, and others when new or changed."""
     floor: Mark | None = None
-    """A mark that the lane had before this chunk, when a batch of the chunk contradicts it: the clock stepped back.
-    Rows with ``seq`` or a later number and with ``time`` or an earlier one are ``stepped``."""
+    """A mark that the lane had before this chunk, if a batch of the chunk contradicts it: the clock stepped back. Rows
+    from number ``seq`` on with times up to ``time`` are ``stepped``."""
     flags: U32 = 0
     """``LaneFlag`` bits."""
 
 
 class ControlKind(IntEnum):
-    """Kinds of control records. The numbers are persisted; a reader passes over those that it does not know."""
+    """Kinds of control records. The numbers are persisted; a reader skips unknown ones."""
 
     SCHEMA = 1
     CONFIG = 2
@@ -138,14 +138,14 @@ class ControlKind(IntEnum):
     DROP = 6
     """The lane leaves the state."""
     CONFLICT = 7
-    """A second node claims to own the lane's log: what the lane claims stands still until an ADOPT."""
+    """A second node claims to own the lane's log: the lane's moment does not advance until an ADOPT."""
     SKIP = 8
-    """An operator takes offsets of a stream out of its table: their records cannot become rows."""
+    """An operator skips offsets of a stream in its table: their records cannot become rows."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):
-    """A record of the hub's log that is not device data, about a lane or what its names say. Applied before the
-    chunk's lanes, in order."""
+    """A record of the hub's log that is not device data, about a lane or another object that its names identify.
+    Applied before the chunk's lanes, in order."""
 
     kind: U32
     tenant: str
@@ -157,8 +157,8 @@ class Control(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """News of the clock of one boot of an edge. A batch says what the boot's monotonic clock read at its first record:
-    ``offset`` on top of it is the time of that record, whatever the wall clock showed."""
+    """A finding about the clock of one boot of an edge. A batch has the reading of the boot's monotonic clock at its
+    first record: that reading plus ``offset`` is the time of the record, independent of the wall clock."""
 
     tenant: str
     edge: str
@@ -173,20 +173,20 @@ class ClockUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
-    """The index of a chunk, with all that the hub's state needs of it."""
+    """The index of a chunk, with all its information for the hub's state."""
 
     header: ChunkHeader
-    """The header's fields once more: one GET of the tail reads the whole index."""
+    """A copy of the header's fields: one GET of the tail reads the whole index."""
     must_understand: U64
-    """Bits for what a reader has to know to read the chunk at all."""
+    """Bits of the features that a reader has to know to read the chunk at all."""
     fold_level: U32
-    """The highest level of anything that the log holds so far."""
+    """The highest level in the log so far."""
     streams: Annotated[list[StreamSection], Meta(max_length=LIST_ITEMS_MAX)]
     lanes: Annotated[list[LaneUpdate], Meta(max_length=LIST_ITEMS_MAX)]
     controls: Annotated[list[Control], Meta(max_length=LIST_ITEMS_MAX)] = []
     clocks: Annotated[list[ClockUpdate], Meta(max_length=LIST_ITEMS_MAX)] = []
     extensions: dict[U32, bytes] = {}
-    """Additions of later releases, each under a number of its own. A reader passes over those that it does not know."""
+    """Additions of later releases, each under a number of its own. A reader skips unknown ones."""
 
 
 class Chunk(NamedTuple):
@@ -198,14 +198,14 @@ class Chunk(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """An addition to chunks and to the fold, which a level of its own brings."""
+    """An addition to chunks and to the fold, with a level of its own."""
 
     level: int
-    """The level at which it begins: nodes write it once the cluster has reached that."""
+    """The level at which it begins: nodes write it when the cluster has reached that level."""
     write: Callable[[Sequence[LaneUpdate]], bytes | None]
-    """From what a chunk adds to lanes, the extension's bytes in the chunk; None when it has nothing to say."""
+    """Function from a chunk's additions to lanes to the extension's bytes in the chunk; None for no bytes."""
     fold: Callable[[bytes | None, bytes], bytes]
-    """From what the state keeps, and a chunk's bytes, what the state keeps then."""
+    """Function from the state's bytes and a chunk's bytes to the state's new bytes."""
 
 
 class FoldRules(NamedTuple):
@@ -235,10 +235,11 @@ def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
     """Encode footer and trailer; also return the footer's CRC-32C, which the next chunk's header carries.
 
     Raises:
-        ValueError: no reader would take it.
+        ValueError: no reader would accept it.
     """
     body = msgspec.msgpack.encode(footer)
-    # Read back before it leaves: a chunk is permanent, and one that no reader takes would end its shard's log.
+    # Decoded again before it is written: a chunk is permanent, and one that no reader accepts would end its shard's
+    # log.
     try:
         _unpack_footer(body)
     except Corrupt as error:
@@ -256,8 +257,8 @@ def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
         The footer and its CRC-32C.
 
     Raises:
-        Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` says how far it must.
-        UnsupportedVersion: a later release wrote something into it that this one must not pass over.
+        Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` returns the necessary length.
+        UnsupportedVersion: a later release wrote something into it that this one must not skip.
         Corrupt: no trailer, the checksum does not match, or the sections do not follow one another.
     """
     length = footer_bytes(tail)
@@ -274,7 +275,7 @@ def _unpack_footer(body: Buffer) -> ChunkFooter:
     try:
         footer = unpack(_FOOTER, body, "a chunk footer")
     except Corrupt:
-        # A later release may have changed the rest: its bits say so before anything else is believed.
+        # A later release may have changed the rest: its bits are checked before any other field is used.
         check_understood(unpack(_FOOT, body, "a chunk footer").must_understand, UNDERSTOOD, "a chunk footer")
         raise
     check_understood(footer.must_understand, UNDERSTOOD, "a chunk footer")
@@ -287,12 +288,12 @@ def _unpack_footer(body: Buffer) -> ChunkFooter:
 
 
 def check_understood(needed: int, known: int, what: str) -> None:
-    """Refuse what must be understood and is not.
+    """Refuse data with features that must be understood and are unknown.
 
     Args:
         needed: bits that the writer set.
         known: bits that this release knows.
-        what: names what has the bits, with its article.
+        what: name of the data with the bits, with its article.
 
     Raises:
         UnsupportedVersion: there is a bit that this release does not know.

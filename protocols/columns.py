@@ -1,6 +1,6 @@
 """The body of a batch: columns of many records as bytes (docs/reference/formats/batch.md, "Body").
 
-Laid out from lists and taken apart again in passes that run in C. Whatever does not fit is refused here.
+They are laid out from lists and decoded in passes that run in C. Columns that do not fit are refused here.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Buffer = bytes | bytearray | memoryview
 HEADER_PAIRS_MAX = 1024
 """Maximum number of header pairs of one record."""
 HeaderValue = str | bytes | int | float | bool | None
-"""Value of a header: what the record's protocol had. Integers have 64 signed bits."""
+"""Value of a header, as in the record's protocol. Integers have 64 signed bits."""
 HeaderPairs = tuple[tuple[str, HeaderValue], ...]
 """A record's headers: names may repeat and their order is kept (MQTT 5.0 section 3.3.2.3.7)."""
 RESERVED_HEADER_PREFIXES = ("weft.", "mqtt.", "amqp.", "http.", "kafka.", "sparkplug.")
-"""Beginnings of the names of headers that Weft itself writes. A device's own name that begins so is stored escaped."""
+"""Prefixes of the headers that Weft itself writes. A device's own name with such a prefix is stored escaped."""
 _INT64 = range(-(1 << 63), 1 << 63)
 
 KEY_BYTES_MAX = 65_535
-"""Longest key of a record: that of an MQTT topic."""
+"""Longest key of a record, the limit of an MQTT topic."""
 EXPANDED_BYTES_MAX = 128 << 20
-"""Most bytes of a batch's records as rows (``expanded_bytes``). Records share keys in a batch and not in a table, so a
-batch of some hundred bytes could stand for terabytes otherwise."""
+"""Maximum bytes of a batch's records as rows (``expanded_bytes``). Records share keys in a batch but not in a table, so
+a batch of some hundred bytes could otherwise expand to terabytes."""
 ROW_BYTES = 64
-"""Bytes that a row is charged with, beside its key, payload and headers."""
+"""Bytes charged for a row, beside its key, payload and headers."""
 HEADER_PAIR_BYTES = 64
-"""Bytes that a header is charged with, its name and value as text included."""
+"""Bytes charged for a header, including its name and value as text."""
 
 
 class Columns(NamedTuple):
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
 
 
 def header_text(value: HeaderValue) -> str | None:
-    """Return a header's value as text, for tables, people and protocols that know only text; None for nil.
+    """Return a header's value as text, for tables, people and protocols with only text; None for nil.
 
     Bytes are base64, numbers as in Python and JSON (``1``, ``0.5``, ``nan``, ``inf``), booleans ``true`` and ``false``.
     """
@@ -75,14 +75,14 @@ def header_text(value: HeaderValue) -> str | None:
 
 
 def header_json(value: HeaderValue) -> str | int | float | bool | None:
-    """Return a header's value for JSON: bytes as base64, floats that JSON lacks as text, all others as they are."""
+    """Return a header's value for JSON: bytes as base64, floats that JSON lacks as text, all others unchanged."""
     if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
         return header_text(value)
     return value
 
 
 def header_bytes(value: HeaderValue) -> int:
-    """Return the most bytes that a header's value takes beside its type and length.
+    """Return the maximum bytes of a header's value beside its type and length.
 
     Raises:
         ValueError: an integer of more than 64 bits.
@@ -148,9 +148,9 @@ def columns_from_lists(
 
 
 def expanded_bytes(columns: Columns) -> int:
-    """Return the bytes that a batch's records take as rows, each with its own key: the cost of making a table of them.
+    """Return the bytes of a batch's records as rows, each with its own key: the cost of making a table of them.
 
-    Counts row by row; ``check_expanded`` is faster where only the bound matters.
+    It counts row by row; ``check_expanded`` is faster if only the bound matters.
     """
     lengths = list(map(len, columns.keys))
     keys = sum(map(lengths.__getitem__, read_u32s(columns.key_index)))
@@ -228,9 +228,10 @@ def ends_of(times: Buffer, count: int) -> tuple[int, int]:
 
 
 class Checks(NamedTuple):
-    """Checks of columns of u32. Readers of large batches bring vector arithmetic, which an edge node does not have."""
+    """Checks of columns of u32. Readers of large batches pass functions with vector arithmetic, which an edge node does
+    not have."""
 
-    # Sorting what is sorted already is one pass in C, four times faster than comparing neighbours from Python.
+    # Sorting a sorted list is one pass in C, four times faster than comparing neighbours from Python.
     ascends: Callable[[Buffer], bool] = lambda data: read_u32s(data).tolist() == sorted(read_u32s(data))
     largest: Callable[[Buffer], int] = lambda data: max(read_u32s(data))
 
@@ -299,14 +300,15 @@ def decode_body(body: Buffer, count: int, *, headers: bool, flags: bool, checks:
         raise Corrupt(f"a flags column of {len(flag_column)} bytes for {count} records")
     reader.finish()
     columns = Columns(times, key_index, table, payload_offsets, payloads[4 * count + 4 :], pairs, flag_column)
-    # Few keys and records, as nearly always, cannot come near the bounds.
+    # With few keys and records, as nearly always, the bounds cannot be reached.
     if pairs or len(keys) > KEY_BYTES_MAX or len(keys) * count > EXPANDED_BYTES_MAX // 4:
         check_expanded(columns, count)
     return columns
 
 
 PLAIN_COUNT_MAX = 500
-"""Records of a batch past which ``decode_body`` is the faster of the two: it makes no object for each offset."""
+"""Number of records above which ``decode_body`` is faster than ``is_plainly_sound``: it makes no object for each
+offset."""
 
 
 @lru_cache(maxsize=2 * PLAIN_COUNT_MAX)
@@ -316,14 +318,14 @@ def _u32s_at(count: int) -> struct.Struct:
 
 @lru_cache(maxsize=PLAIN_COUNT_MAX)
 def _head_of(count: int) -> struct.Struct:
-    """Return the layout up to the size of the key table: of the times only the first and the last."""
+    """Return the layout up to the size of the key table, with only the first and the last time."""
     times = "q" if count == 1 else f"q{8 * (count - 2)}xq"
     return struct.Struct(f"<II{times}II{count}II")
 
 
 def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) -> bool:
-    """Return whether a body without optional columns is what ``decode_body`` takes, at a third of its cost for a small
-    batch. False says nothing: ``decode_body`` has to look.
+    """Return whether ``decode_body`` would accept a body without optional columns, at a third of its cost for a small
+    batch. False is no result: ``decode_body`` has to check.
 
     Args:
         count: records, as the batch's header says.
@@ -350,7 +352,7 @@ def is_plainly_sound(body: Buffer, count: int, first_time: int, last_time: int) 
     return (
         not offsets[0] and offsets[-1] == length and sorted(offsets) == offsets
         and not names[0] and names[-1] == keys - index_bytes - 4 * table - 8 and sorted(names) == names
-        # So no key is too long, and so few records cannot be too many bytes as rows.
+        # This bounds the longest key, and so few records cannot be too many bytes as rows.
         and names[-1] <= KEY_BYTES_MAX
     )  # fmt: skip
 
@@ -391,7 +393,7 @@ def _decode_headers(data: memoryview, count: int) -> dict[int, HeaderPairs]:
     if indexes[-1] >= count or any(map(int.__ge__, indexes, indexes[1:])):
         raise Corrupt("a headers column's record indexes do not ascend inside the batch")
     found, cost = dict[int, HeaderPairs](), 0
-    known: dict[bytes, HeaderPairs] = {}  # equal headers are one object: most records of a batch have the same
+    known: dict[bytes, HeaderPairs] = {}  # equal headers share one object: most records of a batch have the same
     for index, blob in zip(indexes, _split_blobs(data[4 + 4 * size :], size), strict=True):
         found[index] = pairs = known.get(blob) or known.setdefault(blob, _decode_pairs(blob))
         cost += HEADER_PAIR_BYTES * len(pairs)

@@ -2,7 +2,7 @@
 
 
 class CodecError(ValueError):
-    """Bytes that are not what they claim to be. The sentence says what was expected and what was found."""
+    """Bytes that do not match their format. The message says what was expected and what was found."""
 
 
 class Truncated(CodecError):

@@ -1,8 +1,8 @@
-"""Integers and lists that a peer or a disk can choose, with their bounds, the one way to unpack msgpack, and headers
-that are packed once for many records.
+"""Bounded integers and lists for data from peers and disks, the one way to unpack msgpack, and headers that are packed
+once for many records.
 
-The bounds are part of the types, so a decoder refuses what would later overflow a table's signed 64-bit column, a
-range set or an allocation. msgspec checks a list's length before it makes the list.
+The bounds are part of the types, so a decoder refuses values that would later overflow a table's signed 64-bit column,
+a range set or an allocation. msgspec checks a list's length before it makes the list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIST_ITEMS_MAX = 1 << 20
 """Longest list in the index of a segment or a chunk."""
 RANGES_MAX = 1 << 16
 """Maximum number of ranges of one lane in one message. Holes are few, and a set with more may be sent in part: the rest
-is offered once more and trimmed."""
+is offered again and trimmed."""
 TOPICS_MAX = 256
 """Maximum number of topic patterns of one stream."""
 
@@ -44,7 +44,7 @@ _Value = TypeVar("_Value")
 
 
 def unpack(decoder: msgspec.msgpack.Decoder[_Value], body: bytes | bytearray | memoryview, what: str) -> _Value:
-    """Decode msgpack that others wrote.
+    """Decode msgpack from another writer.
 
     Args:
         what: names the value in the error, with its article.
@@ -67,20 +67,20 @@ pack = msgspec.msgpack.Encoder().encode
 
 
 class PackedHeaders(tuple[Pair, ...]):
-    """Headers with what they are in a batch. ``packed_headers`` makes them."""
+    """Headers with their encoding in a batch. ``packed_headers`` makes them."""
 
     packed: bytes
     extended: tuple[Pair, PackedHeaders] | None
 
     def plus(self, pair: Pair) -> PackedHeaders:
-        """Return the headers with one more. The answer to the same pair as before is the same object."""
+        """Return the headers with one more. The same pair as in the previous call returns the same object."""
         if self.extended is None or self.extended[0] is not pair:
             self.extended = pair, packed_headers((*self, pair))
         return self.extended[1]
 
 
 def packed_headers(pairs: tuple[Pair, ...]) -> PackedHeaders:
-    """Return headers that the log need not measure and encode for each record. Worth it from some records on.
+    """Return headers that the log need not measure and encode for each record. This pays for more than a few records.
 
     Raises:
         ValueError: an integer of more than 64 bits.

@@ -13,7 +13,7 @@ them."""
 
 
 class HealthAnswer(TypedDict):
-    """The arguments of an HTTP response, as ``aiohttp.web.Response`` takes them."""
+    """The arguments of ``aiohttp.web.Response``."""
 
     status: int
     content_type: str
@@ -22,13 +22,14 @@ class HealthAnswer(TypedDict):
 
 
 def health_answer(word: str, reasons: Sequence[str], headers: Mapping[str, str]) -> HealthAnswer:
-    """Return what a probe gets: 200 without reasons, else 503 with them.
+    """Return the answer to a probe: 200 without reasons, else 503 with them.
 
     Probes carry no token, because service managers and load balancers have none.
 
     Args:
         word: ``healthy`` or ``ready``.
-        reasons: why not, one sentence each, without names or paths: everyone who reaches the port may read them.
+        reasons: reasons against it, one sentence each, without names or paths: everyone who reaches the port may read
+            them.
         headers: the request's; ``application/json`` in Accept asks for JSON, anything else gets text.
     """
     shown = list(reasons[:REASONS_MAX])

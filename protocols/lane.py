@@ -38,5 +38,5 @@ def valid_name(name: str) -> bool:
 
 
 def format_log_id(log_id: int) -> str:
-    """Return a log id as people see it: 16 hexadecimal digits."""
+    """Return a log id in its text form: 16 hexadecimal digits."""
     return f"{log_id:016x}"

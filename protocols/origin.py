@@ -1,7 +1,7 @@
-"""Origin: what made the records of a batch - a version of a function, or of a schema (docs/reference/formats/batch.md).
+"""Origin: the maker of a batch's records, a version of a function or of a schema (docs/reference/formats/batch.md).
 
-A batch names its origin by a number. Whatever carries the batch resolves the number: the log by its ``ORIGINS``
-entries, a link when a lane is opened, a chunk in its footer.
+A batch names its origin by a number. The carrier of the batch resolves the number: the log by its ``ORIGINS`` entries,
+a link when a lane is opened, a chunk in its footer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ORIGIN_TEXT_MAX = 255
 """Longest name and version, in characters."""
 HASH_BYTES_MAX = 64
 HASH_BYTES_SHOWN = 4
-"""Bytes of a hash that stand in texts, as hexadecimal digits."""
+"""Bytes of a hash that are shown in texts, as hexadecimal digits."""
 ORIGINS_MAX = 1024
-"""Most origins in one list: of a log, a lane or a chunk."""
+"""Maximum number of origins in one list: of a log, a lane or a chunk."""
 
 
 class OriginKind(IntEnum):
-    """Kinds of origins. The numbers are persisted; a reader keeps those that it does not know."""
+    """Kinds of origins. The numbers are persisted; a reader keeps unknown ones."""
 
     FUNCTION = 1
     SCHEMA = 2
@@ -36,23 +36,24 @@ OriginHash = Annotated[bytes, Meta(max_length=HASH_BYTES_MAX)]
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """One origin under the number that the batches of one log (or link, or chunk) give it."""
+    """One origin with its number in the batches of one log (or link, or chunk)."""
 
     number: U32
     """At least 1: a batch of origin 0 has none."""
     kind: U32
-    """An ``OriginKind``, or what a later release made of it."""
+    """An ``OriginKind``, or a later release's number."""
     name: OriginText
     version: OriginText
     hash: OriginHash
-    """Checksum of the content; empty where there is none."""
+    """Checksum of the content; empty without one."""
 
     @property
     def text(self) -> str:
-        """Return the origin as tables and people see it: ``name@version#hash``, with the first four bytes of the hash.
+        """Return the origin as text for tables and people: ``name@version#hash``, with the first four bytes of the
+        hash.
 
-        What is empty is left out, and a hash that the version begins with. Kinds other than functions stand before the
-        name.
+        Empty parts are left out, and so is a hash with which the version begins. Kinds other than functions come before
+        the name.
         """
         kind = "" if self.kind == OriginKind.FUNCTION else f"{_kind_name(self.kind)}:"
         version = f"@{self.version}" if self.version else ""
@@ -62,7 +63,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 def origin_text(number: int, known: Mapping[int, Origin]) -> str | None:
-    """Return the text of an origin by its number: None for 0, and ``#7`` for a number that nothing explains."""
+    """Return the text of an origin by its number: None for 0, and ``#7`` for an unknown number."""
     if not number:
         return None
     origin = known.get(number)

@@ -1,7 +1,7 @@
 """Declared kinds of a stream's payloads, and checks of payloads against them.
 
-Reading a payload never changes it: text is the UTF-8 of its bytes and nothing else. A payload that is not of its
-stream's kind stays bytes.
+Reading a payload never changes it: text is exactly the UTF-8 of its bytes. A payload that is not of its stream's kind
+remains bytes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class PayloadKind(IntEnum):
 
 
 NESTING_MAX = 128
-"""Deepest JSON that counts as JSON: readers have limits of their own (Polars has this one), and the same payload must
-be JSON wherever it is looked at, however much stack is left there."""
+"""Deepest nesting that counts as JSON: readers have limits of their own (Polars has this one), and a payload must be
+JSON for every reader, independently of the free stack."""
 _SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 """Checker that walks a value without building it: a payload of a megabyte of brackets costs no memory."""
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Strings, also one that never ends. The quantifiers give nothing back, so that no text takes more than one pass."""
+"""Strings, including an unterminated one. The quantifiers are possessive, so that no text takes more than one pass."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
@@ -47,7 +47,7 @@ LABELS = tuple(kind.label for kind in PayloadKind)
 
 
 def kind_labelled(label: str) -> PayloadKind | None:
-    """Return the kind with the label ``label`` in settings; None when there is none."""
+    """Return the kind with a label in settings; None if there is none."""
     return next((kind for kind in PayloadKind if kind.label == label), None)
 
 
@@ -57,9 +57,10 @@ def label_of(told: int) -> str:
 
 
 def strictest(told: Iterable[int]) -> PayloadKind:
-    """Return the payload kind of a stream whose edges declare ``told``: the kind that demands most of a payload.
+    """Return the payload kind of a stream whose edges declare ``told``: the kind with the strictest rules for a
+    payload.
 
-    The order of the edges does not matter, so every reader of the log comes to the same result.
+    The order of the edges does not matter, so every reader of the log gets the same result.
     """
     known = frozenset(PayloadKind)
     return max((PayloadKind(kind) for kind in told if kind in known), default=PayloadKind.BYTES)
@@ -88,11 +89,11 @@ def is_json(payload: bytes) -> bool:
 
 
 def nests_at_most(levels: int, payload: bytes) -> bool:
-    """Return whether arrays and objects of a JSON text are at most so deep in each other.
+    """Return whether the arrays and objects of a JSON text are nested at most this deep.
 
-    Of a text that is no JSON, what comes before its first error counts at least.
+    For a text that is not JSON, at least the part before its first error counts.
     """
-    # Most payloads are short. Counting brackets is cheap, looking at how they nest is not.
+    # Most payloads are short. Counting brackets is cheap; finding their nesting is not.
     if len(payload) <= levels or payload.count(b"[") + payload.count(b"{") <= levels:
         return True
     brackets = _STRINGS.sub(b"", payload).translate(None, _NO_BRACKETS)

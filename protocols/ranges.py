@@ -1,7 +1,7 @@
-"""A set of sequence numbers kept as half-open ranges, the currency of replication.
+"""A set of sequence numbers as half-open ranges, the unit of replication.
 
-Ranges are sorted, disjoint and never touch: ``[0, 5) + [5, 9)`` is stored as ``[0, 9)``. All operations are
-O(log n) to find the place plus the ranges they touch; n is the number of holes, not of records.
+Ranges are sorted, disjoint and never touch: ``[0, 5) + [5, 9)`` is stored as ``[0, 9)``. All operations cost O(log n)
+to find the place, plus the touched ranges; n is the number of holes, not of records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RangeSet:
     def from_wire(cls, pairs: Iterable[Iterable[int]]) -> RangeSet:
         """Build a set from ``[[first, end], ...]`` from a peer: ascending, as ``to_wire`` writes them.
 
-        Order is demanded, not restored: inserting a hostile order would cost time quadratic in its length.
+        Order is required, not restored: inserting a hostile order would take quadratic time.
 
         Raises:
             Corrupt: a pair is not two integers with ``0 <= first < end <= SEQ_END``, or does not start at or after the
@@ -59,7 +59,7 @@ class RangeSet:
         """Add ``[first, end)``; an empty range changes nothing."""
         if first >= end:
             return
-        if self._starts and first >= self._starts[-1]:  # nearly always: what comes next, at the end
+        if self._starts and first >= self._starts[-1]:  # nearly always: the next numbers, at the end
             if first > self._ends[-1]:
                 self._starts.append(first)
                 self._ends.append(end)
@@ -80,7 +80,7 @@ class RangeSet:
             self.add(first, end)
 
     def remove(self, first: int, end: int) -> None:
-        """Remove ``[first, end)``, whether or not all of it is in the set."""
+        """Remove ``[first, end)``, even if only a part of it is in the set."""
         if first >= end:
             return
         low = bisect_right(self._ends, first)
@@ -98,7 +98,7 @@ class RangeSet:
         self._ends[low:high] = ends
 
     def minus(self, others: Iterable[Range]) -> RangeSet:
-        """Return an independent set without the ``others``, which ascend and are disjoint. Linear in both."""
+        """Return an independent set without the ``others``, which must be ascending and disjoint. Linear in both."""
         left = RangeSet()
         starts, ends, index, size = left._starts, left._ends, 0, len(self._starts)
         at = self._starts[0] if size else 0
@@ -126,7 +126,7 @@ class RangeSet:
 
     def missing(self, first: int, end: int) -> list[Range]:
         """Return the parts of ``[first, end)`` that the set lacks, ascending."""
-        if not self._ends or first >= self._ends[-1]:  # nearly always: what comes next
+        if not self._ends or first >= self._ends[-1]:  # nearly always: the next numbers
             return [(first, end)] if first < end else []
         gaps: list[Range] = []
         at = first

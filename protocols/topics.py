@@ -1,7 +1,7 @@
 """Topic names, topic filters and patterns with named levels (MQTT 3.1.1 section 4.7).
 
-A *topic* is what a message is published to, a *filter* is what a subscriber asks for (``+`` one level, ``#`` the
-rest), and a *pattern* is a filter whose wildcard levels may have names: ``plant/{line}/+/telemetry``.
+A message is published to a *topic*, a subscriber requests a *filter* (``+`` one level, ``#`` the rest), and a *pattern*
+is a filter whose wildcard levels may have names: ``plant/{line}/+/telemetry``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ TOPIC_BYTES_MAX = 65_535
 """Longest topic or filter in UTF-8: its length is two bytes on the wire [MQTT-4.7.3-3]."""
 
 SHARE_PREFIX = "$share/"
-"""Beginning of a shared subscription's filter."""
+"""Prefix of a shared subscription's filter."""
 
 PATTERN_LEVELS_MAX = 128
-"""Most levels of a pattern. Peers send patterns, and each level costs microseconds to compile."""
+"""Maximum number of levels of a pattern. Peers send patterns, and each level costs microseconds to compile."""
 
 RESERVED_FIELDS = frozenset({"payload"})
 """Names that a level cannot have: the table has a column of that name. Its other own columns start with ``_``."""
@@ -32,8 +32,7 @@ _ONE_LEVEL = r"[^/]*"
 
 
 class InvalidTopic(ValueError):
-    """A topic, filter or pattern that breaks a rule; the sentence names the rule and, where there is one, the
-    clause."""
+    """A topic, filter or pattern that breaks a rule; the message names the rule and, if there is one, the clause."""
 
 
 def _check_text(text: str, what: str) -> None:
@@ -68,7 +67,7 @@ def check_filter(topic_filter: str) -> None:
             sharing its level with other characters [MQTT-4.7.1-3].
     """
     _check_text(topic_filter, "topic filter")
-    # By counting: a packet of 1 MiB may have filters of half a million levels, which are not worth a list.
+    # By counting, without a list of levels: a packet of 1 MiB may have filters with half a million of them.
     levels = f"/{topic_filter}/"
     if "#" in topic_filter and not (levels.endswith("/#/") and topic_filter.count("#") == 1):
         raise InvalidTopic(f"topic filter {topic_filter!r}: '#' must stand alone on the last level [MQTT-4.7.1-2]")
@@ -90,8 +89,8 @@ def split_share(topic_filter: str) -> Share:
     """Split a valid topic filter into share name and filter.
 
     Raises:
-        InvalidTopic: it starts with ``$share/`` and is no shared subscription: an empty name, a name with a wildcard
-            [MQTT-4.8.2-1], or no valid filter behind it [MQTT-4.8.2-2].
+        InvalidTopic: it starts with ``$share/`` but is not a shared subscription: an empty name, a name with a wildcard
+    [MQTT-4.8.2-1], or no valid filter after it [MQTT-4.8.2-2].
     """
     if not topic_filter.startswith(SHARE_PREFIX):
         return Share("", topic_filter)
@@ -161,7 +160,7 @@ class TopicPattern:
 def compile_pattern(pattern: str) -> TopicPattern:
     """Compile a filter in which ``{name}`` may stand for ``+``; plain filters are patterns too.
 
-    A trailing ``/#`` matches the level above it as well, as section 4.7.1.2 has it.
+    A trailing ``/#`` matches the level above it as well (section 4.7.1.2).
 
     Raises:
         InvalidTopic: as ``check_pattern``.
@@ -175,7 +174,7 @@ def compile_pattern(pattern: str) -> TopicPattern:
 
 
 def check_pattern(pattern: str) -> None:
-    """Check whether ``compile_pattern`` takes a pattern, which takes a small part of the time.
+    """Check that ``compile_pattern`` would accept a pattern, in a small part of its time.
 
     Raises:
         InvalidTopic: not a valid filter, a name that is not a whole level, used twice, or reserved, or more than
@@ -185,7 +184,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _levels(pattern: str) -> tuple[list[str], list[str]]:
-    """Return the levels of the pattern's filter, and the name of each, empty for those without."""
+    """Return the levels of the pattern's filter, and the name of each, empty for unnamed ones."""
     if pattern.count("/") >= PATTERN_LEVELS_MAX:
         raise InvalidTopic(f"a pattern of {pattern.count('/') + 1} levels; at most {PATTERN_LEVELS_MAX} are possible")
     levels: list[str] = []
@@ -202,7 +201,7 @@ def _levels(pattern: str) -> tuple[list[str], list[str]]:
 
 
 def named_levels(patterns: Iterable[str]) -> list[str]:
-    """Return the names of the levels in some patterns, in their order, each once. Not every pattern has to be valid."""
+    """Return the names of the levels in some patterns, in their order, each once. Invalid patterns are allowed."""
     named = (pattern for pattern in patterns if "{" in pattern)
     return list(dict.fromkeys(name for pattern in named for name in _NAMED.findall(pattern)))
 
@@ -229,18 +228,18 @@ def _regex(levels: list[str], parts: list[str]) -> re.Pattern[str]:
 
 
 class TopicRule(NamedTuple):
-    """A rule that puts a message under another topic: named levels and the rest of one pattern, in its place."""
+    """A rule that moves a message to another topic, made of the named levels and the rest of one pattern."""
 
     pattern: TopicPattern
     levels: int
     """Levels of the pattern before its ``#``, if it has one."""
     to: tuple[str, ...]
-    """Levels of the topic in its place, without the ``#`` at the end."""
+    """Levels of the new topic, without the ``#`` at the end."""
     with_rest: bool
-    """True if what ``#`` matched follows."""
+    """True if the part that ``#`` matched follows."""
 
     def apply(self, topic: str) -> str | None:
-        """Return the topic in the place of one; None if the rule is not for it."""
+        """Return the new topic for a topic; None if the rule does not apply to it."""
         found = self.pattern.match(topic)
         if found is None:
             return None
@@ -252,7 +251,7 @@ def compile_rule(from_: str, to: str) -> TopicRule:
     """Compile a rule.
 
     Raises:
-        InvalidTopic: ``from_`` is no pattern, or ``to`` no topic of the levels that it names.
+        InvalidTopic: ``from_`` is not a pattern, or ``to`` is not a topic made of its named levels.
     """
     pattern = compile_pattern(from_)
     levels = to.split("/")

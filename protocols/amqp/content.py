@@ -1,4 +1,4 @@
-"""Content: a method with properties and a body, in as many frames as it takes (section 4.2.6)."""
+"""Content: a method with properties and a body, in as many frames as needed (section 4.2.6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONTENT = struct.Struct(">HHQ")
 """Class, weight, body size."""
 CONTENT_HEAD_BYTES: Final = _CONTENT.size
 COPIED_BYTES_MAX = 2048
-"""Size up to which a body is cheaper to copy than to keep apart."""
+"""Size up to which copying a body is cheaper than a part of its own."""
 _HEAD = struct.Struct(">BHIHHQ")
 _BODY_HEAD = struct.Struct(">BHI")
 
@@ -40,13 +40,13 @@ def write_content(channel: int, properties: bytes, body: bytes, frame_bytes_max:
 
     Args:
         properties: from their flags on.
-        frame_bytes_max: longest frame that the peer takes.
+        frame_bytes_max: longest frame that the peer accepts.
     """
     return b"".join(content_parts(channel, properties, body, frame_bytes_max))
 
 
 def content_parts(channel: int, properties: bytes, body: bytes, frame_bytes_max: int) -> list[bytes | memoryview]:
-    """Return the same in parts, which have views of a long body: it may be for many consumers."""
+    """Return header and body frames in parts, with views of a long body, which may be for many consumers."""
     size = len(body)
     head = _HEAD.pack(HEADER, channel, CONTENT_HEAD_BYTES + len(properties), BASIC, 0, size) + properties + END
     piece = frame_bytes_max - OVERHEAD_BYTES

@@ -25,7 +25,7 @@ DECIMAL64: Final = 0x84
 
 
 def read_decimal(code: int, data: bytes) -> Decimal | None:
-    """Return the number; None for what is none, and for an encoding that ``write_decimal`` would not choose."""
+    """Return the number; None for infinities and NaN, and for an encoding that ``write_decimal`` would not choose."""
     form = _FORMS[code]
     bits = 8 * form.width - 1
     encoded = int.from_bytes(data, "big")
@@ -45,7 +45,7 @@ def read_decimal(code: int, data: bytes) -> Decimal | None:
 
 
 def write_decimal(code: int, value: Decimal) -> bytes | None:
-    """Return the encoded number; None where the form has no room for it."""
+    """Return the encoded number; None if the form has no room for it."""
     form = _FORMS[code]
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):

@@ -38,10 +38,10 @@ class ReplyCode(IntEnum):
 
 
 class AmqpError(Exception):
-    """Something that a client did and may not do. The sentence goes to the client and to the log.
+    """A client's violation of the protocol. The message is for the client and the log.
 
     Args:
-        code: by itself says whether the channel or the connection ends.
+        code: reply code, which decides whether the channel or the connection ends.
         reason: what went wrong, then what to do.
         method: index of the method that failed (class << 16 | method), 0 for none.
     """
@@ -53,6 +53,6 @@ class AmqpError(Exception):
 
     @property
     def text(self) -> str:
-        """Return the reply text: the code's name and the sentence, as long as a short string may be."""
+        """Return the reply text: the code's name and the message, cut to the length of a short string."""
         whole = f"{self.code.name} - {self}"
         return whole.encode()[:REPLY_TEXT_BYTES_MAX].decode(errors="ignore")

@@ -1,8 +1,8 @@
-"""Field tables: named values of many types (section 4.2.5.5, with the types as RabbitMQ and its clients use them).
+"""Field tables: named values of many types (section 4.2.5.5, with the types of RabbitMQ and its clients).
 
-Read in one pass, with a bound on how deep tables stand in tables. Values are Python's and those of ``typed_values``:
-``Timestamp`` for type ``T``, ``Int8`` and so on for integers of a type that ``write_table`` would not choose.
-Long strings that are no UTF-8 are ``bytes``, as byte arrays are.
+They are read in one pass, with a bound on the nesting of tables. Values are Python's and those of ``typed_values``:
+``Timestamp`` for type ``T``, ``Int8`` and so on for integers of a type that ``write_table`` would not choose. Long
+strings that are not UTF-8 are ``bytes``, like byte arrays.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from weft.protocols.amqp.typed_values import (
 )
 
 DEPTH_MAX = 16
-"""Tables and arrays within each other. Deeper ones are refused, whatever the stack could hold."""
+"""Maximum nesting of tables and arrays. Deeper ones are refused, independently of the stack's depth."""
 VALUES_MAX = 16_384
-"""Values of a table, with those of tables and arrays in it. A frame has room for 131,072 without any content, which
-take 20 ms to read, and as long again to keep."""
+"""Maximum number of values in a table, including nested ones. A frame has room for 131,072 empty ones, which take 20 ms
+to read, and as long again to store."""
 NAME_BYTES_MAX = 255
 SCALE_MAX = 255
 _MANTISSA = range(-(1 << 31), 1 << 31)
@@ -67,11 +67,11 @@ _DOUBLE = struct.Struct(">d")
 
 
 def read_table(data: bytes, at: int, end: int, depth: int = 0, room: list[int] | None = None) -> tuple[FieldTable, int]:
-    """Return the table whose length stands at ``at``, and where it ends. Of a name that comes twice, the last counts.
+    """Return the table with its length at ``at``, and its end. If a name comes twice, the last value counts.
 
     Args:
-        end: of the bytes that it may be in.
-        room: the number of values that there may still be, where it stands in another table.
+        end: end of the bytes that may hold the table.
+        room: the number of values still allowed, for a table in another one.
 
     Raises:
         AmqpError: it is not well formed, or has too many values.
@@ -92,10 +92,10 @@ def read_table(data: bytes, at: int, end: int, depth: int = 0, room: list[int] |
 
 
 def read_text(data: bytes, at: int, end: int, what: str) -> tuple[str, int]:
-    """Return the short string at ``at``, and where it ends.
+    """Return the short string at ``at``, and its end.
 
     Raises:
-        AmqpError: it is not well formed, or no UTF-8.
+        AmqpError: it is not well formed, or not UTF-8.
     """
     if at >= end or at + 1 + data[at] > end:
         raise _malformed(f"{what} passes the end of its frame")
@@ -113,7 +113,7 @@ def write_text(text: str, what: str = "a short string") -> bytes:
 
 
 def write_table(table: Mapping[str, FieldValue]) -> bytes:
-    """Return a table with its length. What cannot be said in a table raises ``ValueError``."""
+    """Return a table with its length. Raises ``ValueError`` for a value that a table cannot hold."""
     body = b"".join(write_text(name, "the name of a field") + _write_value(value) for name, value in table.items())
     return _U32.pack(len(body)) + body
 
@@ -174,7 +174,7 @@ def _read_array(data: bytes, at: int, end: int, depth: int, room: list[int]) -> 
 
 
 def text_or_bytes(data: bytes) -> str | bytes:
-    """Return a long string: text, where it is UTF-8."""
+    """Return a long string: text if it is UTF-8, else bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -212,7 +212,7 @@ def _write_value(value: FieldValue) -> bytes:
     if isinstance(value, int):
         if isinstance(value, UInt64) and value >= 1 << 63:
             return _write_value(str(int(value)))  # there is no type for it
-        return _write_integer(int(value))  # a range compares one by one with what is of a class below int
+        return _write_integer(int(value))  # for a subclass of int, ``in`` would compare with every number of the range
     if isinstance(value, float):
         return b"d" + _DOUBLE.pack(value)
     if value is None:
@@ -240,11 +240,11 @@ _TYPED: Mapping[type, tuple[bytes, struct.Struct]] = {
         (Int64, b"l", "q"), (Float32, b"f", "f"),
     )
 }  # fmt: skip
-"""Types that a publisher chose, where ``_write_integer`` and the like would choose another."""
+"""Types of a publisher's choice, for which ``_write_integer`` and the like would choose another."""
 
 
 def _write_opaque(value: Opaque) -> bytes:
-    """Write a decimal of AMQP 1.0, as text where 32 bits have no room for it."""
+    """Write a decimal of AMQP 1.0, as text if 32 bits have no room for it."""
     number = read_decimal(value.code, value.data)
     try:
         return _write_value(value.data if number is None else number)
@@ -253,7 +253,8 @@ def _write_opaque(value: Opaque) -> bytes:
 
 
 def _write_integer(value: int) -> bytes:
-    # Of the types that hold it, one that every client knows: some clients lack the unsigned and the short ones.
+    # Among the types that can hold it, choose one that every client knows: some clients lack the unsigned and short
+    # ones.
     if value in _INT32:
         return b"I" + value.to_bytes(4, "big", signed=True)
     if value in _INT64:

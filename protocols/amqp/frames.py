@@ -17,7 +17,7 @@ HEAD_BYTES: Final = 7
 OVERHEAD_BYTES: Final = 8
 """Bytes of a frame beside its payload."""
 FRAME_BYTES_MIN: Final = 4096
-"""Longest frame that every peer takes (``frame-min-size``)."""
+"""Longest frame that every peer must accept (``frame-min-size``)."""
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 END: Final = b"\xce"
 _HEAD = struct.Struct(">BHI")
@@ -37,10 +37,10 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def frame_end(data: bytes | bytearray, at: int, frame_bytes_max: int) -> int | None:
-    """Return where the frame at ``at`` ends, perhaps behind ``data``; None while its head is not there.
+    """Return the end of the frame at ``at``, perhaps beyond ``data``; None while its head is incomplete.
 
     Raises:
-        AmqpError: it is longer than may be.
+        AmqpError: it is longer than allowed.
     """
     if len(data) - at < HEAD_BYTES:
         return None
@@ -53,10 +53,10 @@ def frame_end(data: bytes | bytearray, at: int, frame_bytes_max: int) -> int | N
 
 
 def read_frame(data: bytes, at: int, frame_bytes_max: int) -> tuple[Frame, int] | None:
-    """Return the frame at ``at`` and where it ends; None while it is not whole.
+    """Return the frame at ``at`` and its end; None while it is incomplete.
 
     Raises:
-        AmqpError: it is longer than may be, or does not end as a frame does.
+        AmqpError: it is longer than allowed, or lacks the end octet.
     """
     end = frame_end(data, at, frame_bytes_max)
     if end is None or end > len(data):

@@ -1,6 +1,6 @@
 """Routing keys beside the one of basic.publish: the fields ``CC`` and ``BCC`` of ``headers``, an extension of RabbitMQ.
 
-Both are arrays of text. Consumers see ``CC``, and not ``BCC``.
+Both are arrays of text. Consumers see ``CC``, but not ``BCC``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from weft.protocols.columns import HeaderPairs
 SEEN: Final = "CC"
 UNSEEN: Final = "BCC"
 KEYS_MAX: Final = 256
-"""Most further keys of one message: each is a look-up of its own."""
+"""Maximum number of further keys of one message: each is a look-up of its own."""
 KEY_BYTES_MAX: Final = 255
 """Longest key: a short string."""
 
 
 def read_further_keys(headers: HeaderPairs) -> tuple[tuple[str, ...], HeaderPairs]:
-    """Return the further keys of a message, and its headers without those that consumers do not see.
+    """Return the further keys of a message, and its headers without those hidden from consumers.
 
     Raises:
         AmqpError: they are not lists of text, too long, or too many.

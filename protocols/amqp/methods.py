@@ -1,7 +1,7 @@
-"""Methods: what a peer asks, in the order and with the types of the specification.
+"""Methods: a peer's requests, with fields in the order and of the types of the specification.
 
-``pamqp`` knows every class and method; its commands are what is read into and written from. Values are read here: in
-one pass, with errors that have a reply code, and strings that are no UTF-8 refused.
+``pamqp`` has every class and method; its commands are the values that are read and written. Fields are read here: in
+one pass, with errors that have a reply code, and a refusal of strings that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INTEGERS = {
 
 
 def name_of(index: int) -> str:
-    """Return a method's name as the specification writes it: ``queue.declare``; of unknown ones the numbers."""
+    """Return a method's name as in the specification: ``queue.declare``; for unknown methods the numbers."""
     known = METHODS.get(index)
     if known is None:
         return f"{index >> 16}.{index & 0xFFFF}"
@@ -123,7 +123,7 @@ def _read_fields(known: Any, payload: bytes) -> Method:
             at += form.size
     if at != end:
         raise AmqpError(ReplyCode.SYNTAX_ERROR, f"{end - at} octets behind the last field")
-    method: Method = known.__new__(known)  # checks of values are ours: each has its own reply code
+    method: Method = known.__new__(known)  # without pamqp's checks of values: Weft's have a reply code each
     for name, value in values.items():
         setattr(method, name, value)
     return method

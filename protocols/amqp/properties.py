@@ -1,8 +1,8 @@
 """Properties of content: from a content header to the headers of a record, and back.
 
-docs/reference/message-headers.md has the table of names. A field of ``headers`` keeps its name, and its type as far as
-a record's header has that type; ``amqp.types`` has the others (``typed_values``), so that a client of AMQP gets what
-was sent.
+docs/reference/message-headers.md has the table of names. A field of ``headers`` keeps its name, and its type if a
+record's header has that type; ``amqp.types`` has the other types (``typed_values``), so that a client of AMQP gets the
+same values as were sent.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from weft.protocols.message_headers import (
 APP_ID: Final = "amqp.app-id"
 CLUSTER_ID: Final = "amqp.cluster-id"
 EXPIRATION: Final = "amqp.expiration"
-"""Milliseconds as the publisher wrote them; ``weft.expires`` has the time that follows from it."""
+"""Milliseconds as the publisher wrote them; ``weft.expires`` has the resulting time."""
 
 FIELDS_MAX: Final = HEADER_PAIRS_MAX - 24
-"""Most fields of ``headers`` in one message: with the other headers a record has no room for more."""
+"""Maximum number of fields of ``headers`` in one message: beside the other headers, a record has no room for more."""
 BASIC: Final = 60
 EXPIRATION_MS_MAX: Final = (1 << 32) - 1
 _SECOND_NS = 1_000_000_000
@@ -46,7 +46,7 @@ _MS_NS = 1_000_000
 _INT64_MAX = (1 << 63) - 1
 _FLAGS = struct.Struct(">H")
 _MORE_FLAGS = 0b11
-"""Bits that stand for no property: another word of flags follows, and an unused one."""
+"""Bits without a property: one means that another word of flags follows, the other is unused."""
 
 
 class ContentHeaders(NamedTuple):
@@ -54,12 +54,12 @@ class ContentHeaders(NamedTuple):
 
     headers: HeaderPairs
     expires_ms: int | None
-    """Milliseconds that the message may wait; None for any time."""
+    """Milliseconds that the message may wait; None for no limit."""
     user_id: str | None
-    """User that the publisher says it is."""
+    """User name that the publisher claims."""
 
     def at(self, now_ns: int) -> HeaderPairs:
-        """Return the headers of a message that comes now."""
+        """Return the headers of a message that arrives now."""
         if self.expires_ms is None:
             return self.headers
         return (*self.headers, (EXPIRES, min(now_ns + self.expires_ms * _MS_NS, _INT64_MAX)))
@@ -117,17 +117,17 @@ _PROPERTIES: tuple[tuple[int, str, str, _Read], ...] = (
 )
 """(bit, name of the header, name of the property, reader), in the order of the wire. ``headers`` is read apart."""
 _FIELDS_BYTES_KNOWN_MAX = 256
-"""Longest table of ``headers`` that is remembered with what it says."""
+"""Longest table of ``headers`` whose decoded fields are cached."""
 _BITS = {name: bit for bit, name, _, _ in _PROPERTIES}
 _HEADERS_BIT = 1 << 13
 
 
 def read_properties(data: bytes) -> ContentHeaders:
-    """Return what a content header says, from its flags on.
+    """Return the properties of a content header, from its flags on.
 
     Raises:
-        AmqpError: it is not well formed, or says what cannot be: an expiration that is no number of milliseconds, too
-            many fields.
+        AmqpError: it is not well formed, or a value is not valid: an expiration that is not a number of milliseconds,
+    or too many fields.
     """
     if len(data) < 2:
         raise _malformed("a content header without flags")
@@ -162,20 +162,20 @@ def _present(flags: int) -> tuple[tuple[int, str, str, _Read], ...]:
 
 
 def _fields(data: bytes) -> tuple[tuple[str, HeaderValue], ...]:
-    """Return the headers that a table says, which is all of ``data``."""
+    """Return the headers in a table, which is all of ``data``."""
     table, _ = read_table(data, 0, len(data))
     return tuple(_stored(table))
 
 
 _short_fields = lru_cache(maxsize=256)(_fields)
-"""The same for tables that many messages have, whose other properties differ."""
+"""The same with a cache, for equal tables in messages with different other properties."""
 
 
 def write_properties(headers: HeaderPairs, now_ns: int = 0) -> bytes:
-    """Return flags and properties for a record's headers. What AMQP cannot say is left out.
+    """Return flags and properties for a record's headers. Headers without a counterpart in AMQP are left out.
 
     Args:
-        now_ns: tells how long a message of another protocol that expires may still wait.
+        now_ns: present time, for the remaining wait of a message from another protocol that expires.
     """
     if not headers:
         return b"\0\0"
@@ -225,7 +225,7 @@ def _write_own(own: list[tuple[str, HeaderValue]], kinds: Mapping[str, Kind]) ->
     try:
         return write_table(table)
     except (ValueError, struct.error):
-        # A name or value of another protocol that a field table cannot hold: the others go out all the same.
+        # A field table cannot hold a name or value of another protocol: send the other headers without it.
         possible: FieldTable = {}
         for name, value in table.items():
             try:
@@ -249,7 +249,7 @@ def _milliseconds(text: str) -> int:
 
 
 def _written(name: str, value: HeaderValue) -> bytes | None:
-    """Return a property; None for a value that is not of its type, which another protocol may have stored."""
+    """Return a property; None for a value of another type, which another protocol may have stored."""
     if name == SENT:
         is_time = type(value) is int and value >= 0
         return (int(value) // _SECOND_NS).to_bytes(8, "big") if is_time else None  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""Plain basic.publish, gathered by where they go: the hot loop of publishers that speak AMQP.
+"""Plain basic.publish, gathered by destination: the hot loop of AMQP publishers.
 
 A message is three frames: method, content header, body. Publishers send the same method frame and the same properties
-again and again, so messages are recognised by their bytes: all of them but the body's size, which stands there twice,
-and the body. ``scan`` compares them with the form of the message before, and looks that up where they differ. What has
-no known form, and everything that could be an error, is left to the way that reads fields.
+again and again, so messages are recognised by their bytes, except the body and its size, which is there twice. ``scan``
+compares them with the form of the previous message, and looks up another form if they differ. A message without a known
+form, and any possible error, is left to the code that reads fields.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _METHOD_BYTES_MIN = 8 + 9
 _CONTENT_HEADER = b"\x00\x3c\x00\x00"
 """Class and weight of a content header."""
 _SIZE_AT = 11
-"""Place of the body's size in the content header's frame: type, channel and length of the frame, class and weight come
-before it."""
+"""Offset of the body's size in the content header's frame, after type, channel and length of the frame, class and
+weight."""
 _PROPERTIES_AT = _SIZE_AT + 8
 _NEXT_BYTES_MIN = _METHOD_BYTES_MIN + _PROPERTIES_AT + 8
-"""Bytes from one message to the next: the shortest has a body of no bytes."""
+"""Minimum bytes from one message to the next: the shortest has an empty body."""
 _END = 0xCE
 _header_size = struct.Struct(">Q").unpack_from
 _frame_size = struct.Struct(">I").unpack_from
 
 
 class Form:
-    """The bytes that messages with one method frame and the same properties begin with, and what becomes of those.
+    """The first bytes of messages with one method frame and the same properties, and the route of these messages.
 
     Args:
         method: the frame.
-        channel: its number, as frames have it.
-        publisher: the channel, which counts what it published.
+        channel: its number, as in frames.
+        publisher: the channel, which counts its publishes.
         route: of the records.
         lasts: True if the headers are the same for messages of a later read.
     """
@@ -60,7 +60,7 @@ class Form:
 
 
 class Forms(Protocol):
-    """Forms that a connection knows. Those that need more than storing are left out of it."""
+    """Forms known to a connection. Forms of messages that need more than storing are not among them."""
 
     form: Form | None
     """Form of the last message."""
@@ -74,7 +74,7 @@ class Publisher(Protocol):
     """A channel in normal operation."""
 
     def published(self, count: int) -> None:
-        """Count messages that were gathered, and have them confirmed where that is asked for."""
+        """Count gathered messages, and have them confirmed if the channel is in confirm mode."""
 
 
 class PublishRun(Protocol):
@@ -101,14 +101,14 @@ class PublishCollector(Protocol):
 def scan(  # noqa: PLR0917 - positional, for speed
     data: bytes, at: int, forms: Forms, gathered: PublishCollector, until: int, cost_max: int = sys.maxsize
 ) -> int:
-    """Take a row of plain messages from ``data[at:]``. Messages without a body are left: they have no third frame.
+    """Read a run of plain messages from ``data[at:]``. It ends at a message without a body, which has no third frame.
 
     Args:
-        until: messages that begin behind this offset are left.
-        cost_max: so are those that would cost more, all together, but for the first.
+        until: messages that begin after this offset are left.
+        cost_max: messages that would make the total cost higher are left, except the first.
 
     Returns:
-        The offset of the first frame not taken (perhaps of an incomplete message). Never raises.
+        The offset of the first frame not read (perhaps of an incomplete message). Never raises.
     """
     end, starts, groups = len(data), data.startswith, gathered.groups
     form = forms.form
@@ -147,7 +147,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
             publisher, count = form.publisher, 0
         count += taken
         if taken == 1:
-            # A fleet has a message in flight each.
+            # In a fleet, each device has only one message in flight.
             run.keys.append(form.topic)
             run.sources.append(publisher)
             if form.headers:
@@ -167,7 +167,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
 
 
 def _look_up(data: bytes, at: int, forms: Forms) -> Form | None:
-    """Return the form that a message's lengths lead to, if there is one; whether it is of that form is to be seen."""
+    """Return the form found by a message's lengths, if any; the caller must check that the message has that form."""
     if len(data) - at < _METHOD_BYTES_MIN + _PROPERTIES_AT:
         return None
     method_end = at + 8 + _frame_size(data, at + 3)[0]

@@ -1,11 +1,11 @@
-"""Values of both versions of AMQP as headers of records, and back with their types.
+"""Conversion of values of both versions of AMQP to headers of records, and back with their types.
 
-A record's header has text, bytes, integers of 64 signed bits, floats of 64 bits, booleans and nil. What is of another
-type is stored as the nearest of them, and the header ``amqp.types`` keeps the type as a JSON object of header names and
-kinds. docs/reference/message-headers.md has the list of kinds.
+A record's header has text, bytes, integers of 64 signed bits, floats of 64 bits, booleans and nil. A value of another
+type is stored as the nearest of these, and the header ``amqp.types`` keeps the types as a JSON object of header names
+and kinds. docs/reference/message-headers.md has the list of kinds.
 
-Values are Python's. Types that Python does not tell apart are classes of this module, which stand for the number or
-text that they are.
+Values are Python's. Types that Python does not distinguish are classes of this module, subclasses of the number or
+text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.protocols.amqp.decimals import read_decimal, write_decimal
 from weft.protocols.columns import HeaderPairs, HeaderValue
 
 TYPES: Final = "amqp.types"
-"""Header with the types of the headers that are of none of a record's."""
+"""Header with the types of the headers whose type is none of a record's."""
 TABLE: Final = "F"
 ARRAY: Final = "A"
 _YEAR_10_000: Final = 253_402_300_800
@@ -32,11 +32,11 @@ _YEAR_0: Final = -62_167_219_200
 _DATE: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{3}))?Z", re.ASCII)
 _SECONDS: Final = re.compile(r"(-?\d{1,20})(?:\.(\d{3}))?", re.ASCII)
 _INT64: Final = range(-(1 << 63), 1 << 63)
-"""Asked for an ``int`` alone: for a class below it, Python would compare with every number of the range."""
+"""To be tested only with an ``int``: for a subclass, Python would compare with every number of the range."""
 
 Kind = Any
-"""Type of a value beside what a header says: a word; of a table an object and of an array a list of those of its
-values; None for none."""
+"""Type of a value beyond its header's type: a word; for a table an object and for an array a list of its values' kinds;
+None for none."""
 
 
 class Int8(int):
@@ -64,7 +64,7 @@ class UInt16(int):
 
 
 class Int32(int):
-    """Integer of 32 bits, where that is not what any integer is."""
+    """Integer of 32 bits, in a version where this is not the default."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class UInt32(int):
 
 
 class Int64(int):
-    """Integer of 64 bits, where fewer would do."""
+    """Integer of 64 bits, although fewer would be enough."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class Opaque(NamedTuple):
 
 
 class Encoded(bytes):
-    """A value in the encoding of AMQP 1.0, which nothing else can say: an array, or one with a descriptor."""
+    """A value in the encoding of AMQP 1.0 that has no other form: an array, or a value with a descriptor."""
 
     __slots__ = ()
 
@@ -139,14 +139,14 @@ _SCALARS: Final[Mapping[type, tuple[str, type]]] = {
     Int64: ("l", int), UInt64: ("ulong", int), Float32: ("f", float), Symbol: ("symbol", str), Char: ("char", str),
     UUID: ("uuid", str), Encoded: ("encoded", bytes),
 }  # fmt: skip
-"""Class -> kind, and the type that a header has of it."""
+"""Class -> kind, and type of its header."""
 _OF_KIND: Final[Mapping[str, type]] = {kind: cls for cls, (kind, _) in _SCALARS.items()}
 _DECIMALS: Final = {0x74: "decimal32", 0x84: "decimal64", 0x94: "decimal128"}
 _DECIMAL_CODES: Final = {kind: code for code, kind in _DECIMALS.items()}
 
 
 def as_header(value: Any) -> tuple[HeaderValue, Kind]:
-    """Return a value as a header has it, and its kind; None for a value that is of a header's types."""
+    """Return a value for a header, and its kind; None for a value of a header's own types."""
     if value is None or type(value) in (str, bytes, bool, float):
         return value, None
     found = _SCALARS.get(type(value))
@@ -171,7 +171,7 @@ def as_header(value: Any) -> tuple[HeaderValue, Kind]:
 
 
 def from_header(value: HeaderValue, kind: Kind) -> Any:
-    """Return the value that ``as_header`` was given; the header's own where its kind does not fit it."""
+    """Return the original value of ``as_header``; the header's own if its kind does not fit it."""
     if kind is None:
         return value
     try:
@@ -195,7 +195,7 @@ def kinds_of(headers: HeaderPairs) -> Mapping[str, Kind]:
 
 
 def kinds_header(kinds: Mapping[str, Kind]) -> HeaderPairs:
-    """Return the header that keeps kinds, if there are any."""
+    """Return the header for kinds, if there are any."""
     if not kinds:
         return ()
     return ((TYPES, json.dumps(kinds, ensure_ascii=False, separators=(",", ":"))),)
@@ -211,7 +211,7 @@ def _scalar(value: Any, kind: str) -> Any:
         data = value if isinstance(value, bytes) else write_decimal(code, Decimal(value))
         return value if data is None else Opaque(code, data)
     cls = _OF_KIND.get(kind)
-    # A function may have given the header another value, which need not fit the type that the publisher's had.
+    # A function may have replaced the header's value by one that does not fit the publisher's type.
     is_text_of_int = kind == "ulong" and type(value) is str
     if cls is None or (type(value) is not _SCALARS[cls][1] and not is_text_of_int) or not _fits(value, kind):
         return value
@@ -239,7 +239,7 @@ _RANGES: Final[Mapping[str, range]] = {
 
 
 def _time_text(value: Timestamp | Milliseconds) -> str:
-    """Return a time in the form of RFC 3339; outside the years that it has, seconds since 1970."""
+    """Return a time in the form of RFC 3339; for years that it lacks, seconds since 1970."""
     seconds, rest = (int(value), 0) if isinstance(value, Timestamp) else divmod(int(value), 1000)
     fraction = f".{rest:03}" if rest else ""
     return f"{_date(seconds)}{fraction}Z" if _YEAR_0 <= seconds < _YEAR_10_000 else f"{seconds}{fraction}"
@@ -247,7 +247,7 @@ def _time_text(value: Timestamp | Milliseconds) -> str:
 
 def _date(seconds: int) -> str:
     days, rest = divmod(seconds, 86_400)
-    # Years of 365.2425 days that begin in March, so that the odd day is the last one, counted in eras of 400 years.
+    # Years of 365.2425 days that begin in March, so that the leap day is the last one, counted in eras of 400 years.
     era, day = divmod(days + 719_468, 146_097)
     year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
     day -= 365 * year + year // 4 - year // 100
@@ -265,7 +265,7 @@ def _time_of(value: Any) -> Timestamp | Milliseconds:
     match = _DATE.fullmatch(value)
     if match is not None:
         year, month, day, hour, minute, second = map(int, match.groups()[:6])
-        # The module `calendar` knows neither year 0 nor 10,000; every four hundred years have the same days.
+        # The module `calendar` has neither year 0 nor 10,000; days repeat every four hundred years.
         early = year < 400
         seconds = calendar.timegm((year + 400 * early, month, day, hour, minute, second)) - 146_097 * 86_400 * early
         fraction = match[7]

@@ -1,1 +1,1 @@
-"""AMQP 1.0: its types, its messages, and the bytes before its engine takes over. The engine itself is Proton's."""
+"""AMQP 1.0: its types, its messages, and the bytes before the engine, which is Proton's."""

@@ -27,7 +27,7 @@ _NAMES: Final = {
     "amqp:application-properties:map": APPLICATION_PROPERTIES, "amqp:data:binary": DATA,
     "amqp:amqp-sequence:list": SEQUENCE, "amqp:amqp-value:*": VALUE, "amqp:footer:map": FOOTER,
 }  # fmt: skip
-"""Descriptors as symbols, which are as good as numbers."""
+"""Descriptors as symbols, which mean the same as the numbers."""
 _FIELDS: Final = 13
 
 
@@ -35,13 +35,14 @@ class Body(NamedTuple):
     """Content of a message."""
 
     kind: str
-    """``data``; of an ``amqp-value`` ``string`` or ``binary``; ``value`` and ``sequence`` for what is neither."""
+    """``data``; ``string`` or ``binary`` for an ``amqp-value`` of that type; ``value`` and ``sequence`` for all
+    others."""
     payload: bytes
-    """Joined data; text in UTF-8; of ``value`` the encoded value, of ``sequence`` the encoded sections."""
+    """Joined data; text in UTF-8; the encoded value for ``value``, the encoded sections for ``sequence``."""
 
 
 class Properties(msgspec.Struct, kw_only=True, frozen=True):
-    """Properties of a message, None where it has none (section 3.2.4)."""
+    """Properties of a message; None for missing ones (section 3.2.4)."""
 
     message_id: Any = None
     user_id: bytes | None = None
@@ -68,7 +69,7 @@ _TYPES: Final[tuple[tuple[type, ...], ...]] = (
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """A message in its parts. Delivery annotations are for the next node alone, and are not kept."""
+    """A message in its parts. Delivery annotations are only for the next node, and are dropped."""
 
     durable: bool = False
     priority: int | None = None
@@ -88,7 +89,7 @@ def decode_message(data: bytes) -> Message:
     """Decode a message.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is not a message.
     """
     message, at, parts, kind = Message(), 0, [], ""
     while at < len(data):
@@ -175,7 +176,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def message_parts(message: Message) -> list[bytes]:
-    """Encode a message in parts, one of which is its body's payload as it is."""
+    """Encode a message in parts; one of them is its body's payload, not copied."""
     header = [
         b"\x41" if message.durable else b"\x40",
         b"\x40" if message.priority is None else types.ubyte(message.priority),

@@ -1,7 +1,7 @@
 """Bytes before an AMQP 1.0 client's ``open``: protocol headers and SASL (part 5 of the specification).
 
-Proton checks a password while it handles the frame that brings it. A node checks passwords in threads, one after the
-other, so SASL ends here and the engine gets the connection afterwards.
+Proton checks a password while it handles its frame. A node checks passwords in threads, one after the other, so SASL is
+handled here, and the engine gets the connection afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AMQP: Final = b"AMQP\0\1\0\0"
 SASL: Final = b"AMQP\3\1\0\0"
 """Protocol header of the SASL layer before it."""
 FRAME_BYTES_MAX: Final = 4096
-"""Longest frame before the client has logged in. 512 bytes is what each side must take (section 5.3.1)."""
+"""Longest frame before the client has logged in. Each side must accept 512 bytes (section 5.3.1)."""
 HEADER_BYTES: Final = 8
 
 _INIT: Final = 0x41
@@ -39,10 +39,10 @@ class Plain(NamedTuple):
 
 
 def frame_size(data: bytes | bytearray, at: int, size_max: int) -> int | None:
-    """Return the length of the frame at ``data[at:]``; None while its length has not come.
+    """Return the length of the frame at ``data[at:]``; None while its length is incomplete.
 
     Raises:
-        Corrupt: it is longer than a frame may be, or shorter than its header.
+        Corrupt: it is longer than ``size_max``, or shorter than its header.
     """
     if len(data) - at < 4:
         return None
@@ -53,10 +53,10 @@ def frame_size(data: bytes | bytearray, at: int, size_max: int) -> int | None:
 
 
 def sasl_init(frame: bytes) -> SaslInit:
-    """Decode the only SASL frame that a client of these mechanisms sends.
+    """Decode the only SASL frame of a client with these mechanisms.
 
     Raises:
-        Corrupt: it is another frame, or none.
+        Corrupt: it is another frame, or not a frame.
     """
     offset = frame[4] * 4
     if frame[5] != _SASL_FRAME or offset < HEADER_BYTES or offset > len(frame):
@@ -75,7 +75,7 @@ def plain(response: bytes) -> Plain:
     """Decode user name and password.
 
     Raises:
-        Corrupt: they are not what PLAIN says, or the client wants to act for another user.
+        Corrupt: they do not have the form of PLAIN, or the client wants to act for another user.
     """
     parts = response.split(b"\0")
     if len(parts) != 3 or not parts[1]:
@@ -95,12 +95,12 @@ def mechanisms(names: list[str]) -> bytes:
 
 
 def outcome(code: int) -> bytes:
-    """Encode the outcome of SASL: 0 for success, 1 for wrong credentials, 4 for a trouble that will pass."""
+    """Encode the outcome of SASL: 0 for success, 1 for wrong credentials, 4 for a temporary error."""
     return _frame(_SASL_FRAME, described(0x44, types.fields([types.ubyte(code)])))
 
 
 def refusal(container: str, condition: str, description: str) -> bytes:
-    """Encode a protocol header, ``open`` and ``close`` with an error: for a connection that no engine serves."""
+    """Encode a protocol header, ``open`` and ``close`` with an error: for a connection without an engine."""
     opened = described(0x10, types.fields([encode(container)]))
     error = described(0x1D, types.fields([encode(types.Symbol(condition)), encode(description)]))
     return AMQP + _frame(_AMQP_FRAME, opened) + _frame(_AMQP_FRAME, described(0x18, types.fields([error])))

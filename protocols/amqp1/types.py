@@ -1,7 +1,7 @@
 """Types of AMQP 1.0 as bytes, and back (part 1 of the specification).
 
-Proton has a codec too, but of a message with several data sections it keeps only the last. This one has what the
-sections of a message and the frames before ``open`` need.
+Proton has a codec too, but it keeps only the last of several data sections of a message. This one has the types in the
+sections of a message and in the frames before ``open``.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ __all__ = [
 DEPTH_MAX: Final = 32
 """Deepest nesting of lists, maps, arrays and described values."""
 EMPTY_ELEMENTS_MAX: Final = 1024
-"""Longest array whose elements take no bytes: a few bytes could stand for billions of them."""
+"""Longest array with elements of zero bytes: a few bytes could encode billions of them."""
 
 Decoded = tuple[Any, int]
-"""A value, and where the next one begins."""
+"""A value, and the offset of the next one."""
 
 
 class Described(NamedTuple):
-    """A value with a descriptor, which says what it means."""
+    """A value with a descriptor, which defines its meaning."""
 
     descriptor: Any
     value: Any
 
 
 class Array(list[Any]):
-    """Values of an array, and the bytes that it was in: a list would lose the type that they share."""
+    """Values of an array, and its encoded bytes: a list would lose their common type."""
 
     __slots__ = ("encoded",)
 
@@ -70,7 +70,7 @@ def decode(data: bytes, at: int = 0, depth: int = 0) -> Decoded:
     """Decode one value.
 
     Raises:
-        Corrupt: there is none, or it is nested too deeply.
+        Corrupt: there is no value, or it is nested too deeply.
     """
     if depth > DEPTH_MAX:
         raise Corrupt(f"values nested more than {DEPTH_MAX} deep")
@@ -168,7 +168,7 @@ _SIMPLE: dict[int, Callable[[bytes, int], Decoded]] = {
 
 
 def _sizes(data: bytes, at: int, width: int) -> tuple[int, int, int]:
-    """Return the end of a compound value, the number of its elements, and where they begin."""
+    """Return the end of a compound value, the number of its elements, and the offset of the first."""
     size = int.from_bytes(_cut(data, at, width), "big")
     if size < width or at + width + size > len(data):
         raise Corrupt(f"a value of {size} bytes has {len(data) - at - width}")
@@ -235,7 +235,7 @@ _COMPOUND: dict[int, Callable[[int, bytes, int, int], Decoded]] = {
 
 
 def encode(value: Any) -> bytes:
-    """Encode a value: integers as ``long``, floats as ``double``. What needs another type is encoded by its caller.
+    """Encode a value: integers as ``long``, floats as ``double``. The caller encodes values of other types.
 
     Raises:
         TypeError: AMQP has no type for it.
@@ -274,7 +274,7 @@ def symbols(names: list[str]) -> bytes:
 
 
 def fields(encoded: list[bytes]) -> bytes:
-    """Encode a list of values that are encoded already, as the fields of a section are; nulls at the end go."""
+    """Encode a list of encoded values, such as the fields of a section, without the nulls at its end."""
     while encoded and encoded[-1] == b"\x40":
         encoded.pop()
     if not encoded:
@@ -288,7 +288,7 @@ def described(code: int, encoded: bytes) -> bytes:
 
 
 def encode_map(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Encode a map of keys and values that are encoded already."""
+    """Encode a map of encoded keys and values."""
     return _sized(0xC1, 0xD1, 2 * len(pairs), b"".join(key + value for key, value in pairs))
 
 

@@ -1,6 +1,6 @@
 """Frames of a replication link (docs/reference/formats/link.md).
 
-A frame is a type byte, a u32 length and a body: msgpack for control, a lane number and batches as stored for DATA.
+A frame is a type byte, a u32 length and a body: msgpack for control, a lane number and stored batches for DATA.
 ``protocols.link.stream`` makes messages of frames. Every length that a peer can choose is bounded.
 """
 
@@ -31,21 +31,22 @@ DATA_BYTES_MIN = _LANE.size + BATCH_HEADER_BYTES
 FRAME_BYTES_MAX = 80 << 20
 """Longest frame body: the largest batch fits. A receiver names a smaller ``batch_bytes_max`` in WELCOME."""
 CONTROL_BYTES_MAX = 4 << 20
-"""Longest body of any frame but DATA. Unpacked, small integers and ranges take some twenty times their bytes."""
+"""Longest body of any frame other than DATA. Unpacked, small integers and ranges take some twenty times their bytes."""
 LANES_MAX = 4096
 """Maximum number of lanes that are open on a link at one time."""
 BATCHES_MAX = 2048
-"""Maximum number of batches in one DATA frame: a receiver looks at all of them at one go."""
+"""Maximum number of batches in one DATA frame: a receiver reads all their headers without a pause."""
 FEATURES_MAX = 64
 ACKNOWLEDGED_MAX = 16
-"""Maximum number of hubs of which a LANE_OPEN says what they had acknowledged."""
+"""Maximum number of hubs whose acknowledged ranges are in a LANE_OPEN."""
 ACKNOWLEDGED_RANGES_MAX = 64
-"""Maximum number of ranges that it says of each."""
+"""Maximum number of these ranges for each hub."""
 ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
 FEATURES: tuple[str, ...] = (LAST_WORDS,)
-"""Features that this release announces. A frame that belongs to a feature goes only to a peer that announced it too."""
+"""Features that this release announces. A frame that belongs to a feature is sent only to a peer that announced it
+too."""
 
 
 class FrameType(IntEnum):
@@ -89,7 +90,7 @@ class RefuseCode(IntEnum):
 
 KNOWN_LANE_FLAGS = LaneFlag.PARTIAL | LaneFlag.RELAY
 Size = Annotated[int, Meta(ge=1, le=FRAME_BYTES_MAX * LANES_MAX)]
-"""A number of bytes that a peer grants; none would stop the link."""
+"""A number of bytes that a peer grants; 0 would stop the link."""
 Features = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=FEATURES_MAX)]
 _Told = Annotated[list[tuple[Seq, Seq]], Meta(max_length=ACKNOWLEDGED_RANGES_MAX)]
 Acknowledged = Annotated[list[tuple[str, _Told]], Meta(max_length=ACKNOWLEDGED_MAX)]
@@ -110,16 +111,16 @@ class Hello(msgspec.Struct, frozen=True):
     software: str
     features: Features = []
     stay: bool = False
-    """True when the sender could not reach the node that an earlier REFUSE named: this node is to serve it."""
+    """True when the sender could not reach the node that an earlier REFUSE named: this node must serve it."""
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """First frame of the receiver, when it takes the link."""
+    """First frame of the receiver, when it accepts the link."""
 
     version: U32
     cluster_id: str
     window_bytes: Size
-    """Bytes of DATA frames that may be on the way without an ACK."""
+    """Bytes of DATA frames that may be in flight without an ACK."""
     batch_bytes_max: Size
     clock: Nanoseconds
     software: str
@@ -127,7 +128,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """A refusal, in place of WELCOME or at any later time, before the receiver closes: why, and what to do."""
+    """A refusal, instead of WELCOME or at any later time, before the receiver closes: the reason, and advice."""
 
     version: U32
     """Newest protocol version that the receiver speaks."""
@@ -139,7 +140,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
-    """An offer of a lane, which later frames call by its number."""
+    """An offer of a lane, which later frames name by its number."""
 
     lane: U32
     """Larger than the number of every lane opened before on this connection."""
@@ -148,7 +149,7 @@ class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
     log_id: U64
     stream: str
     epoch: Epoch
-    """Epoch that the sender proposes, and persisted before; 0 with ``LaneFlag.RELAY``."""
+    """Epoch that the sender proposes, after it persisted it; 0 with ``LaneFlag.RELAY``."""
     ranges: Ranges
     """Ranges of the sender's log at this moment."""
     topics: Topics = []
@@ -160,18 +161,19 @@ class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
     origins: Origins = []
     """Origins that the lane's batches name."""
     acknowledged: Acknowledged = []
-    """(cluster id, ranges): records that hubs had acknowledged to the sender. One that lacks some has lost them."""
+    """(cluster id, ranges): records that hubs had acknowledged to the sender. A hub that lacks some of its own has lost
+    them."""
 
 
 class LaneOpened(msgspec.Struct, frozen=True, array_like=True):
-    """The receiver takes a lane. The sender need not send the records in ``ranges``."""
+    """The receiver's acceptance of a lane. The sender need not send the records in ``ranges``."""
 
     lane: U32
     ranges: Ranges
 
 
 class LaneClosed(msgspec.Struct, frozen=True, array_like=True):
-    """The end of one lane on this connection, said by either side; the other lanes go on."""
+    """The end of one lane on this connection, sent by either side; the other lanes continue."""
 
     lane: U32
     code: U32
@@ -187,7 +189,7 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
-    """A statement that records [first, end) of a lane do not come (reason: ``protocols.segment.GapReason``)."""
+    """A statement that records [first, end) of a lane will not come (reason: ``protocols.segment.GapReason``)."""
 
     lane: U32
     first: Seq
@@ -195,7 +197,7 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
     reason: U32
 
     def __post_init__(self) -> None:
-        """Refuse an empty or inverted range, from a peer (``Corrupt``) or from us (``ValueError``)."""
+        """Refuse an empty or inverted range, from a peer (``Corrupt``) or from this node (``ValueError``)."""
         if self.first >= self.end:
             raise ValueError(f"a gap [{self.first}, {self.end}) holds no records")
 
@@ -226,7 +228,7 @@ class Ack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True):
-    """``sent`` is the asker's monotonic clock, ns; it comes back in the PONG."""
+    """A request for a PONG. ``sent`` is the sender's monotonic clock, ns, which the PONG returns."""
 
     sent: Nanoseconds
 
@@ -239,7 +241,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Clock(msgspec.Struct, frozen=True, array_like=True):
-    """News of the clock of one boot, as a chunk keeps it (``protocols.chunk.ClockUpdate``)."""
+    """A finding about the clock of one boot, as stored in a chunk (``protocols.chunk.ClockUpdate``)."""
 
     log_id: U64
     boot: U64
@@ -297,7 +299,7 @@ def encode_frame(frame: Frame) -> bytes:
     """Encode one frame, uncompressed.
 
     Raises:
-        ValueError: longer than ``decode_frame`` takes.
+        ValueError: longer than ``decode_frame`` accepts.
     """
     if isinstance(frame, Data):
         length = _LANE.size + len(frame.batches)
@@ -319,12 +321,12 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
     """Decode the frame at ``offset``.
 
     Returns:
-        The frame and the offset behind it. A DATA frame's batches are a view of ``data``.
+        The frame and the offset after it. A DATA frame's batches are a view of ``data``.
 
     Raises:
         Truncated: the frame is not complete yet.
         UnsupportedVersion: a type of frame, or a greeting, of a later release.
-        Corrupt: a length over the type's limit, or a body that is not what the type says.
+        Corrupt: a length over the type's limit, or a body that does not fit the type.
     """
     if len(data) - offset < FRAME_HEADER_BYTES:
         raise Truncated("a frame header is not complete")
@@ -349,7 +351,7 @@ def decode_frame(data: Buffer, offset: int = 0) -> tuple[Frame, int]:
 
 
 def _refuse_later_version(body: Buffer, cause: Corrupt) -> None:
-    """Tell a greeting of a later protocol, whose other fields may be anything, from one that is damaged."""
+    """Distinguish a greeting of a later protocol, whose other fields may be anything, from a damaged one."""
     try:
         version = unpack(_GREETING, memoryview(body), "a greeting").version
     except Corrupt:
@@ -359,7 +361,7 @@ def _refuse_later_version(body: Buffer, cause: Corrupt) -> None:
 
 
 def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
-    """Return the batches of a DATA frame by their headers alone, so that their claims can be checked against limits
+    """Return the batches of a DATA frame by only their headers, so that their claims can be checked against limits
     before ``check_batch`` spends time and memory on them.
 
     Raises:
@@ -394,6 +396,6 @@ def check_batch(batch: memoryview, header: BatchHeader) -> None:
     Raises:
         Corrupt: it is damaged or malformed.
     """
-    # The checksum alone would not do: a receiver can never take back what it commits, and the table step would fail at
-    # every attempt on a body that does not decode.
+    # The checksum alone is not enough: a receiver can never revert a commit, and the table step would fail at every
+    # attempt on a body that does not decode.
     check(batch, header)

@@ -1,7 +1,7 @@
 """The compressed stream of a link: frames to messages and back (docs/reference/formats/link.md, "Stream").
 
 Frames of one connection and direction pass through one streaming zstd context, flushed at each send, so that small
-sends compress against what went before. Every length and ratio that a peer can choose is bounded.
+sends compress against earlier ones. Every length and ratio that a peer can choose is bounded.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ STREAM_WINDOW_LOG_MAX = 17
 instead of 0.289 of its size, and take 2.7 MB a link instead of 0.4."""
 SMALL_WINDOW_LOG = 10
 PENDING_BYTES_MAX = FRAME_BYTES_MAX + (32 << 20)
-"""Maximum number of uncompressed bytes that a receiver holds before it takes frames out."""
+"""Maximum number of uncompressed bytes that a receiver holds before it decodes frames."""
 _JOIN_BYTES_MAX = 64 << 10
-"""Bytes of frames that are copied together so that the compressor is called once for all."""
+"""Bytes of frames that are joined so that the compressor is called once for all."""
 _DATA = int(FrameType.DATA)
 _FEED_BYTES, _FEED_BYTES_MIN = 256, 64
-"""Compressed bytes given to the decompressor at a time: at first, and after a part that expands as only bombs do. A
-4-byte block can stand for 128 KiB, so this bounds what one call can allocate (8 MiB, 2 MiB) and take: 9 ms. With 1,024
-bytes ordinary messages are decompressed in half the time, of 2.5 ms for a MiB, and a bomb takes 25 ms."""
+"""Compressed bytes given to the decompressor at a time: at first, and after a part that expands like a bomb. A 4-byte
+block can stand for 128 KiB, so this bounds what one call can allocate (8 MiB, 2 MiB) and take: 9 ms. With 1,024 bytes
+ordinary messages are decompressed in half the time, of 2.5 ms for a MiB, and a bomb takes 25 ms."""
 _RATIO_MAX = 256
 _BLOCK_BYTES = 128 << 10
-"""Most that comes at once with the last byte of a block, however it was compressed (RFC 8878, section 3.1.1.2.4)."""
+"""Maximum output of one block, which may all come with its last byte (RFC 8878, section 3.1.1.2.4)."""
 _UNPACKED_BYTES = 2 << 20
-"""Bytes that are decompressed in a turn: in 3 ms, and what a single call makes beyond that."""
+"""Bytes that are decompressed in a turn, in 3 ms; one call may produce more."""
 
 
 class FrameEncoder:
@@ -52,7 +52,7 @@ class FrameEncoder:
 
     Args:
         level: compression level of zstd.
-        small: take 30 kB of memory instead of 1 MB, for a direction that carries acknowledgements and no data.
+        small: use 30 kB of memory instead of 1 MB, for a direction that carries acknowledgements and no data.
     """
 
     def __init__(self, level: int = 3, *, small: bool = False) -> None:
@@ -62,7 +62,7 @@ class FrameEncoder:
                 strategy=zstandard.STRATEGY_FAST, compression_level=1,
             )  # fmt: skip
         else:
-            # The size chooses tables that fit the window.
+            # The size makes zstd choose tables that fit the window.
             parameters = zstandard.ZstdCompressionParameters.from_level(
                 level, source_size=1 << STREAM_WINDOW_LOG_MAX, window_log=STREAM_WINDOW_LOG_MAX
             )
@@ -95,14 +95,14 @@ class FrameDecoder:
         """Bytes of the last frame that was not DATA."""
         self._pending = bytearray()
         self._needed = FRAME_HEADER_BYTES
-        """Number of pending bytes before which nothing is copied or decoded, so a slow frame costs linear time."""
+        """Number of pending bytes below which nothing is copied or decoded, so that a slow frame costs linear time."""
 
     def allow_data(self, bytes_max: int) -> None:
-        """Take DATA frames up to this length, and messages with one of them and all control frames that may be."""
+        """Accept DATA frames up to this length, and messages with one of them and the maximum of control frames."""
         self._data_bytes_max, self._pending_bytes_max = bytes_max, bytes_max + 2 * CONTROL_BYTES_MAX
 
     def clear(self) -> None:
-        """Drop what is held: nothing more is taken."""
+        """Drop the held bytes: no more will be decoded."""
         self._pending.clear()
 
     @property
@@ -119,20 +119,19 @@ class FrameDecoder:
         return list(self.frames(data))
 
     def frames(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete now, each decoded when it is asked for. Ask for all of them before the
-        next message.
+        """Yield the frames that are complete now, each decoded on demand. Read all of them before the next message.
 
         Raises:
-            Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX`` (or what
-                ``allow_data`` leaves of it), ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The
-                connection cannot go on.
+            Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX`` (or the lower
+        bound of ``allow_data``), ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The connection cannot
+        continue.
         """
         for _ in self.unpack(data, in_turns=False):
             pass
         yield from self.unpacked()
 
     def unpacked(self) -> Iterator[Frame]:
-        """Yield the frames of a message that ``unpack`` is done with. Raises as ``frames``."""
+        """Yield the frames of a message after ``unpack``. Raises as ``frames``."""
         if len(self._pending) < self._needed or self._lacks_data():
             return
         ready = bytes(self._pending)
@@ -145,7 +144,8 @@ class FrameDecoder:
                 if whole - at > DATA_HEAD.size and count < FRAMES_MAX:
                     number, length, lane = DATA_HEAD.unpack_from(ready, at)
                     end = at + FRAME_HEADER_BYTES + length
-                    # Nearly all bytes are in such frames. ``decode_frame`` says what is wrong with any other.
+                    # Nearly all bytes are in such frames. ``decode_frame`` handles all others, and reports their
+                    # errors.
                     if number == _DATA and DATA_BYTES_MIN <= length <= data_bytes_max and end <= whole:
                         count += 1
                         yield Data(lane, view[at + DATA_HEAD.size : end])
@@ -189,7 +189,7 @@ class FrameDecoder:
             raise Corrupt(f"the link's compressed stream is damaged: {error}") from error
 
     def _lacks_data(self) -> bool:
-        """Return whether what is held is the start of a DATA frame alone. It may have 16 MiB, and is not copied."""
+        """Return whether only the start of a DATA frame is held. It may have 16 MiB, and is not copied."""
         if len(self._pending) < DATA_HEAD.size:
             return False
         number, length, _ = DATA_HEAD.unpack_from(self._pending)

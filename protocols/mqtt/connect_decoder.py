@@ -1,4 +1,4 @@
-"""CONNECT, the packet that says in which version it is written (section 3.1)."""
+"""CONNECT, the packet that names its own version (section 3.1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decode_connect(reader: Reader, flags: int) -> Connect:
         flags: the low bits of the first byte.
 
     Raises:
-        MalformedPacket: no CONNECT of MQTT at all, or a faulty one of MQTT 3.1 or 3.1.1.
+        MalformedPacket: not a CONNECT of MQTT at all, or a faulty one of MQTT 3.1 or 3.1.1.
         ConnectRefused: an unknown version, or a faulty CONNECT of MQTT 5.0, which CONNACK has codes for.
     """
     reader.version, bridge = _version(reader)
@@ -80,8 +80,8 @@ def _body(reader: Reader, *, bridge: bool = False) -> Connect:
 
 
 def _used_in_31(flags: int) -> int:
-    """Return the connect flags without those that mean nothing. MQTT 3.1 does not use the lowest bit, nor will QoS and
-    will retain without a will (its section 3.1), and does not require that they are 0."""
+    """Return the connect flags without unused ones. MQTT 3.1 does not use the lowest bit, nor will QoS and will retain
+    without a will (its section 3.1), and does not require that they are 0."""
     return flags & (0xFE if flags & 0x04 else 0xC6)
 
 

@@ -1,4 +1,4 @@
-"""The rules of a connection, seen from the server: which packet may come when, and for how long none may come."""
+"""The server's rules of a connection: the packets that a client may send in each state, and the longest silence."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ KEEP_ALIVE_GRACE = 1.5
 
 
 class Connection:
-    """The state of one client's connection. No I/O, no clock: the caller reports what came."""
+    """The state of one client's connection. No I/O, no clock: the caller passes each packet."""
 
     __slots__ = (
         "_aliases", "_bridge", "_expiring", "_limits", "client_packet_bytes_max", "client_receive_maximum",
@@ -92,10 +92,10 @@ class Connection:
         self._aliases: dict[int, bytes] | None = None
         self._bridge = False
         self._expiring = False
-        """True when the session was to outlive the connection when it began."""
+        """True when the client's CONNECT asked for a session that outlives the connection."""
         self.state = ConnectionState.AWAITING_CONNECT
         self.version: int = Version.V311
-        """Version for decoding and encoding packets; known once CONNECT has come."""
+        """Version for decoding and encoding packets; known after CONNECT."""
         self.silence_s_max: float | None = None
         """Seconds without a packet after which the client counts as gone; None for no limit."""
         self.server_keep_alive: int | None = None
@@ -110,14 +110,14 @@ class Connection:
         """True when acknowledgements may carry reason strings and user properties [MQTT-3.1.2-29]."""
 
     def receive(self, packet: Packet) -> Packet:
-        """Take note of a packet from the client.
+        """Apply a packet from the client.
 
         Returns:
-            The packet to act upon: the one given, a PUBLISH with its topic in place of a topic alias, or a bridge's
-            SUBSCRIBE with the options that it cannot ask for.
+            The packet to act upon: the given one, a PUBLISH with its topic instead of a topic alias, or a bridge's
+                SUBSCRIBE with the options that it cannot request.
 
         Raises:
-            ProtocolViolation: the packet may not come in this state, or breaks a limit that CONNACK has told.
+            ProtocolViolation: the packet is not allowed in this state, or breaks a limit of CONNACK.
             ConnectRefused: an unacceptable CONNECT.
         """
         following = _NEXT[self.state].get(type(packet))
@@ -151,7 +151,7 @@ class Connection:
     def announcement(
         self, *, assigned_client_identifier: str | None = None, session_expiry_interval: int | None = None
     ) -> Properties:
-        """Return CONNACK's properties: the limits, as far as they differ from what clients assume."""
+        """Return CONNACK's properties: the limits, as far as they differ from the protocol's defaults."""
         if self.version != Version.V5:
             return NO_PROPERTIES
         limits = self._limits
@@ -170,8 +170,8 @@ class Connection:
         )
 
     def encode(self, packet: Packet) -> bytes:
-        """Encode a packet for this client: in its version, and without reason string and user properties where it did
-        not ask for them or has no room for them [MQTT-3.4.2-2, 3.4.2-3 and their like]."""
+        """Encode a packet for this client: in its version, and without reason string and user properties if it did not
+        request them or has no room for them [MQTT-3.4.2-2, 3.4.2-3 and their like]."""
         properties = getattr(packet, "properties", NO_PROPERTIES)
         if self.version != Version.V5 or properties is NO_PROPERTIES or isinstance(packet, Publish):
             return encode(packet, self.version)
@@ -181,7 +181,7 @@ class Connection:
                 return data
         bare = msgspec.structs.replace(properties, reason_string=None, user_properties=())
         if bare == NO_PROPERTIES:
-            bare = NO_PROPERTIES  # the encoder leaves its place out
+            bare = NO_PROPERTIES  # the encoder then omits the property section
         return encode(msgspec.structs.replace(packet, properties=bare), Version.V5)
 
     def last_words(self, error: MqttError) -> bytes:
@@ -192,7 +192,7 @@ class Connection:
             self.version = error.version
             words = self.encode(ConnAck(False, error.code, Properties(reason_string=str(error))))
             return words if len(words) <= self.client_packet_bytes_max else b""
-        second = isinstance(error, ConnectRefused)  # whatever is wrong with it, it may not come at all
+        second = isinstance(error, ConnectRefused)  # a second CONNECT is an error, whatever its contents
         return self.farewell(ReasonCode.PROTOCOL_ERROR if second else error.code, str(error))
 
     def farewell(self, code: ReasonCode, reason: str | None = None) -> bytes:
@@ -202,7 +202,7 @@ class Connection:
         packet = self.encode(Disconnect(code, Properties(reason_string=reason) if reason else NO_PROPERTIES))
         return packet if len(packet) <= self.client_packet_bytes_max else b""
 
-    # --- what may come
+    # --- allowed packets
 
     def _check_connect(self, packet: Connect) -> None:
         self.version, self._bridge = packet.version, packet.bridge
@@ -266,8 +266,8 @@ class Connection:
 
 
 def _for_bridge(packet: Subscribe) -> Subscribe:
-    """Set the options that a bridge cannot ask for: no local, so that a topic bridged in both directions does not go
-    round, and retain as published, so that retained messages arrive as such. Shared subscriptions have no "no local"
+    """Set the options that a bridge cannot request: no local, so that a topic bridged in both directions does not loop,
+    and retain as published, so that retained messages arrive as such. Shared subscriptions have no "no local"
     [MQTT-3.8.3-4]."""
     filters = tuple(
         msgspec.structs.replace(each, no_local=not each.filter.startswith(SHARE_PREFIX), retain_as_published=True)

@@ -1,7 +1,7 @@
 """Bytes -> packets, with three outcomes: a packet, None for "need more", or ``MqttError``.
 
-Once a packet's bytes are all there, nothing inside it can ask for more: a field that runs past the packet's end is
-an error. Sizes are checked on the fixed header, before a byte of the body is kept.
+When all bytes of a packet are there, no field can ask for more: a field that runs past the packet's end is an error.
+Sizes are checked on the fixed header, before a byte of the body is stored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def packet_end(data: bytes, at: int, packet_bytes_max: int) -> tuple[int, int] |
     """Return the offsets of the body and of the end of the packet at ``at`` (the end may lie past the end of ``data``).
 
     Returns:
-        (offset of the body, offset one past the packet), or None when the fixed header is not all there.
+        (offset of the body, offset one past the packet), or None if the fixed header is incomplete.
 
     Raises:
         MalformedPacket: a remaining length of more than four bytes, or a packet over ``packet_bytes_max``.
@@ -76,18 +76,18 @@ def decode(data: bytes, at: int, packet_bytes_max: int, version: int = Version.V
         version: the version in the connection's CONNECT. CONNECT itself is read by its own.
 
     Returns:
-        The packet and the offset after it, or None when its bytes are not all there.
+        The packet and the offset after it, or None if its bytes are incomplete.
 
     Raises:
         MalformedPacket: the bytes can never become a packet.
-        ProtocolViolation: a packet that says what it may not say.
-        ConnectRefused: a CONNECT that is to be answered before the connection is closed: of an unknown version, or
-            one of MQTT 5.0 with any fault.
+        ProtocolViolation: a packet with contents that are not allowed.
+        ConnectRefused: a CONNECT that must be answered before the connection is closed: of an unknown version, or one
+    of MQTT 5.0 with any fault.
     """
     size = len(data)
     if at >= size:
         return None
-    # The first byte is judged before the rest is waited for: "GET / HTTP/1.1" is no PUBACK of 69 bytes.
+    # The first byte is checked before waiting for the rest: "GET / HTTP/1.1" is not a PUBACK of 69 bytes.
     first = data[at]
     name, required, decode_body = _BY_TYPE[version][first >> 4]
     if required != first & 15 and required is not None:
@@ -255,7 +255,7 @@ def _auth(reader: Reader, _flags: int) -> Packet:
 
 
 _DECODERS: dict[int, tuple[int | None, Callable[[Reader, int], Packet]]] = {
-    PacketType.CONNECT: (None, decode_connect),  # its flags are judged once its version is known
+    PacketType.CONNECT: (None, decode_connect),  # its flags are checked when its version is known
     PacketType.CONNACK: (0, _connack),
     PacketType.PUBLISH: (None, _publish),
     PacketType.PUBACK: (0, _answer(PubAck, PacketType.PUBACK, reason_codes.PUBLISH_ANSWER_CODES)),

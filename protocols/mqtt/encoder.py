@@ -62,7 +62,7 @@ def encode_publish(
     version: int = Version.V311,
     properties: Properties = NO_PROPERTIES,
 ) -> bytes:
-    """Encode a PUBLISH packet without a ``Publish`` value: the fan-out to subscribers makes many."""
+    """Encode a PUBLISH packet without a ``Publish`` value: the fan-out to subscribers encodes many."""
     head, tail = publish_parts(topic, payload, qos, retain=retain, dup=dup, version=version, properties=properties)
     return b"".join((head, packet_id.to_bytes(2, "big"), tail)) if qos else head + tail
 
@@ -77,10 +77,10 @@ def publish_head(
     tail_bytes: int,
     properties: bytes = b"",
 ) -> bytes:
-    """Return what comes in a PUBLISH before that which many packets have in common.
+    """Return the first part of a PUBLISH, before the part that many packets share.
 
     Args:
-        tail_bytes: length of what is common.
+        tail_bytes: length of the shared part.
         properties: length of all properties, and those of this packet alone; nothing before MQTT 5.
     """
     rest = (u16(len(topic)), topic, packet_id.to_bytes(2, "big") if qos else b"", properties)
@@ -162,7 +162,7 @@ def _answer(start: bytes) -> Callable[[Any, int], bytes]:
 
 
 def _reason(code: int, properties: Properties) -> bytes:
-    """Encode a reason code and properties, which may be left out from the end."""
+    """Encode a reason code and properties; defaults at the end are left out."""
     if properties is NO_PROPERTIES:
         return bytes([code])
     return bytes([code]) + encode_properties(properties)
@@ -226,7 +226,7 @@ _ENCODERS: dict[type[Packet], Callable[[Any, int], bytes]] = {
 
 
 def encode(packet: Packet, version: int = Version.V311) -> bytes:
-    """Encode any packet. The values are the caller's own and are not checked again.
+    """Encode any packet. The values come from this server and are not checked again.
 
     Fields that the version lacks (properties, most reason codes) are left out. CONNECT is encoded in its own version.
     """

@@ -10,7 +10,7 @@ __all__ = ["ConnectCode", "ConnectRefused", "MalformedPacket", "MqttError", "Pro
 
 
 class MqttError(CodecError):
-    """A breach of the protocol by the peer. The sentence ends with the clause, such as ``[MQTT-3.1.0-2]``, where one
+    """A breach of the protocol by the peer. The message ends with the clause, such as ``[MQTT-3.1.0-2]``, if one
     applies.
 
     ``code`` is the reason code for DISCONNECT or CONNACK of MQTT 5.0.
@@ -23,7 +23,7 @@ class MqttError(CodecError):
 
 
 class MalformedPacket(MqttError):
-    """Bytes that are no MQTT packet, and that no further bytes would make one."""
+    """Bytes that are not an MQTT packet, and cannot become one."""
 
     def __init__(self, reason: str, clause: str = "", code: ReasonCode = ReasonCode.MALFORMED_PACKET) -> None:
         super().__init__(reason, clause, code)
@@ -42,4 +42,4 @@ class ConnectRefused(MqttError):
     def __init__(self, code: ReasonCode, reason: str, clause: str = "", version: int = Version.V311) -> None:
         super().__init__(reason, clause, code)
         self.version = version
-        """Version in which the client is answered."""
+        """Version of the answer to the client."""

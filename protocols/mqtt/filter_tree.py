@@ -18,11 +18,11 @@ class _Node(Generic[Entry]):
 class FilterTree(Generic[Entry]):
     """Filters with the entries of each. Filters must be valid ones, without ``$share/{name}/``.
 
-    An entry is whatever is hashable and stands for a subscription: the caller keeps in it what was asked for and
-    granted, and one entry may stand for all members of a shared subscription.
+    An entry is any hashable object for a subscription: the caller stores the requested and granted options in it, and
+    one entry may represent all members of a shared subscription.
 
-    The cost of ``match`` depends on the topic's levels and on the filters that match its beginning, not on how many
-    filters there are. Depth is walked in a loop: a filter of thousands of levels cannot exhaust the stack.
+    The cost of ``match`` depends on the topic's levels and on the filters that match its beginning, not on the number
+    of filters. Depth is walked in a loop: a filter of thousands of levels cannot exhaust the stack.
     """
 
     __slots__ = ("_root",)
@@ -41,7 +41,7 @@ class FilterTree(Generic[Entry]):
         node.entries[entry] = None
 
     def remove(self, topic_filter: str, entry: Entry) -> None:
-        """Remove an entry; do nothing when it is not there. Empty branches are cut off."""
+        """Remove an entry; do nothing if it is not there. Empty branches are removed."""
         node = self._root
         path: list[tuple[_Node[Entry], str]] = []
         for level in topic_filter.split("/"):
@@ -58,7 +58,7 @@ class FilterTree(Generic[Entry]):
             del parent.children[level]
 
     def match(self, topic: str) -> list[Entry]:
-        """Return the entries of all filters that match a topic; an entry at several of them comes as often."""
+        """Return the entries of all filters that match a topic; an entry of several filters is returned for each."""
         found: list[Entry] = []
         nodes = [self._root]
         hidden = topic.startswith("$")  # no wildcard on the first level matches these [MQTT-4.7.2-1]

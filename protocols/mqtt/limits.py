@@ -10,14 +10,15 @@ from weft.protocols.mqtt.packets import Connect, Publish, Subscribe, Unsubscribe
 from weft.protocols.topics import SHARE_PREFIX
 
 CLIENT_ID_BYTES_MAX = 1024
-"""Longer client identifiers are refused: the server keeps one for every session. 23 would be enough [MQTT-3.1.3-5]."""
+"""Longest client identifier: the server stores one for every session. The specification requires only 23
+[MQTT-3.1.3-5]."""
 
 PACKET_BYTES_MAX = 268_435_460
-"""The largest packet that MQTT has room for."""
+"""The largest possible packet of MQTT."""
 CONNACK_OVERHEAD_BYTES = 5
 """A CONNACK of MQTT 5.0 without properties."""
 ASSIGNED_IDENTIFIER_BYTES = 32
-"""Bytes that an identifier of the server's making adds to a CONNACK: 29 characters."""
+"""Bytes that an identifier assigned by the server adds to a CONNACK: 29 characters."""
 SUBACK_OVERHEAD_BYTES_MAX = 8
 """Longest SUBACK or UNSUBACK without its codes: each filter adds a byte."""
 
@@ -30,7 +31,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
     topic_alias_maximum: int = 0
     maximum_qos: int = 2
     maximum_packet_size: int = PACKET_BYTES_MAX
-    """Announced only: ``decode`` holds clients to it."""
+    """Only announced here; ``decode`` enforces it."""
     keep_alive_s_max: int = 0
     """Longest keep alive that a client of MQTT 5.0 may have; 0 for any, including none."""
     retain_available: bool = True
@@ -90,7 +91,7 @@ def connack_bytes_max(packet: Connect, limits: ServerLimits) -> int:
 
 
 def check_publish(packet: Publish, limits: ServerLimits) -> None:
-    """Check that a client's PUBLISH of MQTT 5.0 keeps to the limits.
+    """Check that a client's PUBLISH of MQTT 5.0 is within the limits.
 
     Raises:
         ProtocolViolation: with the reason code of the limit.
@@ -104,10 +105,10 @@ def check_publish(packet: Publish, limits: ServerLimits) -> None:
 
 
 def check_subscribe(packet: Subscribe | Unsubscribe, limits: ServerLimits, room: int = PACKET_BYTES_MAX) -> None:
-    """Check that a SUBSCRIBE or UNSUBSCRIBE of MQTT 5.0 keeps to the limits, and can be answered.
+    """Check that a SUBSCRIBE or UNSUBSCRIBE of MQTT 5.0 is within the limits, and can be answered.
 
     Args:
-        room: longest packet that the client takes. The answer cannot be made shorter [MQTT-3.1.2-24].
+        room: longest packet that the client accepts. The answer cannot be made shorter [MQTT-3.1.2-24].
 
     Raises:
         ProtocolViolation: with the reason code of the limit.

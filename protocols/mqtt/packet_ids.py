@@ -39,8 +39,8 @@ class PacketIds:
         return bool(self._bits) and bool(self._bits[packet_id >> 3] & 1 << (packet_id & 7))
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the numbers, ascending. The cost grows with their count only: thousands of sessions with one each are
-        walked at a time when their clients reconnect."""
+        """Yield the numbers, ascending. The cost depends only on their count: when clients reconnect, thousands of
+        sessions with one number each are walked at a time."""
         for found in _NOT_EMPTY.finditer(self._bits):
             first, byte = found.start() << 3, found[0][0]
             yield from (first | bit for bit in range(8) if byte >> bit & 1)

@@ -15,14 +15,14 @@ class Version(IntEnum):
 
 BRIDGE_BIT = 0x80
 """Set in the protocol level of MQTT 3.1 and 3.1.1 by bridges of Mosquitto (``try_private``, which is its default). No
-standard has it. It stands for what MQTT 5.0 has subscription options for: no local and retain as published."""
+standard has it. It has the effect of two subscription options of MQTT 5.0: no local and retain as published."""
 
 
 class PacketType(IntEnum):
     """Upper four bits of a packet's first byte (table 2.1)."""
 
     WILL = 0
-    """No packet, but a set of properties of its own inside CONNECT (MQTT 5.0 section 3.1.3.2)."""
+    """A property set of its own inside CONNECT, which is not a packet (MQTT 5.0 section 3.1.3.2)."""
     CONNECT = 1
     CONNACK = 2
     PUBLISH = 3

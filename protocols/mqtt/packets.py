@@ -1,5 +1,5 @@
-"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values (chapter 3). Fields that a version lacks have their
-default."""
+"""The control packets of MQTT 3.1, 3.1.1 and 5.0 as values (chapter 3). Fields that a version lacks have their default
+value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Packet(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class Will(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A message that the server publishes for a client that goes without DISCONNECT (section 3.1.2.5)."""
+    """A message that the server publishes for a client that leaves without DISCONNECT (section 3.1.2.5)."""
 
     topic: bytes
     """UTF-8, checked: not empty, no wildcard."""
@@ -55,7 +55,7 @@ class ConnAck(Packet, frozen=True):
 
     session_present: bool
     code: int
-    """A ``ReasonCode``; the encoder translates it for older versions, whose ``ConnectCode`` it takes too."""
+    """A ``ReasonCode``, which the encoder translates for older versions, or an older version's ``ConnectCode``."""
     properties: Properties = NO_PROPERTIES
 
 
@@ -63,8 +63,8 @@ class Publish(Packet, frozen=True):
     """Section 3.3."""
 
     topic: bytes
-    """UTF-8, checked: no wildcard, not empty but where a topic alias stands for it. Bytes, because bytes are routed,
-    stored and sent on."""
+    """UTF-8, checked: no wildcard, and empty only with a topic alias instead. Bytes, because the server routes, stores
+    and sends bytes."""
     payload: bytes
     qos: int = 0
     packet_id: int = 0
@@ -110,7 +110,7 @@ class Subscription(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """One line of a SUBSCRIBE (section 3.8.3)."""
 
     filter: str
-    """Valid; ``protocols.topics.split_share`` takes it apart where it is a shared subscription."""
+    """Valid; ``protocols.topics.split_share`` splits that of a shared subscription."""
     qos: int = 0
     no_local: bool = False
     retain_as_published: bool = False

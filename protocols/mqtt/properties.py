@@ -1,4 +1,4 @@
-"""The properties of MQTT 5.0 (section 2.2.2): one value type for all packets, and who may carry what."""
+"""The properties of MQTT 5.0 (section 2.2.2): one value type for all packets, and the table of allowed packets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.protocols.mqtt.packet_types import PacketType
 
 
 class Properties(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """The properties of one packet or will. None, or an empty tuple, stands for a missing property."""
+    """The properties of one packet or will. None, or an empty tuple, means a missing property."""
 
     payload_format_indicator: int | None = None
     """1 when the payload is UTF-8, 0 when its format is not declared."""

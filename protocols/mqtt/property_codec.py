@@ -48,7 +48,7 @@ def read_properties(reader: Reader, packet: PacketType) -> Properties:
         ``NO_PROPERTIES`` itself for an empty one.
 
     Raises:
-        MalformedPacket: a property that the packet cannot have, or a value that is none.
+        MalformedPacket: a property that the packet cannot have, or a malformed value.
         ProtocolViolation: a property that comes twice, or with a forbidden value.
     """
     length = reader.variable("property length")
@@ -106,7 +106,7 @@ def _check_response_topic(value: str) -> None:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Encode a property section, including its length. The values are the caller's own and are not checked again."""
+    """Encode a property section, including its length. The values come from this server and are not checked again."""
     if properties is NO_PROPERTIES:
         return b"\0"
     body = property_body(properties)

@@ -1,8 +1,8 @@
-"""Plain PUBLISH packets, gathered by where they go: the hot loop of the edge.
+"""Plain PUBLISH packets, gathered by destination: the hot loop of the edge.
 
-Devices mostly send small plain PUBLISH packets: one to a read, or many. ``single`` and ``scan`` take exactly those (no
-DUP, no retain, a known topic, a remaining length of one or two bytes) over local variables, and leave every other
-packet, and everything that could be an error, to ``decoder.decode``.
+Devices mostly send small plain PUBLISH packets: one in a read, or many. ``single`` and ``scan`` read exactly those (no
+DUP, no retain, a known topic, a remaining length of one or two bytes) with local variables, and leave every other
+packet, and any possible error, to ``decoder.decode``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.protocols.mqtt.packet_ids import PacketIds
 from weft.protocols.mqtt.packet_types import PacketType, Version
 
 SCAN_PACKET_BYTES_MIN = 129
-"""Longest packet that ``scan`` takes without checking the limit: ``packet_bytes_max`` must not be smaller."""
+"""Longest packet that ``scan`` reads without checking the limit: ``packet_bytes_max`` must not be smaller."""
 
 _ANSWERS = {PacketType.PUBLISH << 4 | qos << 1: (answer, qos) for qos, answer in enumerate((b"", PUBACK, PUBREC))}
 """First byte of a PUBLISH without DUP and retain -> the first byte of its answer, and its QoS."""
@@ -35,7 +35,7 @@ class PublishRoute(Protocol):
     noted: bool
     """True when ``PublishCollector.note`` is called for them."""
     cost: int
-    """Cost of each of them where it is stored; 0 unless they are noted."""
+    """Storage cost of each of them; 0 unless they are noted."""
 
 
 class PublishRun(Protocol):
@@ -54,7 +54,7 @@ class PublishCollector(Protocol):
 
     clients: list[Any]
     answers: list[bytes]
-    """PUBACKs and PUBRECs in order of receipt, due to the client at the same place of ``clients`` once its records are
+    """PUBACKs and PUBRECs in order of receipt, due to the client at the same index of ``clients`` when its records are
     durable [MQTT-4.6.0-2, 4.6.0-3]."""
     more_acks: int
     """Acknowledged publishes beyond one for each of ``answers``."""
@@ -76,12 +76,12 @@ def single(  # noqa: PLR0917 - positional, for speed
     packet_bytes_max: int,
     in_5: bool,
 ) -> bool:
-    """Take a read that is exactly one plain PUBLISH at QoS 1, as most reads of a fleet of devices are.
+    """Handle a read that is exactly one plain PUBLISH at QoS 1, like most reads of a fleet of devices.
 
-    The arguments are those of ``scan``; ``in_5`` says whether packets are of MQTT 5.0.
+    The arguments are those of ``scan``; ``in_5`` is True for packets of MQTT 5.0.
 
     Returns:
-        Whether it was taken; if not, nothing was. Never raises.
+        True if it was handled; if not, nothing was changed. Never raises.
     """
     size = len(data)
     if size < _SINGLE_BYTES_MIN or data[0] != _AT_LEAST_ONCE or size > packet_bytes_max:
@@ -136,24 +136,24 @@ def scan(  # noqa: PLR0917 - positional, for speed
     until: int = sys.maxsize,
     cost_max: int = sys.maxsize,
 ) -> int:
-    """Take a row of plain PUBLISH packets of one QoS from ``data[at:]``, up to the first other packet.
+    """Read a run of plain PUBLISH packets of one QoS from ``data[at:]``, up to the first other packet.
 
     Args:
-        routes: valid topic -> where its records go. Topics that need more than storing are left out of it.
-        source: who published them.
-        received: the QoS 2 identifiers that are open; those of the packets taken are added.
+        routes: valid topic -> destination of its records. Topics that need more than storing are not among them.
+        source: their publisher.
+        received: the open QoS 2 identifiers; those of the packets read are added.
         opened: they are appended here, too.
         packet_bytes_max: at least ``SCAN_PACKET_BYTES_MIN``.
         version: in MQTT 5.0 a plain packet's property section is empty.
         qos_flags: flag bits for the records of publishes, by QoS.
-        until: packets that begin behind this offset are left.
-        cost_max: so are those that would cost more, all together, but for the first.
+        until: packets that begin after this offset are left.
+        cost_max: packets that would make the total cost higher are left, except the first.
 
     Returns:
-        The offset of the first packet not taken (perhaps an incomplete one). Never raises.
+        The offset of the first packet not read (perhaps an incomplete one). Never raises.
     """
-    # A third of a microsecond a packet, a fifth where packets are alike but for identifier and payload: at QoS 0 and 1
-    # no call of each but dict.get, startswith and list.append.
+    # A third of a microsecond a packet, a fifth if packets differ only in identifier and payload: at QoS 0 and 1 each
+    # packet needs only dict.get, startswith and list.append.
     end = len(data)
     last = end - 4  # the shortest PUBLISH has four bytes; below, at + 3 is inside
     if until < last:  # noqa: PLR1730 - a call of min takes longer
@@ -234,7 +234,7 @@ def scan(  # noqa: PLR0917 - positional, for speed
             break
         if at > last or data[at + 1] != data[first + 1] or exactly_once or not size:
             continue
-        # How many packets follow with the same length and topic; each of them is as good as the one just taken.
+        # Count the following packets with the same length and topic: each is as valid as the one just read.
         stride, stop, alike = after - first, at, data[first:topic_end]
         limit = min(last, at + (room - 1) * stride, end - stride)
         while stop <= limit and starts(alike, stop):

@@ -8,8 +8,8 @@ from weft.protocols.topics import InvalidTopic, check_filter, check_topic
 
 
 class Reader:
-    """A reader that takes field after field. A field that runs past the packet's end is an error, never a wait for
-    more."""
+    """A reader of one field after another. A field that runs past the packet's end is an error, never a wait for more
+    bytes."""
 
     __slots__ = ("at", "data", "end", "name", "version")
 
@@ -25,7 +25,7 @@ class Reader:
         return in_5 if self.version == Version.V5 else before_5
 
     def take(self, length: int, field: str) -> bytes:
-        """Return the next bytes, as they are."""
+        """Return the next bytes unchanged."""
         start = self.at
         if start + length > self.end:
             raise MalformedPacket(f"{self.name} ends inside its {field}")
@@ -45,7 +45,7 @@ class Reader:
         return int.from_bytes(self.take(4, field), "big")
 
     def variable(self, field: str) -> int:
-        """Return a variable byte integer, which has one form only: the shortest (MQTT 5.0 section 1.5.5)."""
+        """Return a variable byte integer; only its shortest form is valid (MQTT 5.0 section 1.5.5)."""
         value = 0
         for shift in (0, 7, 14, 21):
             byte = self.u8(field)

@@ -86,7 +86,7 @@ DISCONNECT_CODES = _codes(
     0, 4, *range(0x80, 0x84), 0x87, 0x89, 0x8B, *range(0x8D, 0x91), *range(0x93, 0xA3)
 )  # fmt: skip
 DISCONNECT_CODES_OF_CLIENTS = _codes(0, 4, *range(0x80, 0x84), 0x90, *range(0x93, 0x9A))
-"""Those that table 3-13 lets a client send."""
+"""Codes that a client may send by table 3-13."""
 AUTH_CODES = _codes(0, 0x18, 0x19)
 
 _CONNECT_CODES = {
@@ -95,7 +95,7 @@ _CONNECT_CODES = {
     ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: ConnectCode.IDENTIFIER_REJECTED,
     ReasonCode.BAD_USER_NAME_OR_PASSWORD: ConnectCode.BAD_USER_NAME_OR_PASSWORD,
     ReasonCode.NOT_AUTHORIZED: ConnectCode.NOT_AUTHORISED,
-    ReasonCode.TOPIC_NAME_INVALID: ConnectCode.NOT_AUTHORISED,  # of a will; to try again would not help
+    ReasonCode.TOPIC_NAME_INVALID: ConnectCode.NOT_AUTHORISED,  # of a will; another try would not help
     ReasonCode.BANNED: ConnectCode.NOT_AUTHORISED,
     ReasonCode.BAD_AUTHENTICATION_METHOD: ConnectCode.NOT_AUTHORISED,
 }

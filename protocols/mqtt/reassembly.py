@@ -1,7 +1,7 @@
-"""Reassembly of a packet that a read cut in two.
+"""Reassembly of a packet that is split between reads.
 
-A read is parsed where it lies. Only the packet that straddles two reads is put together, so nothing else is copied, and
-a large packet that comes in many reads is joined once.
+A read is parsed in place. Only a packet that spans reads is joined, so nothing else is copied, and a large packet that
+comes in many reads is joined once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Reassembly:
         self._parts: list[bytes] = []
         self._held = 0
         self._total: int | None = None
-        """Bytes of the packet, once its fixed header is there."""
+        """Bytes of the packet, known when its fixed header is complete."""
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -30,7 +30,7 @@ class Reassembly:
         return self._held if self._parts else 0
 
     def keep(self, tail: bytes) -> None:
-        """Keep the beginning of a packet that the read ended in.
+        """Keep the beginning of the packet at the end of a read.
 
         Raises:
             MalformedPacket: the packet is, or will be, over the limit.
@@ -41,10 +41,10 @@ class Reassembly:
         self._total = place[1] if place else None
 
     def complete(self, data: bytes) -> tuple[bytes, int]:
-        """Take what the packet lacks from the start of the next read.
+        """Complete the packet from the start of the next read.
 
         Returns:
-            (the whole packet, or ``b""`` when it still lacks bytes; bytes of ``data`` taken).
+            (the whole packet, or ``b""`` while it still lacks bytes; number of bytes of ``data`` used).
 
         Raises:
             MalformedPacket: as ``keep``.

@@ -1,8 +1,8 @@
 """Segment: a file of the edge log (docs/reference/formats/segment.md).
 
 A segment is a header, then entries, then (once sealed) a footer entry and a fixed trailer. An entry's checksum is
-seeded with its *position* - the byte at which it stands in the whole log - so that old bytes in a recycled or
-preallocated file never pass for an entry of the current log.
+seeded with its *position*, its byte offset in the whole log, so that old bytes in a recycled or preallocated file never
+count as an entry of the current log.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ENTRY_BYTES_MAX = 80 << 20
 _SEED = struct.Struct("<QIB")
 _FOOTER_FIELDS_MIN = 3
 BOOTS_MAX = 64
-"""Maximum number of boots whose clock notices a log keeps; the one heard of longest ago goes first."""
+"""Maximum number of boots whose clock notices a log keeps; the one with the oldest notice is dropped first."""
 
 
 _KINDS = {kind.value: kind for kind in EntryKind if kind is not EntryKind.END}
@@ -102,11 +102,11 @@ class GapReason(IntEnum):
     OPERATOR = 4
     RENAMED = 5
     ABSENT = 6
-    """This sender does not have them; another may. Any other reason, and the records, count before it."""
+    """This sender does not have them; another may. Any other reason, and the records themselves, take precedence."""
 
 
 class EntryHeader(NamedTuple):
-    """The bytes before an entry's body. Claimed, not checked: only ``decode_entry`` looks at the body."""
+    """The bytes before an entry's body. They are claims: only ``decode_entry`` checks the body."""
 
     crc: int
     length: int
@@ -115,7 +115,7 @@ class EntryHeader(NamedTuple):
 
 
 class EntryFrame(NamedTuple):
-    """The frame of one entry: where its body lies."""
+    """The frame of one entry: the place of its body."""
 
     kind: EntryKind
     body_start: int
@@ -139,8 +139,8 @@ class GapNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ClockNotice(msgspec.Struct, frozen=True, array_like=True):
-    """A statement about the clock of one boot. A batch says what the boot's monotonic clock read at its first record:
-    ``offset`` on top of it is the time of that record, whatever the wall clock showed."""
+    """A statement about the clock of one boot. A batch has the reading of the boot's monotonic clock at its first
+    record: that reading plus ``offset`` is the time of the record, independent of the wall clock."""
 
     boot_id: U64
     monotonic: Nanoseconds
@@ -163,7 +163,7 @@ class LaneIndex(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptLane(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers of one stream that the log accounts for: each is a record in it or under a gap notice in it."""
+    """The numbers of one stream that the log accounts for: the log has a record or a gap notice for each."""
 
     stream: U32
     next_seq: Seq
@@ -172,7 +172,7 @@ class KeptLane(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True):
-    """The numbers that the log accounts for, written before anything else is deleted. The last one in a log counts."""
+    """The numbers that the log accounts for, written before each deletion. The last one in a log counts."""
 
     lanes: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)]
 
@@ -193,7 +193,7 @@ class Owner(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Whole(msgspec.Struct, frozen=True, array_like=True):
-    """A statement that the entries behind it became durable together: after a crash all of them count, or none."""
+    """A statement that the following entries became durable together: after a crash all of them count, or none."""
 
     length: U64
     """Bytes of those entries."""
@@ -211,9 +211,9 @@ class Footer(msgspec.Struct, frozen=True, array_like=True):
     kept: Annotated[list[KeptLane], Meta(max_length=LIST_ITEMS_MAX)] = []
     """Content of a ``KEPT`` entry."""
     sizes: Annotated[list[Annotated[list[U64], Meta(max_length=LIST_ITEMS_MAX)]], Meta(max_length=LIST_ITEMS_MAX)] = []
-    """Bytes of entries, for each of ``lanes``, then of ``moved``: before each point, and then of all of them."""
+    """Bytes of entries, for each of ``lanes``, then of ``moved``: the bytes before each point, then the total."""
     moved: Annotated[list[LaneIndex], Meta(max_length=LIST_ITEMS_MAX)] = []
-    """Like ``lanes``, of the ``MOVED`` entries."""
+    """Like ``lanes``, for the ``MOVED`` entries."""
     owner: Owner | None = None
     """Content of the segment's last ``OWNER`` entry."""
     origins: Origins = []
@@ -227,16 +227,16 @@ def _entry_crc(position: int, kind: int, body: Buffer) -> int:
 
 
 def encode_entry_header(position: int, kind: EntryKind, body: Buffer) -> bytes:
-    """Encode the frame that precedes ``body`` when the entry stands at ``position`` of the log."""
+    """Encode the frame before ``body`` for an entry at ``position`` of the log."""
     return _ENTRY.pack(_entry_crc(position, kind, body), len(body), kind)
 
 
 def peek_entry(data: Buffer, offset: int) -> EntryHeader | None:
-    """Return the header that the entry at ``offset`` claims, for stepping over its body unread; None where zeros end
-    the entries.
+    """Return the header that the entry at ``offset`` claims, for skipping its body; None if zeros end the entries
+    there.
 
     Raises:
-        Corrupt: no entry is that long.
+        Corrupt: no entry can be that long.
     """
     header = EntryHeader(*_ENTRY.unpack_from(data, offset))
     if not any(header):
@@ -253,11 +253,11 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame |
         first_position: log position of ``data[0]``.
 
     Returns:
-        The entry, or None where the segment's entries end (zeros, or the end of the file).
+        The entry, or None at the end of the segment's entries (zeros, or the end of the file).
 
     Raises:
         Truncated: the entry runs past the end of the bytes.
-        Corrupt: the bytes are no entry that was written at this position.
+        Corrupt: the bytes are not an entry that was written at this position.
     """
     left = len(data) - offset
     if left < ENTRY_HEADER_BYTES:
@@ -286,9 +286,9 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame |
 
 
 def sound_entry(data: Buffer, offset: int, position: int) -> tuple[EntryKind, int] | None:
-    """Return kind and end of the entry at ``offset`` if it is sound and whole, for walking over many of them.
+    """Return kind and end of the entry at ``offset`` if it is sound and complete, for walking over many entries.
 
-    None only says that ``decode_entry`` has to look: there may be the end, damage, or the end of ``data``.
+    None only means that ``decode_entry`` has to check: there may be the end, damage, or the end of ``data``.
     """
     if offset + ENTRY_HEADER_BYTES > len(data):
         return None
@@ -312,7 +312,7 @@ def decode_trailer(data: Buffer) -> int:
 
     Raises:
         Truncated: fewer bytes than a trailer has.
-        Corrupt: no trailer, or a damaged one: the segment was not sealed.
+        Corrupt: there is no trailer, or a damaged one: the segment was not sealed.
     """
     if len(data) < TRAILER_BYTES:
         raise Truncated("too short for a segment trailer")
@@ -327,7 +327,7 @@ class StreamEntry(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     next_seq: Seq
-    """Next sequence number when the entry was written: survives the deletion of every earlier segment."""
+    """Next sequence number when the entry was written: it remains known after the deletion of every earlier segment."""
 
 
 def encode_streams(streams: dict[int, StreamEntry]) -> bytes:
@@ -349,7 +349,7 @@ _DECODERS: dict[EntryKind, msgspec.msgpack.Decoder[Body]] = {
 
 
 def encode_body(value: Body) -> bytes:
-    """Encode the body of an entry that is no batch."""
+    """Encode the body of an entry that is not a batch."""
     if isinstance(value, Footer):
         return msgspec.msgpack.encode(footer_fields(value))
     return msgspec.msgpack.encode(value)
@@ -367,10 +367,10 @@ def footer_fields(footer: Footer) -> list[object]:
 
 
 def decode_body(kind: EntryKind, body: Buffer) -> Body:
-    """Decode the body of any entry but a batch.
+    """Decode the body of any entry that is not a batch.
 
     Raises:
-        Corrupt: the body is not what the kind promises.
+        Corrupt: the body does not fit the kind.
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:

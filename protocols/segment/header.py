@@ -1,8 +1,8 @@
-"""The header of a segment file, and which release reads what stands behind it (docs/reference/formats/segment.md).
+"""The header of a segment file, and its version rule for later releases (docs/reference/formats/segment.md).
 
-A release must never take for damage what a later one wrote. So a file that holds anything that some earlier release
-cannot read says so in its first bytes: its header has the *version* of the newest thing that may stand in it, and a
-release that does not know the version refuses the log as a whole. ``version_needed`` is the table of that.
+A release must never treat data of a later one as damage. So the first bytes of a file show whether an earlier release
+can read all of it: the header has the *version* of the newest feature that may be in the file, and a release that does
+not know the version refuses the log as a whole. ``version_needed`` maps features to versions.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ BATCHES = frozenset({EntryKind.BATCH, EntryKind.MOVED})
 """Kinds of entries whose body is a batch."""
 
 KIND_VERSIONS: dict[EntryKind, int] = dict.fromkeys(EntryKind, 1)
-"""Kind of entry -> the first version of a segment in which it may stand."""
+"""Kind of entry -> the first version of a segment that may contain it."""
 CODEC_VERSIONS: dict[int, int] = dict.fromkeys(map(int, Codec), 1)
 """Codec of a batch -> the same."""
 BATCH_VERSIONS: dict[int, int] = {1: 1}
 """Version of a batch -> the same."""
 COLUMN_VERSIONS: dict[int, int] = {int(Column.HEADERS): 1, int(Column.FLAGS): 1}
-"""Column of a batch -> the same. Who first writes a reserved one gives it a version here, and raises ``VERSION``."""
+"""Column of a batch -> the same. The change that first writes a reserved one gives it a version here, and raises
+``VERSION``."""
 
 
 def version_needed(kind: EntryKind, body: Buffer) -> int:
-    """Return the version of a segment in which this entry may stand.
+    """Return the lowest version of a segment that may contain this entry.
 
     Raises:
         KeyError: this release does not write such an entry.
@@ -124,7 +125,7 @@ def decode_header(data: Buffer) -> SegmentHeader:
     magic, crc, log_id, first_position, created = HEADER.unpack_from(data)
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a segment ({MAGIC!r}), found {magic!r}")
-    # The checksum covers the version byte, too: a damaged byte is no later version.
+    # The checksum covers the version byte, too: a damaged byte must not look like a later version.
     sound_as = [version for version in range(1, VERSION + 1) if _header_crc(data, version) == crc]
     if magic[3] > VERSION and not sound_as:
         raise UnsupportedVersion(f"segment version {magic[3]}; this release reads up to version {VERSION}")

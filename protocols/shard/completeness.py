@@ -1,8 +1,8 @@
-"""Completeness of a stream: the moment, the lanes that it speaks of, and what holds it back.
+"""Completeness of a stream: the moment, its lanes, and the reasons that hold it back.
 
-"Complete up to T" is a statement about known lanes. So it names them, and a stream may name edges that it expects:
-until each of them has spoken there is no moment. A lane whose log a second node claims to own stands still at the
-moment that was claimed before, until an operator decides.
+"Complete up to T" is a statement about known lanes. So the answer names them, and a stream may name expected edges:
+until the hub has heard from each of them, there is no moment. If a second node claims to own a lane's log, the lane
+remains at its last claimed moment until an operator decides.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from weft.protocols.shard.lane_state import LaneState, RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap, renamed
 
 SILENT_NS = 240 * 10**9
-"""Age of a lane's newest mark from which on the lane counts as silent: an idle edge tells its mark every minute, and an
-idle shard stores it a minute later, so this is twice what is usual."""
+"""Age of a lane's newest mark from which on the lane counts as silent: an idle edge sends its mark every minute, and an
+idle shard stores it a minute later, so this is twice the usual age."""
 HELD_BACK_MAX = 100
-"""Maximum number of reasons in one answer; those that hold the moment back the most come first."""
+"""Maximum number of reasons in one answer; the ones with the earliest moments come first."""
 OPEN_GAPS_MAX = 100
 """Maximum number of open gaps in one answer; the latest come first."""
 ABSENT_MAX = 3
@@ -30,7 +30,7 @@ _SECOND = 10**9
 
 
 class Reason(StrEnum):
-    """Reasons for which a stream's moment stands still. The names are in answers of the API."""
+    """Reasons why a stream's moment does not advance. The names are in answers of the API."""
 
     EXPECTED = "expected_edge_missing"
     CONFLICT = "conflict"
@@ -45,16 +45,16 @@ class Reason(StrEnum):
 
 
 class HeldBack(NamedTuple):
-    """One reason why a stream's moment stands still."""
+    """One reason why a stream's moment does not advance."""
 
     edge: str
-    """Name, or the pattern of an expected edge; empty when it is no edge."""
+    """Name, or the pattern of an expected edge; empty if the reason is not an edge."""
     log_id: int | None
     reason: Reason
     since: int | None
-    """Nanoseconds since 1970: since when, as far as it is known."""
+    """Nanoseconds since 1970: beginning of the reason, if known."""
     up_to: int | None
-    """The moment at which the lane stands."""
+    """The present moment of the lane."""
     why: str
     advice: str
 
@@ -63,13 +63,14 @@ class Completeness(NamedTuple):
     """Answer for one stream."""
 
     complete_up_to: int | None
-    """Nanoseconds since 1970; None while a lane that counts, or an expected edge, has not said anything."""
+    """Nanoseconds since 1970; None while the hub has heard nothing from a lane that counts, or from an expected
+    edge."""
     covers: list[Lane]
     held_back_by: list[HeldBack]
     more: int
     """Number of further reasons that are left out."""
     open_gaps: list[OpenGap] = []
-    """Losses without a number, of lanes that do not count any more. They hold nothing back."""
+    """Losses without a number, of lanes that no longer count. They hold nothing back."""
     open_gaps_more: int = 0
     """Number of further open gaps that are left out."""
 
@@ -83,9 +84,9 @@ class LostRecords(NamedTuple):
 
 
 LostOf = Callable[[Lane, LaneState], LostRecords | None]
-"""For a lane: what the hub has lost of it, as its edge says; None when nothing."""
+"""For a lane: its records that the hub has lost, by the edge's account; None without any."""
 Behind = Callable[[Lane], int | None]
-"""For a lane: by how many nanoseconds the last mark from its edge lay before its moment; None when it did not."""
+"""For a lane: nanoseconds by which its edge's last mark was before the lane's moment; None if it was not."""
 
 
 def completeness(
@@ -97,11 +98,11 @@ def completeness(
     behind: Behind = lambda _: None,
     left: Iterable[OpenGap] = (),
 ) -> Completeness:
-    """Return what is known of a stream.
+    """Return the completeness of a stream.
 
     Args:
         lanes: of the stream, over all shards.
-        expected: names and patterns (``expected_edges``) of edges without which there is no moment.
+        expected: names and patterns (``expected_edges``) of edges; without all of them there is no moment.
         now: nanoseconds since 1970 by the hub's clock.
         peers: whether records that this hub's senders do not have may still come from another hub.
         behind: for lanes whose edges are linked to this node.
@@ -116,7 +117,7 @@ def completeness(
 
 
 class Tally:
-    """Completeness of a stream whose lanes come one by one. Args as ``completeness``.
+    """Completeness of a stream, computed lane by lane. Args as ``completeness``.
 
     Args:
         renamed: lanes that ended by a rename, which hold nothing back.
@@ -147,7 +148,7 @@ class Tally:
         self._open_gaps_more = 0
 
     def add_gap(self, gap: OpenGap) -> None:
-        """Take an open gap into account."""
+        """Add an open gap."""
         self._open_gaps.append(gap)
         if len(self._open_gaps) >= 2 * OPEN_GAPS_MAX:
             self._cut_gaps()
@@ -158,7 +159,7 @@ class Tally:
         del self._open_gaps[OPEN_GAPS_MAX:]
 
     def add(self, lane: Lane, held: LaneState) -> None:
-        """Take a lane into account."""
+        """Add a lane."""
         if self._unheard and has_spoken(held):
             self._unheard = [pattern for pattern in self._unheard if not is_heard(pattern, {lane.edge})]
         if held.retired is not None and (gap := open_gap(lane, held, peers=self._peers)) is not None:
@@ -178,7 +179,7 @@ class Tally:
                 self._cut(HELD_BACK_MAX)
 
     def answer(self) -> Completeness:
-        """Return what is known."""
+        """Return the completeness."""
         missing = _missing(self._unheard)
         complete = self._earliest if self._is_known and not missing else None
         self._cut(max(0, HELD_BACK_MAX - len(missing)))
@@ -205,7 +206,8 @@ class Tally:
 def moment_of(held: LaneState, *, peers: bool) -> int | None:
     """Return the moment up to which a lane is complete, in whole microseconds; None when it is unknown.
 
-    Tables have times in microseconds, rounded down. So is the moment: no row that comes later has an earlier ``_time``.
+    Tables have times in microseconds, rounded down. The moment is rounded down too, so that no later row has an earlier
+    ``_time``.
     """
     moment = held.whole_up_to if peers else held.complete_up_to
     return None if moment is None else moment // 1000 * 1000
@@ -217,9 +219,9 @@ def matches(pattern: str, edge: str) -> bool:
 
 
 def _missing(unheard: Iterable[str]) -> list[HeldBack]:
-    """Return the expected edges that have not said anything.
+    """Return the expected edges from which the hub has heard nothing.
 
-    An edge that an operator retired is not waited for. One that only was not seen for long is.
+    An edge that an operator retired is not waited for. An edge that was only not seen for long is.
     """
     return [
         HeldBack(
@@ -239,7 +241,7 @@ def _absent(held: LaneState) -> str:
 
 
 def has_spoken(held: LaneState) -> bool:
-    """Return whether a lane's edge is no longer waited for where it is expected."""
+    """Return whether a lane shows that its expected edge need not be waited for."""
     spoke = held.counts and held.newest_mark is not None
     return spoke or (held.retired is not None and held.retired.by == RetiredBy.OPERATOR)
 
@@ -257,7 +259,7 @@ def _silence(held: LaneState, seconds: int) -> str:
 def held_back(
     lane: Lane, held: LaneState, now: int, *, peers: bool, behind: Behind, lost: LostOf = lambda *_: None
 ) -> HeldBack | None:
-    """Return the reason why a lane that counts stands still; None while it does not. Args as ``Tally``."""
+    """Return the reason why a lane that counts does not advance; None if it does. Args as ``Tally``."""
     found = _conflict(lane, held, peers) or _restored(lane, held, peers, lost(lane, held))
     return found or _waits(lane, held, now, peers, behind)
 

@@ -1,4 +1,4 @@
-"""Bytes of the texts that each edge has in a shard's state: kept as lanes change, so that asking is quick."""
+"""Bytes of each edge's texts in a shard's state: updated with each lane, so that a look-up is quick."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from weft.protocols.origin import Origin
 from weft.protocols.shard.lane_state import LaneState
 
 ORIGIN_BYTES = 64
-"""Bytes that an origin is charged with, beside its texts and hash."""
+"""Bytes charged for an origin, beside its texts and hash."""
 
 
 def topic_bytes(topics: Iterable[str]) -> int:
-    """Return the bytes that topic patterns are charged with."""
+    """Return the bytes charged for topic patterns."""
     return sum(len(topic.encode()) for topic in topics)
 
 
 def origin_bytes(origins: Iterable[Origin]) -> int:
-    """Return the bytes that origins are charged with."""
+    """Return the bytes charged for origins."""
     return sum(ORIGIN_BYTES + len(each.name.encode()) + len(each.version.encode()) + len(each.hash) for each in origins)
 
 
@@ -41,7 +41,7 @@ class EdgeTexts:
         return self._origins[node]
 
     def changed(self, lane: Lane, before: LaneState | None, after: LaneState | None) -> None:
-        """Note a lane's new state; None where it has none. It costs as much as the two have texts."""
+        """Note a lane's new state; None if it has none. The cost is that of the texts of both states."""
         node = NodeName(lane.tenant, lane.edge)
         for counted, size in ((self._topics, _topics_of), (self._origins, _origins_of)):
             more = size(after) - size(before)

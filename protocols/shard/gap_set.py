@@ -1,4 +1,5 @@
-"""The gaps of one lane: disjoint ranges with reasons, ascending. A change costs what it touches, not what is there."""
+"""The gaps of one lane: disjoint ranges with reasons, ascending. The cost of a change depends on the touched gaps, not
+on all."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ def _end(gap: GapRange) -> int:
 
 
 class GapSet:
-    """Gaps of a lane. Neighbours of one reason are one gap."""
+    """Gaps of a lane. Neighbours with the same reason are one gap."""
 
     __slots__ = ("_absent", "_gaps")
 
     def __init__(self, gaps: Iterable[GapRange] = ()) -> None:
-        """Take gaps as a set had them: ascending, disjoint, and joined where their reasons are the same."""
+        """Start with the gaps of another set: ascending, disjoint, and joined if neighbours have the same reason."""
         self._gaps = list(gaps)
-        # By themselves, so that a notice that overrules them need not look through all others.
+        # Kept separately too, so that a notice that overrides them need not search all gaps.
         self._absent = RangeSet((gap.first, gap.end) for gap in self._gaps if gap.reason == GapReason.ABSENT)
 
     def copy(self) -> GapSet:
@@ -54,12 +55,13 @@ class GapSet:
         return next(iter(self._absent))[0] if self._absent else None
 
     def surrounds(self, first: int, end: int) -> bool:
-        """Return whether one gap goes on before ``first`` and behind ``end``: without them it would be two."""
+        """Return whether one gap extends beyond both ends of ``[first, end)``: without these numbers it would be
+        two."""
         low, high = self._touched(first, end)
         return high - low == 1 and self._gaps[low].first < first and end < self._gaps[low].end
 
     def remove(self, first: int, end: int) -> None:
-        """Take ``[first, end)`` out of all gaps."""
+        """Remove ``[first, end)`` from all gaps."""
         low, high = self._touched(first, end)
         if low >= high:
             return
@@ -73,7 +75,7 @@ class GapSet:
         self._absent.remove(first, end)
 
     def put(self, gap: GapRange) -> None:
-        """Put a gap in place of what is there."""
+        """Add a gap, which replaces other gaps in its range."""
         self.remove(gap.first, gap.end)
         gaps, first, end = self._gaps, gap.first, gap.end
         low = high = bisect_right(gaps, first, key=_end)
@@ -88,9 +90,9 @@ class GapSet:
             self._absent.add(gap.first, gap.end)
 
     def _touched(self, first: int, end: int) -> tuple[int, int]:
-        """Return the indexes, half-open, of the gaps that ``[first, end)`` has numbers of."""
+        """Return the indexes, half-open, of the gaps with numbers in ``[first, end)``."""
         gaps = self._gaps
-        if not gaps or first >= gaps[-1].end:  # nearly always: what comes next
+        if not gaps or first >= gaps[-1].end:  # nearly always: the next numbers
             return 0, 0
         return bisect_right(gaps, first, key=_end), bisect_left(gaps, end, key=_first)
 

@@ -1,4 +1,4 @@
-"""Control records of lanes: RETIRE, ADOPT, CONFLICT and DROP, as the fold applies them to one lane."""
+"""Control records of lanes: the effect of RETIRE, ADOPT, CONFLICT and DROP on one lane."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONFLICT, _RETIRE = msgspec.msgpack.Decoder(ConflictBody), msgspec.msgpack.Deco
 
 
 def controlled(control: Control, lane: Lane, held: LaneState | None, created: int, n: int) -> LaneState | None:
-    """Return a lane's state after a control record: ``held`` itself when that changes nothing, None when it leaves.
+    """Return a lane's state after a control record: ``held`` itself if nothing changes, None if the lane leaves.
 
     Args:
         held: None when the lane is not in the state.
@@ -23,7 +23,7 @@ def controlled(control: Control, lane: Lane, held: LaneState | None, created: in
         n: number of its chunk.
 
     Raises:
-        Corrupt: the record's body is none, or it brings back a lane that is there.
+        Corrupt: the record's body is malformed, or it brings back a lane that is in the state.
     """
     if held is None:
         return _returned(lane, control.body) if control.kind == ControlKind.ADOPT and control.body else None
@@ -31,7 +31,7 @@ def controlled(control: Control, lane: Lane, held: LaneState | None, created: in
         case ControlKind.RETIRE:
             body = unpack(_RETIRE, control.body, "a RETIRE record")
             new = held.copy()
-            # A word on what is missing may come later, and says nothing of the time since.
+            # An operator may add later what is missing; the moment of the retirement then remains the first one.
             time = held.retired.time if held.retired is not None and body.missing else created
             new.retired = Retirement(time, body.by, body.reason, body.missing)
             return new
@@ -50,10 +50,10 @@ def _adopted(held: LaneState) -> LaneState:
     new = held.copy()
     new.retired = None
     if new.conflict is not None:
-        # The refused node may be the right one: the epoch that it proposes again is new once more. Sessions of the lane
-        # end at this chunk, or two could go on under one epoch.
+        # The refused node may be the right one, so the epoch that it proposes again must count as new. Sessions of the
+        # lane end at this chunk; otherwise two could continue under one epoch.
         new.epoch = max(0, min(new.epoch, new.conflict.epoch - 1))
-        # A last word was that of one of the two nodes. The other one is at work.
+        # A last word came from only one of the two nodes. The other one is at work.
         new.conflict = new.last_word = None
     return new
 
@@ -73,5 +73,5 @@ def _returned(lane: Lane, body: bytes) -> LaneState:
         raise Corrupt(f"an ADOPT record of {lane} holds another lane's state")
     new = snapshots.lane_state(kept)
     if new.retired is not None and new.retired.by == RetiredBy.AGE:
-        new.retired = None  # an operator's word stands
+        new.retired = None  # only an operator's ADOPT ends an operator's retirement
     return new

@@ -1,7 +1,7 @@
 """State of one lane in a shard: records, gaps and marks (docs/reference/formats/shard-state.md).
 
-A gap is no last word. The records heal it, no matter which sender brings them. A sender that knows what became of them
-overrules one that only does not have them (``GapReason.ABSENT``).
+A gap is not final. Its records close it, from whichever sender they come. A sender that knows the reason of a loss
+overrides one that only lacks the records (``GapReason.ABSENT``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from weft.protocols.segment import GapReason
 from weft.protocols.shard.gap_set import GapSet
 
 PENDING_MARKS_MAX = 16
-"""Maximum number of marks that a lane keeps while their records are missing. One more displaces the mark whose
-neighbours are closest together in time, so the rest stay spread over the whole backlog."""
+"""Maximum number of marks that a lane keeps while their records are missing. One more replaces the mark whose
+neighbours are closest together in time, so the rest remain spread over the whole backlog."""
 
 
 _NEVER = -1 << 63
@@ -32,22 +32,22 @@ class RetiredBy(IntEnum):
     """Parties that end a lane. The numbers are persisted."""
 
     AGE = 1
-    """A hub node: the lane was not seen for long. It counts again as soon as its edge comes back."""
+    """A hub node, because the lane was not seen for long. It counts again as soon as its edge comes back."""
     OPERATOR = 2
-    """A person, and only a person takes it back."""
+    """A person; only a person can revert it."""
 
 
 class Missing(IntEnum):
-    """Words of an operator on what a lane had and the hub never got. The numbers are persisted."""
+    """Statements of an operator about records of a lane that the hub never got. The numbers are persisted."""
 
     UNSAID = 0
-    """None: the edge's last word counts, and without one it is unknown."""
+    """No statement: the edge's last word counts, and without one it is unknown."""
     NOTHING = 1
     UNKNOWN = 2
 
 
 class Retirement(msgspec.Struct, frozen=True, array_like=True):
-    """A lane's leave from completeness."""
+    """A lane's retirement from completeness."""
 
     time: Nanoseconds
     """Moment by the hub's clock."""
@@ -75,7 +75,7 @@ class Conflict(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
     """The refused epoch."""
     up_to: Nanoseconds | None
-    """The moment that the lane claimed then (``LaneState.complete_up_to``); it claims no more."""
+    """The moment that the lane claimed at that time (``LaneState.complete_up_to``); it claims no later one."""
     whole_up_to: Nanoseconds | None
     reason: str
 
@@ -84,23 +84,23 @@ class ConflictBody(msgspec.Struct, frozen=True, array_like=True):
     """Body of a CONFLICT record."""
 
     epoch: Epoch
-    """The epoch that was refused."""
+    """The refused epoch."""
     reason: str
 
 
 @dataclass(slots=True)
 class LaneState:
-    """A shard's knowledge of one lane. The fold replaces it and never changes one that it has given away."""
+    """A shard's knowledge of one lane. The fold replaces states and never changes one that it has returned."""
 
     epoch: int = 0
     ranges: RangeSet = field(default_factory=RangeSet)
-    """Sequence numbers that are accounted for: records held and gaps."""
+    """Sequence numbers that are accounted for: held records and gaps."""
     gaps: GapSet = field(default_factory=GapSet)
     """The part of ``ranges`` that holds no records."""
     mark: Mark | None = None
     """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
     whole_mark: Mark | None = None
-    """The best mark that is proven without ABSENT gaps, which another hub's records may yet fill."""
+    """The best mark that is proven without ABSENT gaps, which another hub's records may still fill."""
     pending_marks: list[Mark] = field(default_factory=list)
     """Marks that are not proven without ABSENT gaps yet, ascending in time and in seq."""
     topics: list[str] = field(default_factory=list)
@@ -109,20 +109,20 @@ class LaneState:
     origins: list[Origin] = field(default_factory=list)
     """Meanings of the numbers of origins in the lane's batches, ascending."""
     partial: bool = False
-    """True while the hub was given parts of the lane only: it does not count for completeness."""
+    """True while the hub has received only parts of the lane: it does not count for completeness."""
     last_seen: int = 0
-    """Nanoseconds since 1970 by the hub's clock: when the last chunk that told of the lane was made."""
+    """Nanoseconds since 1970 by the hub's clock: time of the last chunk with an update of the lane."""
     retired: Retirement | None = None
     """None while the lane counts for completeness."""
     conflict: Conflict | None = None
-    """The oldest claim of a second node that no operator has decided."""
+    """The oldest claim of a second node on which no operator has decided."""
     last_word: Mark | None = None
-    """The edge's word, as it stopped in order, that it took in nothing but what is below ``last_word.seq``; None while
-    it runs, and of an edge that never said one."""
+    """The edge's statement, sent as it stopped in order, that all its records are below ``last_word.seq``; None while
+    it runs, and for an edge that never sent one."""
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing was ever said of the lane but that it is there."""
+        """Return whether nothing is known of the lane but its existence."""
         return not self.ranges and self.mark is None and self.newest_mark is None
 
     @property
@@ -135,7 +135,7 @@ class LaneState:
 
     @property
     def complete_up_to(self) -> int | None:
-        """Return the moment (edge wall clock, ns) up to which the lane is complete, gaps being named; None when
+        """Return the moment (edge wall clock, ns) up to which the lane is complete, with named gaps; None if
         unknown."""
         if self.conflict is not None:
             return self.conflict.up_to
@@ -155,7 +155,7 @@ class LaneState:
 
     @property
     def latest_claim(self) -> int:
-        """Return the moment after which records contradict no mark that is proven (``contradicted``)."""
+        """Return the moment after which records contradict no proven mark (``contradicted``)."""
         mark, whole = self.mark, self.whole_mark
         latest = _NEVER if mark is None else mark.time
         return latest if whole is None or whole.time < latest else whole.time
@@ -172,18 +172,18 @@ class LaneState:
         return twin
 
     def successor(self) -> LaneState:
-        """Return a state for ``take``, the only way in which its ranges and gaps may be changed: they are shared."""
-        # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it has something of.
+        """Return a state for ``take``. Its ranges and gaps are shared, so only ``take`` may change them."""
+        # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it updates.
         return LaneState(
             self.epoch, self.ranges, self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
             self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict, self.last_word,
         )  # fmt: skip
 
     def ended_in_order(self, *, peers: bool = False) -> bool:
-        """Return whether the lane's last word stands, and all that it speaks of is accounted for.
+        """Return whether the lane has a last word, and all numbers below it are accounted for.
 
         Args:
-            peers: whether another cluster may have what this one lacks.
+            peers: whether another cluster may have records that this one lacks.
         """
         word = self.last_word
         if word is None or self.conflict is not None:
@@ -191,9 +191,9 @@ class LaneState:
         return word.seq <= (self.whole_end() if peers else self.ranges.contiguous_end())
 
     def hear(self, update: LaneUpdate) -> None:
-        """Take the last word of an update. One that shows the edge at work again takes an earlier one back.
+        """Apply the last word of an update. An update that shows the edge at work again removes an earlier one.
 
-        Call it before the update changes anything else. A relay has no say: it is not the edge.
+        Call it before the update changes anything else. A relay's update changes nothing: it is not from the edge.
         """
         mark, word = update.mark, self.last_word
         if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
@@ -207,9 +207,9 @@ class LaneState:
             self.last_word = None
 
     def take(self, ranges: Sequence[Range], gaps: Sequence[GapRange], mark: Mark | None) -> Range | None:
-        """Take in what a chunk adds.
+        """Apply a chunk's additions.
 
-        Return the first stretch that is here already, None as a rule. The state is of no use then.
+        Return the first range that is in the state already; normally None. Otherwise the state must not be used.
         """
         if ranges or gaps:
             self.ranges = self.ranges.copy()
@@ -231,7 +231,8 @@ class LaneState:
         return None
 
     def _proves_at_once(self, mark: Mark) -> bool:
-        """Take a mark that is newer than all others and has all its records, without a search; False if it is not."""
+        """Apply a mark that is newer than all others and has all its records, without a search; False if it is not such
+        a mark."""
         whole = self.whole_mark
         if self.gaps or self.pending_marks or (whole is not None and mark.time <= whole.time):
             return False
@@ -258,14 +259,14 @@ class LaneState:
         return self.missing_records(first, end) == [(first, end)]
 
     def missing_gap(self, gap: GapRange) -> list[Range]:
-        """Return the parts of a gap that say something new: about nothing known, or more than ABSENT does."""
+        """Return the new parts of a gap: numbers that are unknown, or ABSENT until now."""
         missing = self.ranges.missing(gap.first, gap.end)
         if gap.reason == GapReason.ABSENT or not (absent := self.gaps.absent_within(gap.first, gap.end)):
             return missing
         return list(RangeSet(sorted([*missing, *absent])))
 
     def accounts_for(self, gap: GapRange) -> bool:
-        """Return whether a gap says nothing new."""
+        """Return whether a gap has no new part."""
         return not self.missing_gap(gap)
 
     def holds(self, first: int, end: int) -> bool:
@@ -273,18 +274,18 @@ class LaneState:
         return self.ranges.covers(first, end) and not (self.gaps and self.gaps.touches(first, end))
 
     def splits(self, first: int, end: int) -> bool:
-        """Return whether records ``[first, end)`` would leave two gaps of one."""
+        """Return whether records ``[first, end)`` would split one gap into two."""
         return self.gaps.surrounds(first, end)
 
     def add_records(self, ranges: Iterable[Range]) -> None:
-        """Take in records; they heal the gaps that they lie in."""
+        """Add records; they close the gaps in their ranges."""
         for first, end in ranges:
             self.ranges.add(first, end)
             if self.gaps:
                 self.gaps.remove(first, end)
 
     def add_gaps(self, gaps: Iterable[GapRange]) -> None:
-        """Take in gaps, of which every part is new (``missing_gap``)."""
+        """Add gaps; every part of them must be new (``missing_gap``)."""
         for gap in gaps:
             self.ranges.add(gap.first, gap.end)
             self.gaps.put(gap)
@@ -294,17 +295,17 @@ class LaneState:
     def contradicted(self, time: int, end: int) -> Mark | None:
         """Return the proven mark that records with numbers below ``end`` and times from ``time`` on may contradict.
 
-        They do when a number is not below the mark's and its time is. A mark that is not proven claims nothing yet: the
-        records are there before it does.
+        They do so if a number is not below the mark's but its time is. An unproven mark claims nothing yet: the records
+        are in the state before it does.
         """
         mark, whole = self.mark, self.whole_mark
         if (mark is None or time > mark.time) and (whole is None or time > whole.time):
-            return None  # nearly always: records are newer than what the lane claims
+            return None  # nearly always: records are newer than the lane's claim
         marks = [known for known in (mark, whole) if known is not None]
         return max((m for m in marks if time <= m.time and m.seq < end), key=lambda m: m.time, default=None)
 
     def add_mark(self, mark: Mark) -> None:
-        """Note a mark; one that says less than a known one changes nothing."""
+        """Note a mark; one that adds nothing to a known one changes nothing."""
         if self.whole_mark is not None and mark.time <= self.whole_mark.time:
             return
         if any(other.time >= mark.time and other.seq <= mark.seq for other in self.pending_marks):
@@ -316,13 +317,13 @@ class LaneState:
             del marks[min(range(1, len(marks) - 1), key=lambda i: marks[i + 1].time - marks[i - 1].time)]
 
     def whole_end(self) -> int:
-        """Return the number below which every one is accounted for when ABSENT gaps count as missing records."""
+        """Return the number below which every number is accounted for, with ABSENT gaps counted as missing records."""
         accounted = self.ranges.contiguous_end()
         absent = self.gaps.first_absent()
         return accounted if absent is None else min(accounted, absent)
 
     def prove_marks(self) -> None:
-        """Raise the proven marks as far as the records and gaps reach."""
+        """Raise the proven marks as far as records and gaps allow."""
         if not self.pending_marks or self.pending_marks[0].seq > self.ranges.contiguous_end():
             return
         whole = self.whole_end()
@@ -333,32 +334,32 @@ class LaneState:
     # -- origins
 
     def new_origins(self, offered: Iterable[Origin]) -> list[Origin]:
-        """Return the origins that the lane does not know yet and would keep."""
+        """Return the origins that are new to the lane and would be kept."""
         known = by_number(self.origins)
         after = known | by_number(offered)
         return [after[number] for number in sorted(after)[-ORIGINS_MAX:] if known.get(number) != after[number]]
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
-        """Take in what numbers of origins mean; the latest word about a number holds."""
+        """Add origins by their numbers; the latest definition of a number counts."""
         told = by_number(origins)
         known = by_number(self.origins)
-        if any(known.get(number) != origin for number, origin in told.items()):  # the same list as long as it can be
+        if any(known.get(number) != origin for number, origin in told.items()):  # else keep the same list
             known |= told
             self.origins = [known[number] for number in sorted(known)[-ORIGINS_MAX:]]
 
 
 NOTHING = LaneState()
-"""State of a lane of which nothing is known."""
+"""State of an unknown lane."""
 
 
 def _best(known: Mark | None, pending: list[Mark], end: int) -> Mark | None:
-    """Return the latest mark that needs nothing from ``end`` on."""
+    """Return the latest mark that is proven by the numbers below ``end``."""
     proven = [mark for mark in pending if mark.seq <= end]
     return max([*proven, *([known] if known else [])], key=lambda mark: mark.time, default=None)
 
 
 def lane_of(update: LaneUpdate | Control) -> Lane:
-    """Return the lane that a chunk's footer entry or a control record is about."""
+    """Return the lane of a chunk's footer entry."""
     return tuple.__new__(Lane, (update.tenant, update.edge, update.log_id, update.stream))  # as Lane(...), and faster
 
 

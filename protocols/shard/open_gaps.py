@@ -1,10 +1,10 @@
-"""Open gaps: losses of which no number is known. A lane that ended without a last word has one.
+"""Open gaps: losses of unknown number. A lane that ended without a last word has one.
 
-The hub cannot know what an edge took in behind a cut link before its disk was lost. It knows that the lane ended, and
-that the edge never said what its last record is: from the next number on, from the lane's last mark to its retirement,
-records may be missing. The gap is derived from the lane's state, so it closes by itself once the disk is back and has
-delivered what it had. Lanes that leave the state leave their gaps with their stream, and so does a second node of the
-lane's log that an operator decides against.
+The hub cannot know the records that an edge received behind a cut link before its disk was lost. It knows that the lane
+ended, and that the edge never reported its last record: from the next number on, from the lane's last mark to its
+retirement, records may be missing. The gap is derived from the lane's state, so it closes by itself when the disk is
+back and has delivered its records. The gap of a lane that leaves the state remains with its stream, and so does that of
+a second node of the lane's log after an operator has rejected it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.protocols.shard.lane_state import LaneState, Missing, Retirement
 
 KEPT_MAX = 256
 """Maximum number of open gaps of one stream in a shard whose lanes have left. One more joins the two that are closest
-in time: the joined one speaks of more time, never of less."""
+in time: the joined one covers more time, never less."""
 
 
 class OpenGap(msgspec.Struct, frozen=True, array_like=True):
@@ -31,16 +31,16 @@ class OpenGap(msgspec.Struct, frozen=True, array_like=True):
     edge: str
     log_id: U64
     first: Seq
-    """Number from which on they are."""
+    """First number that may be missing."""
     since: Nanoseconds | None
-    """Edge wall clock: none of them was taken in before. None when no mark ever came."""
+    """Edge wall clock: none of them was received earlier. None if no mark ever came."""
     until: Nanoseconds
     """Moment of the lane's retirement by the hub's clock."""
     others: U32 = 0
     """Number of further lanes whose gaps are joined to this one."""
     forked: bool = False
     """True when a second node had the log until an operator decided: the records are on that node's disk, if anywhere,
-    under numbers that the hub may have for others."""
+    under numbers that the hub may have for other records."""
 
     @property
     def why(self) -> str:
@@ -58,7 +58,7 @@ class OpenGap(msgspec.Struct, frozen=True, array_like=True):
 
 
 def open_gap(lane: Lane, held: LaneState, *, peers: bool = False) -> OpenGap | None:
-    """Return the open gap of a lane that was retired; None when it has none.
+    """Return the open gap of a retired lane; None if it has none.
 
     Args:
         peers: whether another cluster may have what this one lacks.
@@ -68,22 +68,22 @@ def open_gap(lane: Lane, held: LaneState, *, peers: bool = False) -> OpenGap | N
 
 
 def gap_until(lane: Lane, held: LaneState, retired: Retirement, *, peers: bool = False) -> OpenGap | None:
-    """Return the open gap that a lane has if it is retired like this; None when it has none."""
+    """Return the open gap of a lane with a given retirement; None if it has none."""
     if held.partial or held.is_empty or retired.missing == Missing.NOTHING:
         return None
     if held.ended_in_order(peers=peers) and retired.missing != Missing.UNKNOWN:
         return None
     since = held.whole_up_to if peers else held.complete_up_to
     if since is not None and since >= retired.time:
-        return None  # the edge came back, and all that it took in until then is accounted for
+        return None  # the edge came back, and all its records until then are accounted for
     first = held.whole_end() if peers else held.ranges.contiguous_end()
     return OpenGap(lane.edge, lane.log_id, first, since, retired.time)
 
 
 def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
-    """Return the open gaps of a stream with that of a lane that leaves."""
+    """Return the open gaps of a stream, with that of a leaving lane added."""
     gaps = list(kept)
-    # One of each sort for a lane; a second conflict of it reaches back to the first.
+    # A lane has one gap of each sort; that of a second conflict begins at the first one.
     at = next((at for at, each in enumerate(gaps) if _is_like(each, gap)), None)
     if at is not None:
         same = gaps.pop(at)
@@ -96,10 +96,10 @@ def with_gap(kept: Sequence[OpenGap], gap: OpenGap) -> list[OpenGap]:
 
 
 def without(kept: Sequence[OpenGap], edge: str, log_id: int, *, forked: bool = False) -> list[OpenGap]:
-    """Return the open gaps without that of a lane that is back. One that was joined to others stays.
+    """Return the open gaps without that of a lane that is back. A gap that was joined with others remains.
 
     Args:
-        forked: leave out that of a second node, too.
+        forked: remove that of a second node, too.
     """
     return [
         gap for gap in kept if gap.others or (gap.edge, gap.log_id) != (edge, log_id) or (gap.forked and not forked)
@@ -109,10 +109,10 @@ def without(kept: Sequence[OpenGap], edge: str, log_id: int, *, forked: bool = F
 def after_control(
     kept: Sequence[OpenGap], lane: Lane, before: LaneState | None, after: LaneState | None, created: int
 ) -> Sequence[OpenGap]:
-    """Return what is kept of a stream's open gaps after a control record of one of its lanes.
+    """Return a stream's open gaps after a control record of one of its lanes.
 
     Args:
-        kept: what was kept before.
+        kept: the open gaps before.
         before: the lane's state; None when it comes back.
         after: None when it leaves.
         created: moment of the record by the hub's clock.
@@ -122,7 +122,7 @@ def after_control(
         gap = None if before is None else open_gap(lane, before)
         return without(kept, edge, log_id) if gap is None else with_gap(kept, gap)
     if before.conflict is not None and after.conflict is None and not (before.partial or before.is_empty):
-        # Decided: what the node that has to give way took in is on its disk alone.
+        # An operator has decided: the records of the rejected node are only on its disk.
         return with_gap(kept, OpenGap(edge, log_id, 0, before.conflict.up_to, created, forked=True))
     if after.retired is not None and after.retired.missing == Missing.NOTHING:
         return without(kept, edge, log_id, forked=True)
@@ -144,13 +144,13 @@ def _joined(earlier: OpenGap, later: OpenGap) -> OpenGap:
 
 
 def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane]:
-    """Return those of a stream's lanes that ended by a rename: they hold nothing back and lack nothing.
+    """Return the lanes of a stream that ended by a rename: they hold nothing back and lack nothing.
 
-    Both names have to say so: the former one by its last word, and the new one, of the same log, by the gap with which
-    it begins. An edge could otherwise take another one out of completeness that is only cut off.
+    Both names must show it: the former one by its last word, and the new one, of the same log, by the gap at its
+    beginning. Otherwise an edge could remove another one, which is only cut off, from completeness.
 
     Args:
-        lanes: at least those of a stream that said a last word, and all others of their logs.
+        lanes: at least the lanes of a stream with a last word, and all others of their logs.
         peers: whether another cluster may have what this one lacks.
     """
     logs: dict[int, list[Lane]] = {}

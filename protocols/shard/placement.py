@@ -1,8 +1,8 @@
-"""Placement: which shard of a store an edge's lanes belong to. The rule is persisted: it must never change.
+"""Placement: the shard of a store for an edge's lanes. The rule is persisted: it must never change.
 
-All lanes of an edge are in one shard, so a shard in trouble costs its own edges only, and a hub process needs few
-shards to serve a link. The number of shards is a power of two: shard i of N can split into i and i + N of 2N, and no
-edge of another shard moves. The rule is in docs/reference/formats/shard-state.md.
+All lanes of an edge are in one shard, so a failing shard affects only its own edges, and a hub process needs few shards
+to serve a link. The number of shards is a power of two: shard i of N can split into i and i + N of 2N, and no edge of
+another shard moves. The rule is in docs/reference/formats/shard-state.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIGEST_BYTES = 8
 
 
 def shard_of(tenant: str, edge: str, shards: int) -> int:
-    """Return the shard that all lanes of an edge belong to: the low bits of a digest of its name.
+    """Return the shard of all lanes of an edge: the low bits of a digest of its name.
 
     Args:
         shards: a power of two.
@@ -33,6 +33,6 @@ def is_shard_count(number: int) -> bool:
 
 
 def nearest_shard_counts(number: int) -> list[int]:
-    """Return the shard counts next to a number that is none: the one below and the one above, where there is one."""
+    """Return the valid shard counts next to an invalid number: the one below and the one above, if they exist."""
     below = 1 << (max(1, min(number, SHARDS_MAX)).bit_length() - 1)
     return [count for count in (below, 2 * below) if is_shard_count(count)]

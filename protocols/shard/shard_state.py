@@ -1,7 +1,7 @@
 """State of one hub shard: a pure fold over the indexes of its chunks (docs/reference/formats/shard-state.md).
 
-``ShardState.fold`` looks what chunk n+1 makes of the state and changes nothing; ``accept`` makes it so. Every hub node
-that has seen chunk n holds the same state. A snapshot is the encoded state; it saves reading the log from the start.
+``ShardState.fold`` computes the effect of chunk n+1 and changes nothing; ``accept`` applies it. Every hub node that has
+read chunk n holds the same state. A snapshot is the encoded state; it saves reading the log from the start.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
     "lane_of",
 ]
 BOOTS_MAX = 64
-"""Maximum number of boots of a log whose clocks are kept; the one heard of longest ago goes first."""
+"""Maximum number of boots of a log whose clocks are kept; the one with the oldest notice is dropped first."""
 
 StreamKey = tuple[str, str]
 """(tenant, stream)."""
@@ -61,7 +61,7 @@ _NO_NAMES: dict[str, None] = {}
 
 @dataclass(slots=True)
 class Folded:
-    """Changes that a chunk makes to a state. Good for the state that made it, until that accepts anything."""
+    """Changes that a chunk makes to a state. Valid for the state that computed it, until that state accepts a chunk."""
 
     chunk: Chunk
     lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Folded:
     drops: int = 0
 
     def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
-        """Return the lanes whose epoch is another one than before, in ``lanes``."""
+        """Return the lanes whose epoch differs from the one in ``lanes``."""
         changed = ((lane, held, lanes.get(lane)) for lane, held in self.lanes.items())
         return [lane for lane, held, old in changed if held and (old is None or old.epoch != held.epoch)]
 
@@ -96,28 +96,28 @@ class ShardState:
         """Number of the last chunk applied; -1 when the log is empty (its first chunk is 0)."""
         self.footer_crc = 0
         self.created = 0
-        """Moment at which the last chunk was made; it never goes back."""
+        """Creation time of the last chunk; it never goes back."""
         self.fold_level = 1
-        """Highest level of anything that the log holds."""
+        """Highest level in the log."""
         self.drops = 0
         """Number of lanes that have left the state."""
         self.next_offset: dict[StreamKey, int] = {}
         self.lanes: dict[Lane, LaneState] = {}
-        """Lanes by name. Change it through ``set_lane`` only. The states in it are replaced, never changed."""
+        """Lanes by name. Only ``set_lane`` may change it. Its states are replaced, never changed."""
         self.conflicts: dict[Lane, None] = {}
         """Lanes whose log a second node claims to own."""
         self.clocks: dict[LogKey, list[BootClock]] = {}
-        """Clocks of the boots of each log, the last heard of at the end."""
+        """Clocks of the boots of each log, the one with the newest notice at the end."""
         self.extensions: dict[int, bytes] = {}
         self.skips: dict[StreamKey, list[Skip]] = {}
         self.open_gaps: dict[StreamKey, list[OpenGap]] = {}
-        """Those of lanes that have left the state, and of nodes that an operator decided against."""
+        """Open gaps of lanes that have left the state, and of nodes that an operator rejected."""
         self.retired: dict[Lane, None] = {}
-        """Lanes that do not count any more."""
+        """Lanes that no longer count."""
         self.texts = EdgeTexts()
         """Bytes of the topic patterns and origins of each edge."""
         self._stopped: dict[StreamKey, dict[Lane, None]] = {}
-        """Lanes whose edges said a last word."""
+        """Lanes whose edges sent a last word."""
         self._fields: dict[StreamKey, dict[str, str]] = {}
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
         self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
@@ -126,11 +126,12 @@ class ShardState:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this release keeps all that the log holds. If not, a snapshot would take it from others."""
+        """Return whether this release keeps all of the log's features. If not, its snapshot would lose those of later
+        releases."""
         return self.fold_level <= self.rules.level
 
     def apply(self, chunk: Chunk) -> None:
-        """Apply chunk ``n + 1``. Nothing changes when it is refused.
+        """Apply chunk ``n + 1``. A refused chunk changes nothing.
 
         Raises:
             Corrupt: as ``fold``.
@@ -138,11 +139,11 @@ class ShardState:
         self.accept(self.fold(chunk))
 
     def fold(self, chunk: Chunk) -> Folded:
-        """Return what chunk ``n + 1`` makes of the state. Nothing changes.
+        """Return the effect of chunk ``n + 1`` on the state, which is not changed.
 
         Raises:
-            Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it
-                holds records that the shard holds already, or a control record does not fit.
+            Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it holds
+        records that the shard has already, or a control record does not fit.
         """
         self._check(chunk)
         folded = Folded(chunk)
@@ -163,7 +164,7 @@ class ShardState:
         return folded
 
     def accept(self, folded: Folded) -> None:
-        """Make the state what ``fold`` returned."""
+        """Apply the changes that ``fold`` returned."""
         chunk = folded.chunk
         for section in chunk.footer.streams:
             self.next_offset[section.tenant, section.stream] = section.base_offset + section.count
@@ -186,14 +187,14 @@ class ShardState:
         return BootClock(clock.boot_id, clock.monotonic, clock.offset, clock.error) in boots
 
     def boot_clock(self, tenant: str, edge: str, log_id: int, boot_id: int) -> ClockUpdate | None:
-        """Return what is known of a boot's clock."""
+        """Return the newest notice of a boot's clock; None without one."""
         for boot in self.clocks.get((tenant, edge, log_id), ()):
             if boot.boot_id == boot_id:
                 return ClockUpdate(tenant, edge, log_id, boot.boot_id, boot.monotonic, boot.offset, boot.error)
         return None
 
     def set_lane(self, lane: Lane, held: LaneState | None) -> None:
-        """Replace a lane's state; None takes the lane out, and its log's clocks with the log's last lane."""
+        """Replace a lane's state; None removes the lane, and its log's clocks with the log's last lane."""
         if self.conflicts:
             self.conflicts.pop(lane, None)
         if held is not None and held.conflict is not None:
@@ -221,7 +222,7 @@ class ShardState:
                 del self.clocks[log]
 
     def _note_end(self, lane: Lane, held: LaneState | None) -> None:
-        """Note whether a lane is retired, and whether it said a last word."""
+        """Note whether a lane is retired, and whether it has a last word."""
         if held is not None and held.retired is not None:
             self.retired[lane] = None
         elif self.retired:
@@ -309,16 +310,16 @@ class ShardState:
         return {lane: self.lanes[lane] for lane in self._streams.get((tenant, stream), ())}
 
     def stopped_lanes(self, tenant: str, stream: str) -> list[Lane]:
-        """Return the lanes of a stream in this shard whose edges said a last word."""
+        """Return the lanes of a stream in this shard whose edges sent a last word."""
         return list(self._stopped.get((tenant, stream), ()))
 
     def stream_lane_names(self, tenant: str, stream: str) -> list[Lane]:
-        """Return the names of the lanes of a stream in this shard: quick, however many they are."""
+        """Return the names of the lanes of a stream in this shard, without reading their states."""
         return list(self._streams.get((tenant, stream), ()))
 
     def tenant_streams(self, tenant: str) -> KeysView[str]:
-        """Return the names of a tenant's streams in this shard, those whose last lane has left included: of this moment
-        only, and quick, however many they are."""
+        """Return the names of a tenant's streams in this shard, including those whose last lane has left, in constant
+        time. The view is valid only until the next change."""
         return self._names.get(tenant, _NO_NAMES).keys()
 
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
@@ -326,11 +327,12 @@ class ShardState:
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
 
     def edge_names(self) -> list[tuple[str, str]]:
-        """Return (tenant, edge) of the shard's edges, also of some whose last lane has left: quick, however many."""
+        """Return (tenant, edge) of the shard's edges, also of some whose last lane has left, without reading the
+        lanes."""
         return list(self._edges)
 
     def lane_count(self, tenant: str, edge: str | None = None) -> int:
-        """Return the number of lanes of a tenant, or of one edge of it, in this shard."""
+        """Return the number of lanes of a tenant, or of one of its edges, in this shard."""
         return self._tenants.get(tenant, 0) if edge is None else len(self._edges.get((tenant, edge), ()))
 
     def encode(self) -> bytes:
@@ -338,8 +340,8 @@ class ShardState:
         return self.freeze()()
 
     def freeze(self) -> Callable[[], bytes]:
-        """Return a function that encodes the state as it is now, in any thread, whatever happens to the state."""
-        # Shallow copies: what stands in the tables is replaced by the fold, never changed.
+        """Return a function that encodes the present state, in any thread, independently of later changes."""
+        # Shallow copies are enough: the fold replaces the values in the tables, and never changes them.
         lanes = dict(self.lanes)
         skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
         streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields, *open_gaps}}
@@ -368,8 +370,8 @@ class ShardState:
         Raises:
             Truncated: the bytes end before the snapshot does.
             UnsupportedVersion: written by a later release.
-            Corrupt: not a snapshot, a checksum that does not match, or bytes behind its end; or it lacks what this
-                release keeps, since an earlier one made it.
+            Corrupt: not a snapshot, a checksum that does not match, or bytes after its end; or an earlier release made
+        it without features that this one keeps.
         """
         snapshot = snapshots.decode(data)
         if snapshot.made_with < min(snapshot.fold_level, rules.level):

@@ -1,6 +1,6 @@
 """Bytes of a shard snapshot (docs/reference/formats/shard-state.md): the fold up to a chunk, in one canonical form.
 
-Everything stands in the order of its key, so that one state has one encoding, folded from the start or from another
+All parts are ordered by key, so that one state has one encoding, whether folded from the start or from another
 snapshot. The parts are immutable: they can be encoded in a thread.
 """
 
@@ -36,15 +36,15 @@ UNDERSTOOD = 0
 FIELDS_MAX = 256
 """Maximum number of named topic levels of a stream; later ones get no column."""
 FIELDS_PER_EDGE_MAX = 64
-"""Maximum number of them that one edge is the first to name."""
+"""Maximum number of topic levels that one edge may be the first to name."""
 SKIPS_MAX = 256
-"""Maximum number of ranges of one stream that were skipped."""
+"""Maximum number of skipped ranges of one stream."""
 SKIPPED_RUNS_MAX = 1024
-"""Maximum number of runs of records that one skipped range names."""
+"""Maximum number of runs of records in one skipped range."""
 
 
 class SkippedRun(msgspec.Struct, frozen=True, array_like=True):
-    """Records [first, end) of one log that a skipped range holds."""
+    """Records [first, end) of one log in a skipped range."""
 
     edge: str
     log_id: U64
@@ -62,7 +62,7 @@ class SkipBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Skip(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets [first, end) of a stream that an operator took out of its table."""
+    """Offsets [first, end) of a stream that an operator skipped in its table."""
 
     first: Seq
     end: Seq
@@ -81,15 +81,15 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     fields: list[str]
     """Named topic levels, in the order in which the log first named them."""
     named_by: list[str]
-    """For each of them the edge that named it first."""
+    """For each level, the edge that named it first."""
     skips: list[Skip]
     """Ranges that are not in the table, ascending."""
     open_gaps: list[OpenGap] = []
-    """Those of lanes that have left the state, by their ends."""
+    """Open gaps of lanes that have left the state, by their ends."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A lane in a snapshot, and what is kept of one that has left the state."""
+    """A lane in a snapshot, or the stored state of one that has left."""
 
     tenant: str
     edge: str
@@ -112,7 +112,7 @@ class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BootClock(msgspec.Struct, frozen=True, array_like=True):
-    """Clock of one boot of an edge, as ``protocols.chunk.ClockUpdate`` told it."""
+    """Clock of one boot of an edge, from a ``protocols.chunk.ClockUpdate``."""
 
     boot_id: U64
     monotonic: Nanoseconds
@@ -121,7 +121,7 @@ class BootClock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogClocks(msgspec.Struct, frozen=True, array_like=True):
-    """The clocks of one log's boots, the last heard of at the end."""
+    """The clocks of one log's boots, the one with the newest notice at the end."""
 
     tenant: str
     edge: str
@@ -137,11 +137,11 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     n: Annotated[int, Meta(ge=-1)]
     footer_crc: U32
     must_understand: U64
-    """Bits for what a reader has to know to use the snapshot at all."""
+    """Bits of the features that a reader has to know to use the snapshot at all."""
     made_with: U32
     """The fold level of the node that made it."""
     fold_level: U32
-    """The highest level of anything that the log held up to ``n``."""
+    """The highest level in the log up to ``n``."""
     created: Seq
     """Creation time of chunk ``n``."""
     drops: U64
@@ -150,7 +150,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     lanes: list[LaneSnapshot]
     clocks: list[LogClocks]
     extensions: dict[U32, bytes]
-    """Content that the fold kept of chunk extensions, by number, ascending."""
+    """Bytes that the fold kept for chunk extensions, by number, ascending."""
 
 
 _DECODER = msgspec.msgpack.Decoder(Snapshot)
@@ -187,7 +187,7 @@ _STREAMS = msgspec.msgpack.Decoder(_Streams)
 
 
 def with_levels(known: dict[str, str], edge: str, names: list[str]) -> dict[str, str]:
-    """Return the named topic levels of a stream, each with its edge, with those that an edge names."""
+    """Return the named topic levels of a stream, each with its edge, after adding those of an edge."""
     own = sum(other == edge for other in known.values())
     room = min(FIELDS_MAX - len(known), FIELDS_PER_EDGE_MAX - own)
     added = [name for name in names if name not in known][: max(0, room)]
@@ -198,12 +198,13 @@ _SKIP = msgspec.msgpack.Decoder(SkipBody)
 
 
 def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> list[Skip]:
-    """Return the skipped ranges of a stream with that of a SKIP record.
+    """Return the skipped ranges of a stream, with that of a SKIP record added.
 
-    They stay as they are when the range is not all there, touches one of them, or is one too many.
+    They remain unchanged if the log does not have all of the range, if it touches one of them, or if there are too
+    many.
 
     Raises:
-        Corrupt: the body is none.
+        Corrupt: the body is malformed.
     """
     told = unpack(_SKIP, body, "a SKIP record")
     fits = told.first < told.end <= next_offset and len(known) < SKIPS_MAX
@@ -213,7 +214,7 @@ def with_skip(known: list[Skip], body: bytes, next_offset: int, time: int) -> li
 
 
 def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
-    """Return a lane's state as it stands in a snapshot."""
+    """Return a lane's state in its form for a snapshot."""
     return LaneSnapshot(
         *lane, held.epoch, list(held.ranges), list(held.gaps), held.mark, held.whole_mark, held.pending_marks,
         held.topics, held.payload, held.origins, held.partial, held.last_seen, held.retired, held.conflict,
@@ -222,7 +223,7 @@ def lane_snapshot(lane: Lane, held: LaneState) -> LaneSnapshot:
 
 
 def lane_state(lane: LaneSnapshot) -> LaneState:
-    """Return the state that a snapshot holds of a lane."""
+    """Return the state of a lane in a snapshot."""
     return LaneState(
         lane.epoch, RangeSet(lane.ranges), GapSet(lane.gaps), lane.mark, lane.whole_mark, lane.pending_marks,
         lane.topics, lane.payload, lane.origins, lane.partial, lane.last_seen, lane.retired, lane.conflict,
@@ -231,7 +232,7 @@ def lane_state(lane: LaneSnapshot) -> LaneState:
 
 
 def encode_lane(lane: LaneSnapshot) -> bytes:
-    """Return a lane's state as msgpack: what is kept of a lane that leaves the state."""
+    """Return a lane's state as msgpack, to store it when the lane leaves the state."""
     return msgspec.msgpack.encode(lane)
 
 
@@ -239,23 +240,23 @@ def decode_lane(data: Buffer) -> LaneSnapshot:
     """Decode the state of a lane that left.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it is not a lane's state.
     """
     return unpack(_LANE_DECODER, data, "the state of a lane")
 
 
 LANES_AT_ONCE = 256
-"""Number of lanes that one call of the encoder takes: it holds the interpreter, and a hub's loop must not wait long."""
+"""Number of lanes in one call of the encoder, which holds the interpreter: a hub's event loop must not wait long."""
 
 
 def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> bytes:
     """Encode a snapshot.
 
     Args:
-        lanes: in the order of their keys, instead of ``snapshot.lanes``. They are converted on the way, a few at a
-            time, which leaves room for other threads.
+        lanes: in the order of their keys, instead of ``snapshot.lanes``. They are converted a few at a time, so that
+    other threads can run in between.
     """
-    # By hand: the array is the one that msgspec makes, in pieces.
+    # Written by hand, in pieces: the bytes are equal to those of msgspec for the whole array.
     head = (
         snapshot.cluster_id, snapshot.shard, snapshot.n, snapshot.footer_crc, snapshot.must_understand,
         snapshot.made_with, snapshot.fold_level, snapshot.created, snapshot.drops,
@@ -318,7 +319,7 @@ def _body(data: Buffer) -> memoryview:
 
 
 def check_header(data: Buffer) -> None:
-    """Check that a snapshot begins with these bytes, in a version that this release reads. Raises as ``decode``."""
+    """Check that the bytes begin a snapshot, in a version that this release reads. Raises as ``decode``."""
     if len(data) < HEADER_BYTES:
         raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
     magic = bytes(_HEADER.unpack_from(data)[0])
@@ -332,7 +333,7 @@ def _unpack(body: Buffer) -> Snapshot:
     try:
         snapshot = unpack(_DECODER, body, "a snapshot")
     except Corrupt:
-        # A later release may have changed the rest: its bits say so before anything else is believed.
+        # A later release may have changed the rest: its bits are checked before any other field is used.
         check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
         raise
     check_understood(snapshot.must_understand, UNDERSTOOD, "a snapshot")
