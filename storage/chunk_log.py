@@ -1,7 +1,7 @@
 """One shard's log in the object store: chunks, snapshots and the manifest, read and written.
 
-Nothing here decides who wrote a position: ``create`` reports what the store said, and the rule is to read the chunk
-whenever that was not a clean success (docs/architecture.md, "The commit at the hub").
+Nothing here decides which writer won a position: ``create`` reports the store's answer, and the caller must read the
+chunk unless that was a clear success (docs/architecture.md, "The commit at the hub").
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ from weft.storage.offset_index import Around, OffsetIndex
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
 READ_AHEAD_MAX = 16
-"""Maximum number of chunk indexes requested at once: hides a store's round trips behind each other."""
+"""Maximum number of chunk indexes requested at once: overlaps a store's round trips."""
 SNAPSHOTS_TO_START = 4
-"""Number of newest snapshots that are never deleted: a node that read the manifest a moment ago finds its snapshot."""
+"""Number of newest snapshots that are never deleted, so that a node that has just read the manifest finds its
+snapshot."""
 SNAPSHOTS_TO_LOCATE = 64
 """Maximum number of older snapshots that are kept as an index of offsets."""
 LOOK_VALIDITY_NS = 60_000_000_000
-"""Time for which a reader's look at the watermark holds, far below the time that the collector waits between raising
-the watermark and deleting. So a reader that keeps up asks for the manifest once a minute, and one that slept asks
-before it believes anything."""
+"""Time for which a reader may use a read watermark, far below the time that the collector waits between raising the
+watermark and deleting. So a reader that keeps up reads the manifest once a minute, and a reader that was suspended
+reads it before it relies on any chunk."""
 BOOT_CLOCK = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-"""Nanoseconds since the machine started, including suspend where the system counts it."""
+"""Nanoseconds since the machine started, including suspend if the system counts it."""
 
 
 class CollectedPast(Exception):
-    """A reader that fell behind the watermark: chunks that it needs may be gone, and what stands under their numbers
-    may be a paused writer's. Load the state again; the records of collected chunks are in the tables."""
+    """The error of a reader that fell behind the watermark: chunks that it needs may be gone, and objects with their
+    numbers may be from a paused writer. Load the state again; the records of collected chunks are in the tables."""
 
 
 class ShardLog:
-    """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides what it names.
+    """A shard's objects. Every method may raise ``StoreError`` (the store did not answer) besides its own errors.
 
     Serves any number of tasks of one event loop.
 
     Args:
-        boot_clock: nanoseconds on a clock that counts suspend. One that stops while the machine sleeps would call an
-            old look at the watermark fresh.
+        boot_clock: nanoseconds on a clock that counts suspend. With a clock that stops while the machine sleeps, an old
+    watermark would count as fresh.
     """
 
     def __init__(
@@ -73,21 +74,21 @@ class ShardLog:
         self.rules = rules
         self._boot_clock = boot_clock
         self._looked_at: int | None = None
-        """Boot time just before the manifest was last asked for."""
+        """Boot time just before the manifest was last requested."""
         self._seen = Manifest()
         """The manifest as last read."""
         self._offsets = OffsetIndex(store, cluster.cluster_id, shard)
 
     @property
     def watermark(self) -> int:
-        """Return the watermark as last read: chunks below it are of no more use to any reader."""
+        """Return the watermark as last read: no reader needs chunks below it."""
         return self._seen.watermark
 
     async def create(self, n: int, data: Buffer) -> None:
         """Create chunk n; durable when this returns.
 
         Raises:
-            AlreadyExists: position n is taken, perhaps by an earlier attempt of one's own: read it.
+            AlreadyExists: position n is taken, perhaps by an earlier attempt of this node: read it.
         """
         await self.store.create(hub_keys.chunk_key(self.shard, n), data)
 
@@ -141,7 +142,7 @@ class ShardLog:
         """Return the bytes of one stream in chunk n, checked against the footer.
 
         Raises:
-            Corrupt: they are not what the footer says.
+            Corrupt: they do not match the footer.
             NotFound: the chunk was deleted.
         """
         key = hub_keys.chunk_key(self.shard, n)
@@ -160,7 +161,7 @@ class ShardLog:
 
         Args:
             read: instead of ``index``.
-            ahead_max: maximum number of chunks asked for at once.
+            ahead_max: maximum number of chunks requested at once.
 
         Raises:
             Corrupt: one of them is damaged or missing.
@@ -182,15 +183,15 @@ class ShardLog:
                         raise self._missing(n, self._seen.snapshot or "a snapshot")
                 yield chunk
                 n += 1
-                await asyncio.sleep(0)  # what is made of a chunk is a step of its own
+                await asyncio.sleep(0)  # the caller's work on a chunk is a step of its own
             ahead = min(2 * ahead, ahead_max)
 
     async def _check_not_passed(self, n: int) -> None:
-        """Check that an answer about chunk n, which has come already, is about the chunk of that number.
+        """Check that an earlier answer about chunk n was about the log's own chunk of that number.
 
-        "Not there" is the head of the log only if the chunk was not deleted; and a writer that was paused may have made
-        a deleted number again. Both can only be some time after the watermark was raised above n, so a look at it that
-        is younger than that time tells.
+        "Not there" means the head of the log only if the chunk was not deleted; and a writer that was paused may have
+        made a deleted number again. Both can happen only some time after the watermark was raised above n, so reading
+        the watermark within that time is enough to exclude them.
         """
         while self._looked_at is None or self._boot_clock() - self._looked_at > LOOK_VALIDITY_NS:
             await self.manifest()
@@ -209,7 +210,7 @@ class ShardLog:
 
         Raises:
             Corrupt: a chunk is damaged, missing, or does not continue the state's history.
-            CollectedPast: the collector has passed the state, which is of no more use: load it again.
+            CollectedPast: the collector has passed the state, which can no longer be used: load it again.
         """
         applied = []
         async for chunk in self.indexes(state.n + 1):
@@ -221,7 +222,7 @@ class ShardLog:
         """Return the state at the head: the newest snapshot and the chunks after it.
 
         Raises:
-            UnsupportedVersion: a later release wrote what is needed.
+            UnsupportedVersion: a later release wrote a necessary object.
             Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
         while True:
@@ -235,11 +236,11 @@ class ShardLog:
     async def _is_head(self, n: int) -> bool:
         """Return whether the log ends before chunk n, which was not there a moment ago.
 
-        A number that is missing in the middle looks like the head to who asks for one number after the other, and a
-        writer would put a new chunk there. So a node that starts looks past it once.
+        A number that is missing in the middle looks like the head to a reader that asks for one number after the other,
+        and a writer would put a new chunk there. So a starting node looks past it once.
 
         Raises:
-            Corrupt: chunk n is missing, and later ones are there.
+            Corrupt: chunk n is missing, but later ones exist.
         """
         key = hub_keys.chunk_key(self.shard, n)
         later = await self.store.list(hub_keys.chunk_prefix(self.shard), after=key, limit=1)
@@ -255,11 +256,11 @@ class ShardLog:
         while manifest.snapshot is not None and manifest.snapshot != tried:
             if state := await self._readable(manifest.snapshot, manifest.snapshot_n, later):
                 return state
-            # Gone because newer ones took its place since the manifest was read, or damaged.
+            # The snapshot is gone, because newer ones replaced it since the manifest was read, or damaged.
             tried, manifest = manifest.snapshot, (await self.manifest())[0]
         if manifest.snapshot is not None:
             for n, key in reversed(await self.snapshots()):
-                # An older snapshot costs a longer fold, and nothing else, as long as its chunks are there.
+                # An older snapshot only costs a longer fold, as long as its chunks exist.
                 is_of_use = key != tried and manifest.watermark - 1 <= n <= manifest.snapshot_n
                 if is_of_use and (state := await self._readable(key, n, later)):
                     return state
@@ -272,7 +273,7 @@ class ShardLog:
         return ShardState(self.cluster.cluster_id, self.shard, self.rules)
 
     async def _readable(self, key: str, n: int, later: list[UnsupportedVersion]) -> ShardState | None:
-        """Return the state after chunk n from a snapshot, or None; note in ``later`` what a later release wrote."""
+        """Return the state after chunk n from a snapshot, or None; add errors about a later release to ``later``."""
         try:
             state = await self.snapshot(key)
         except UnsupportedVersion as error:
@@ -289,7 +290,7 @@ class ShardLog:
             Corrupt: it does not decode.
         """
         key = hub_keys.manifest_key(self.shard)
-        # A look's age counts from before the question: the node may be paused while the answer is on its way.
+        # The age of a watermark counts from before the request: the node may be paused while the answer is in flight.
         looked_at = self._boot_clock()
         try:
             found = await self.store.get(key)
@@ -320,19 +321,19 @@ class ShardLog:
             await self.store.create(hub_keys.ended_key(self.shard, lane, n), data)
 
     async def ended(self, lane: Lane, n: int) -> bytes | None:
-        """Return the state with which a lane left that is not there at chunk n; None when it never was there."""
-        # Attempts that lost their chunk number left older states. The newest is right: a lane only grows meanwhile.
+        """Return the last state of a lane that had left at chunk n; None if it never existed."""
+        # Attempts that lost their chunk number left older states. The newest is right, because a lane only grows.
         listed = await self.store.list(hub_keys.ended_prefix(self.shard, lane))
         known = [item.key for item in listed if hub_keys.parse_ended_key(item.key)[1] <= n]
         return (await self.store.get(known[-1])).data if known else None
 
     async def ended_lanes(self, tenant: str, edge: str) -> set[Lane]:
-        """Return the lanes of an edge of which a state was kept: they left, or were about to."""
+        """Return the lanes of an edge with a stored state: they left, or were about to."""
         prefix = f"{hub_keys.ended_prefix(self.shard)}/{tenant}/{edge}"
         return {hub_keys.parse_ended_key(item.key)[0] for item in await self.store.list(prefix)}
 
     async def put_snapshot(self, n: int, nonce: int, data: bytes) -> str:
-        """Store an encoded state and return its key. It is found through the manifest or a listing."""
+        """Store an encoded state and return its key. Readers find it by the manifest or a listing."""
         key = hub_keys.snapshot_key(self.shard, n, nonce)
         await self.store.create(key, data)
         return key
@@ -344,10 +345,10 @@ class ShardLog:
         return [(n, key) for n, key in numbers if n is not None]
 
     async def thin_snapshots(self) -> int:
-        """Delete snapshots that are of no more use, and return their number.
+        """Delete snapshots that are no longer useful, and return their number.
 
-        The manifest's and the newest ``SNAPSHOTS_TO_START`` stay, which a node that starts may want. Of older ones,
-        which serve ``locate``, ``SNAPSHOTS_TO_LOCATE`` stay, spread over the log.
+        The manifest's and the newest ``SNAPSHOTS_TO_START`` remain for starting nodes. ``SNAPSHOTS_TO_LOCATE`` of the
+        older ones remain for ``locate``, spread over the log.
         """
         manifest, _ = await self.manifest()
         known = await self.snapshots()
@@ -356,7 +357,7 @@ class ShardLog:
         useless = [key for n, key in older if n < manifest.watermark - 1]
         spread = [(n, key) for n, key in older if n >= manifest.watermark - 1]
         while len(spread) > SNAPSHOTS_TO_LOCATE:
-            # The one whose neighbours are closest together says least.
+            # The one whose neighbours are closest together is the least useful index.
             least = min(range(1, len(spread) - 1), key=lambda i: spread[i + 1][0] - spread[i - 1][0])
             useless.append(spread.pop(least)[1])
         for key in useless:
@@ -367,7 +368,8 @@ class ShardLog:
         """Read a snapshot.
 
         Raises:
-            NotFound, Truncated, Corrupt: it is gone, damaged, not this shard's, or lacks what this release keeps.
+            NotFound, Truncated, Corrupt: it is gone, damaged, of another shard, or lacks features that this release
+        keeps.
         """
         data = (await self.store.get(key)).data
         with naming(key):
@@ -379,7 +381,7 @@ class ShardLog:
     async def locate(self, tenant: str, stream: str, offset: int) -> int:
         """Return a number n such that the chunk with ``offset`` is n or a later one.
 
-        Snapshots serve as an index; one that is damaged or gone only makes it coarser.
+        Snapshots serve as an index; a damaged or missing one only makes it coarser.
 
         Raises:
             Corrupt: the manifest is damaged.
@@ -387,7 +389,7 @@ class ShardLog:
         return await self._offsets.locate(await self._index_snapshots(), (tenant, stream), offset)
 
     async def around(self, tenant: str, stream: str, n: int) -> Around:
-        """Return what snapshots say of a stream's offset at chunk ``n``, before the chunk's own records.
+        """Return the bounds that snapshots give for a stream's offset at chunk ``n``, before the chunk's own records.
 
         Raises:
             Corrupt: the manifest is damaged.

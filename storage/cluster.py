@@ -19,7 +19,7 @@ CLUSTER_ID_BYTES = 16
 
 
 class ClusterUnusable(RuntimeError):
-    """A store that is not a cluster which this release may use as asked. The sentence says what to do."""
+    """A store that this release cannot use as requested. The message says what to do."""
 
 
 class Cluster(NamedTuple):
@@ -28,7 +28,7 @@ class Cluster(NamedTuple):
     cluster_id: bytes
     shards: int
     level: int = 1
-    """The level up to which nodes may write (``weft hub finalize``). The only part that changes."""
+    """The level up to which nodes may write (``weft hub finalize``). Only this part changes."""
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class _ClusterFile(msgspec.Struct, frozen=True):
     cluster_id: str
     shards: int
     placement: str
-    """Name of the rule by which an edge belongs to a shard."""
+    """Name of the rule that places edges in shards."""
     level: int = 1
 
 
@@ -49,12 +49,12 @@ async def open_cluster(
     """Read the store's ``cluster.json``, or create it.
 
     Args:
-        shards: the number of shards of a new cluster; an existing one must have as many. None takes its number.
+        shards: the number of shards of a new cluster; an existing one must have the same. None accepts its number.
         release_level: the highest level that the caller's release knows.
 
     Raises:
-        ClusterUnusable: there is none and ``shards`` is None, it has another shard count, it was made by a later
-            release or raised to a level that this one does not know, or the file is damaged.
+        ClusterUnusable: there is no cluster and ``shards`` is None, it has another shard count, a later release made it
+            or raised it to a level that this one does not know, or the file is damaged.
         StoreError: the store did not answer.
     """
     found = await _read(store)
@@ -84,7 +84,7 @@ async def read_level(store: ObjectStore) -> int:
     """Return the level of the store's cluster.
 
     Raises:
-        ClusterUnusable: there is none, or the file is damaged.
+        ClusterUnusable: there is no cluster, or the file is damaged.
         StoreError: the store did not answer.
     """
     found = await _read(store)
@@ -94,7 +94,7 @@ async def read_level(store: ObjectStore) -> int:
 
 
 async def raise_level(store: ObjectStore, level: int) -> None:
-    """Raise the cluster's level; a level that is reached already is left. All else in the file stays as it is.
+    """Raise the cluster's level; do nothing if it is reached already. The rest of the file remains unchanged.
 
     Raises:
         ClusterUnusable: there is no cluster, or the file is damaged.
@@ -114,7 +114,7 @@ async def _read(store: ObjectStore) -> Cluster | None:
     except NotFound:
         return None
     try:
-        # The version is looked at by itself: a later release may have changed everything else.
+        # The version is decoded alone first: a later release may have changed everything else.
         fields = msgspec.json.decode(data, type=dict[str, object])
         version = fields.get("format")
         if isinstance(version, int) and version > FORMAT:

@@ -1,4 +1,4 @@
-"""Errors about damaged objects, with the object's key and what to do."""
+"""Errors about damaged objects, with the object's key and advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 
 @contextlib.contextmanager
 def naming(key: str) -> Iterator[None]:
-    """Add the object's key and what to do to errors about damage."""
+    """Add the object's key and advice to errors about damage."""
     try:
         yield
     except UnsupportedVersion as error:

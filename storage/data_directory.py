@@ -1,8 +1,8 @@
-"""Formats of what an edge node keeps in its data directory, and the file that states them: ``formats.json``.
+"""Formats of an edge node's data directory, and the file that states them: ``formats.json``.
 
-A release reads the file before it changes anything in the folder. One that finds a number above its own refuses the
+A release reads the file before it changes anything in the folder. If it finds a number above its own, it refuses the
 folder as a whole, because the parts are opened one after the other: the first would be written before the last is
-refused. Segments of the log state a version of their own, in each header, and only as high as their content needs.
+refused. Segments of the log state a version of their own, in each header, only as high as their content needs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FORMATS: Mapping[str, int] = {
     "imported": 1,
 }
 """Part of a data directory -> the format that this release writes, the highest that it reads. The table of
-docs/reference/formats/data-directory.md says what belongs to each. Raise a number where an earlier release would lose
-or misread what this one writes, and keep the reader of the earlier format (docs/upgrades.md)."""
+docs/reference/formats/data-directory.md lists the files of each part. Raise a number if an earlier release would lose
+or misread data of this one, and keep the reader of the earlier format (docs/upgrades.md)."""
 
 
 class Stated(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class Stated(msgspec.Struct, frozen=True):
 
 
 class DataDirectory:
-    """The formats of one data directory, looked at before it is written. Blocks.
+    """The formats of one data directory, checked before it is written. Blocks.
 
     Args:
         release: name of this release, such as ``weft 0.1.0``.
-        also: further looks at the folder, which raise ``LogVersionError`` and write nothing.
+        also: further checks of the folder, which raise ``LogVersionError`` and write nothing.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class DataDirectory:
         self._formats = formats
 
     def check(self) -> None:
-        """Compare what is in the folder with what this release reads. Writes nothing.
+        """Compare the folder's formats with those of this release. Writes nothing.
 
         Raises:
-            LogVersionError: another release has to open it; the sentence says which.
-            OSError: a file that is there cannot be read.
+            LogVersionError: another release has to open it; the message says which.
+            OSError: an existing file cannot be read.
         """
         stated = self._read()
         unknown = {part: n for part, n in stated.formats.items() if n > self._formats.get(part, 0)}
@@ -86,10 +86,11 @@ class DataDirectory:
             self._also(self._directory)
 
     def state(self) -> None:
-        """State the formats of this release, before anything is written in them. A file that says so already stays.
+        """State the formats of this release, before anything is written in them. A file with the same statement is not
+        changed.
 
         Raises:
-            OSError: a format that is higher than before cannot be stated, so nothing may be written in it.
+            OSError: a higher format than before cannot be stated, so nothing may be written in it.
         """
         stated = self._read()
         formats = {part: max(n, stated.formats.get(part, FIRST)) for part, n in self._formats.items()}
@@ -100,7 +101,7 @@ class DataDirectory:
         try:
             write_atomically(self._filesystem, path, data + b"\n")
         except OSError:
-            # A full disk stops no node whose folder means the same without the file.
+            # A full disk must not stop a node if its folder means the same without the file.
             if stated.formats or any(n > FIRST for n in formats.values()):
                 raise
 
@@ -121,7 +122,7 @@ class DataDirectory:
             ) from None
 
     def _check_segments(self) -> None:
-        """Look at the header of each segment. What stands behind it is looked at as the log is loaded."""
+        """Check the header of each segment. The entries are checked when the log is loaded."""
         if not self._filesystem.exists(self._directory):
             return
         for name in self._filesystem.list_names(self._directory):
@@ -131,7 +132,7 @@ class DataDirectory:
             try:
                 file = self._filesystem.open(path, read_only=True)
             except FileNotFoundError:
-                continue  # a running node, whose folder a check may look at, has deleted it meanwhile
+                continue  # a running node, whose folder a check may read, has deleted it meanwhile
             try:
                 decode_header(file.read_at(0, HEADER_BYTES))
             except UnsupportedVersion as error:
@@ -140,6 +141,6 @@ class DataDirectory:
                     f"{self._directory} away to begin an empty log"
                 ) from None
             except (CodecError, OSError):
-                continue  # damage, which opening the log deals with
+                continue  # damage, which is handled when the log is opened
             finally:
                 file.close()

@@ -1,8 +1,8 @@
 """The only door to the disk.
 
-Everything durable goes through ``FileSystem``, so that tests can replace it with one that forgets whatever was not
-synced, tears writes, and fails any call. The promises are POSIX's, spelt out: bytes are durable after ``File.sync``;
-a name (created, linked, renamed, removed) is durable after ``sync_directory`` of the directory that holds it.
+All durable data go through ``FileSystem``, so that tests can replace it with one that forgets unsynced data, tears
+writes, and fails any call. The promises are POSIX's, spelt out: bytes are durable after ``File.sync``; a name (created,
+linked, renamed, removed) is durable after ``sync_directory`` of its directory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 REMOVED = " (deleted)"
-"""Suffix that Linux puts behind the name of a removed file, in ``/proc/<pid>/fd`` (proc_pid_fd(5))."""
+"""Suffix of a removed file's name in Linux's ``/proc/<pid>/fd`` (proc_pid_fd(5))."""
 
 
 class DirectoryInUse(RuntimeError):
@@ -44,7 +44,7 @@ class File(Protocol):
     def sync(self) -> None:
         """Make everything written so far durable (fdatasync). After an error the state is unknown: never try again.
 
-        ``FileNotFoundError`` when no name leads to the file any more: its content would be lost with the process.
+        Raises ``FileNotFoundError`` if the file no longer has a name: its content would be lost with the process.
         """
 
     def size(self) -> int:
@@ -59,7 +59,7 @@ class Lock(Protocol):
     """An exclusive lock on a directory, held until ``close`` or the end of the process."""
 
     def is_in_place(self) -> bool:
-        """Return whether the locked directory is still in its place, and no other has taken it."""
+        """Return whether the locked directory is still in its place, and not replaced by another."""
         ...
 
     def close(self) -> None:
@@ -103,8 +103,8 @@ class FileSystem(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its missing parents, durably, also if an earlier process created it and ended before
-        it was durable."""
+        """Create a directory and its missing parents, durably. Also sync a directory that an earlier process created,
+        which may have ended before it was durable."""
 
     def link(self, source: str, target: str) -> None:
         """Give a file a second name that must not exist yet (``FileExistsError``): create-if-absent."""
@@ -167,8 +167,8 @@ class _OSFile:
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was being written")
 
     def _is_removed(self) -> bool:
-        # Not with fstat: since Linux 6.13 the write after a look at a file's times sets them again, to the nanosecond,
-        # and that change of the inode takes a third of the time and of the processor time of a small write and sync.
+        # Not with fstat: since Linux 6.13 the write after a read of a file's times sets them again, to the nanosecond.
+        # This change of the inode takes a third of the time and of the processor time of a small write and sync.
         try:
             if not os.readlink(self._link).endswith(REMOVED):
                 return False
@@ -215,7 +215,7 @@ class OSFileSystem:
 
     def open(self, path: str, *, read_only: bool = False) -> File:
         file = _OSFile(path, os.O_RDONLY if read_only else os.O_RDWR)
-        # The system opens a directory for reading, and refuses it for writing.
+        # The system would open a directory for reading, although it refuses it for writing.
         if read_only and file.is_directory():
             file.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -258,7 +258,8 @@ class OSFileSystem:
             try:
                 self.sync_directory(directory)
             except OSError as error:
-                # This process makes no directory in others' folders, nor on read-only file systems (EINVAL).
+                # A directory that this process did not change may be unsyncable for it: in others' folders, or on
+                # read-only file systems (EINVAL).
                 if directory in changed or error.errno not in (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS):
                     raise
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 
 LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Upper bounds for the waits of clients: from a fast disk's fsync to a store in trouble."""
+"""Upper bounds for the waits of clients: from a fast disk's fsync to a failing store."""
 
 
 class Histogram:
-    """Durations in seconds. Not synchronised: one thread observes, or its owner's lock guards it.
+    """Durations in seconds. Not synchronised: only one thread observes, or its owner's lock guards it.
 
     Args:
-        bounds: upper bounds of the buckets, ascending; one more bucket counts what took longer.
+        bounds: upper bounds of the buckets, ascending; one more bucket counts longer durations.
     """
 
     __slots__ = ("bounds", "counts", "seconds")

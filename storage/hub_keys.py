@@ -38,19 +38,19 @@ def snapshot_prefix(shard: int) -> str:
 
 
 def snapshot_key(shard: int, n: int, nonce: int) -> str:
-    """Return the key of a snapshot of the fold up to chunk n; ``nonce`` (64 random bits) tells two nodes' snapshots
-    apart."""
+    """Return the key of a snapshot of the fold up to chunk n; ``nonce`` (64 random bits) distinguishes two nodes'
+    snapshots."""
     return f"{snapshot_prefix(shard)}{n:020d}-{nonce:016x}"
 
 
 def parse_snapshot_key(key: str) -> int | None:
-    """Return the n of a snapshot's key, or None when the key is no snapshot's."""
+    """Return the n of a snapshot's key, or None for another key."""
     match = _SNAPSHOT.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def ended_prefix(shard: int, lane: Lane | None = None) -> str:
-    """Return the prefix of what is kept of a lane that left a shard's state, or of all such lanes."""
+    """Return the prefix of the stored states of a lane that left a shard's state, or of all such lanes."""
     prefix = f"shard-{shard}/ended"
     return prefix if lane is None else f"{prefix}/{lane.tenant}/{lane.edge}/{lane.log_id:016x}/{lane.stream}"
 
@@ -71,10 +71,10 @@ def deletion_key(tenant: str, stream: str, n: int) -> str:
 
 
 def parse_ended_key(key: str) -> tuple[Lane, int]:
-    """Return lane and n of such a key.
+    """Return lane and n of a key from ``ended_key``.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is another key.
     """
     _, _, tenant, edge, log_id, stream, n = key.split("/")
     return Lane(tenant, edge, int(log_id, 16), stream), int(n)

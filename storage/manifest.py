@@ -1,6 +1,6 @@
-"""Manifest of a shard: the one object of its log that changes. JSON, swapped as a whole.
+"""Manifest of a shard: the only object of its log that changes. JSON, swapped as a whole.
 
-Nodes of several releases swap it, so what one does not know it writes back as it was.
+Nodes of several releases swap it, so each writes unknown fields back unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNDERSTOOD = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The shard's newest snapshot, and how far the collector may have deleted. Change it with ``changed``."""
+    """The shard's newest snapshot, and the bound of the collector's deletions. Change it with ``changed``."""
 
     snapshot_n: int = -1
     snapshot: str | None = None
@@ -24,16 +24,16 @@ class Manifest(msgspec.Struct, frozen=True):
     """Number below which chunks may be gone. It only grows, and the collector raises it to ``snapshot_n``
     at most."""
     must_understand: int = 0
-    """Bits for what a node has to know to use the manifest at all."""
+    """Bits of the features that a node has to know to use the manifest at all."""
     others: tuple[tuple[str, bytes], ...] = ()
-    """Fields of later releases, as JSON. They stand beside the others in the object."""
+    """Fields of later releases, as JSON. In the object they are beside the others."""
 
 
 _KNOWN = ("snapshot_n", "snapshot", "watermark", "must_understand")
 
 
 def changed(manifest: Manifest, **fields: object) -> Manifest:
-    """Return the manifest with other values of some fields, and all that it does not know."""
+    """Return the manifest with other values of some fields, and with its unknown fields."""
     return msgspec.structs.replace(manifest, **fields)
 
 
@@ -47,7 +47,7 @@ def decode(data: bytes) -> Manifest:
     """Decode a manifest.
 
     Raises:
-        UnsupportedVersion: a later release wrote something into it that this one must not pass over.
+        UnsupportedVersion: a later release wrote something into it that this one must not skip.
         Corrupt: it does not decode.
     """
     try:

@@ -1,8 +1,8 @@
-"""The end of an interpreter beside threads of libraries, which must not come back into it then.
+"""The end of an interpreter beside threads of libraries, which must not enter it then.
 
-obstore hands results over from threads of its own, and pyarrow lets go of Python objects in them, for an instant after
-the result is there. Before Python 3.14 an interpreter that ends stops a thread which asks for its lock by unwinding it,
-and Rust and C++ end the process for that with SIGABRT: a command that has done its work and said so exits with 134. It
+obstore passes results from threads of its own, and pyarrow releases Python objects in them, for an instant after the
+result is there. Before Python 3.14, an ending interpreter stops a thread that asks for its lock by unwinding it, and
+Rust and C++ then end the process with SIGABRT: a command that has done its work and reported it exits with 134. It
 happened to 4 of 60 runs of ``weft hub check`` on S3 beside other work, and to 2 of 25 programs that read a table.
 """
 
@@ -17,7 +17,8 @@ import threading
 import time
 
 QUIET_S = 0.012
-"""A thread that waits for the interpreter's lock wakes up every 5 ms (sys.getswitchinterval), so it is seen in this."""
+"""Time in which a thread that waits for the interpreter's lock is seen to run: it wakes up every 5 ms
+(sys.getswitchinterval)."""
 LOOKS_MAX = 80
 _TASKS = "/proc/self/task"
 _FIELDS = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
@@ -26,17 +27,17 @@ _ASLEEP = "State:\tS"
 
 @functools.cache
 def wait_at_exit() -> None:
-    """Have the interpreter wait for other threads before it ends. May be called again."""
+    """Make the interpreter wait for other threads before it ends. May be called again."""
     if sys.version_info < (3, 14):
         atexit.register(wait_until_quiet)
 
 
 def wait_until_quiet() -> None:
-    """Wait until no other thread of the process has run for ``QUIET_S``; at most about a second. Where the system does
-    not say what threads do, wait ``QUIET_S`` alone."""
+    """Wait until no other thread of the process has run for ``QUIET_S``; at most about a second. If the system does not
+    report the state of threads, only wait ``QUIET_S``."""
     before = _threads()
     for _ in range(LOOKS_MAX):
-        # Sleep leaves the interpreter's lock to threads that wait for it.
+        # The sleep releases the interpreter's lock for waiting threads.
         time.sleep(QUIET_S)
         now = _threads()
         if now == before and all(lines[0].startswith(_ASLEEP) for lines in now.values()):

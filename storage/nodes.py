@@ -1,6 +1,6 @@
-"""Running hub nodes: each keeps an entry in the store (docs/how-to/upgrade-a-hub.md).
+"""Running hub nodes: each has an entry in the store (docs/how-to/upgrade-a-hub.md).
 
-An entry is a courtesy, for people and for ``weft hub finalize``: the safety of a log never depends on it.
+An entry is information for people and for ``weft hub finalize``: the safety of a log never depends on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from weft.storage import hub_keys
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed, Written
 
 STALE_NS = 300 * 1_000_000_000
-"""Age at which an entry counts for no running node any more."""
+"""Age at which an entry no longer counts as a running node."""
 
 
 class NodeEntry(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ async def announce(store: ObjectStore, entry: NodeEntry) -> Written | None:
         StoreError: the store did not answer.
     """
     key, data = hub_keys.node_key(entry.id), msgspec.json.encode(entry)
-    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # its own earlier attempt: the next one is soon
+    with contextlib.suppress(AlreadyExists, PreconditionFailed):  # its own earlier attempt won; the next one is soon
         try:
             found = await store.get(key)
         except NotFound:
@@ -56,7 +56,8 @@ async def withdraw(store: ObjectStore, node_id: str) -> None:
 
 
 async def running(store: ObjectStore, now: int) -> list[NodeEntry]:
-    """Return the nodes whose entries are fresh, by id. One that does not decode is a node of level 0: it may be any.
+    """Return the nodes with fresh entries, by id. An entry that does not decode counts as a node of level 0: it may be
+    any.
 
     Args:
         now: nanoseconds since 1970.

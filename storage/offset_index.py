@@ -19,19 +19,19 @@ class Around(NamedTuple):
     """Offsets of a stream at the two snapshots around a chunk."""
 
     start: int
-    """The stream's next offset at the newest snapshot before the chunk; 0 where there is none."""
+    """The stream's next offset at the newest snapshot before the chunk; 0 without one."""
     n: int | None
-    """Number of the oldest snapshot at or after the chunk; None where there is none."""
+    """Number of the oldest snapshot at or after the chunk; None without one."""
     end: int
-    """The stream's next offset there; ``start`` where there is none."""
+    """The stream's next offset there; ``start`` without one."""
 
 
 class OffsetIndex:
     """Next offsets of streams at each snapshot of a shard.
 
     Args:
-        store: where the snapshots are.
-        cluster_id: of the cluster that made them.
+        store: the store with the snapshots.
+        cluster_id: id of the cluster that made them.
         shard: number of the shard.
     """
 
@@ -44,7 +44,7 @@ class OffsetIndex:
         """Return a number n such that the chunk with ``offset`` is n or a later one.
 
         Args:
-            snapshots: (n, key), ascending. One that is damaged or gone only makes the answer coarser.
+            snapshots: (n, key), ascending. A damaged or missing one only makes the answer coarser.
         """
         known = list(snapshots)
         low, high = 0, len(known)  # every snapshot before `low` ends at or below the offset
@@ -61,7 +61,7 @@ class OffsetIndex:
         return known[low - 1][0] + 1 if low else 0
 
     async def around(self, snapshots: list[tuple[int, str]], stream: StreamKey, n: int) -> Around:
-        """Return what is known of a stream's offset at chunk ``n``, before the chunk's own records.
+        """Return the known bounds of a stream's offset at chunk ``n``, before the chunk's own records.
 
         Args:
             snapshots: as of ``locate``.
@@ -89,7 +89,7 @@ class OffsetIndex:
 
     async def _of(self, key: str) -> dict[StreamKey, int]:
         if key not in self._offsets:
-            # Without the lanes, which are ten thousand and of no use here.
+            # Without the lanes: there may be ten thousand, which are not needed here.
             owner, offsets = snapshots.decode_offsets((await self._store.get(key)).data)
             if owner != self._owner:
                 raise Corrupt(f"{key} belongs to shard {owner[1]} of cluster {owner[0].hex()}")

@@ -19,14 +19,14 @@ class NamedOpenGap(msgspec.Struct, frozen=True):
     first: int
     """Sequence number from which on records may be missing."""
     since: str | None
-    """RFC 3339, UTC: none of them was taken in before. None when that is unknown."""
+    """RFC 3339, UTC: none of them was received before. None if unknown."""
     until: str
     """Moment of the lane's retirement."""
     why: str
 
     @property
     def sentence(self) -> str:
-        """Return all of it as one sentence."""
+        """Return the gap as one sentence."""
         return f"{self.edge}/{self.log_id}, from {self.since or 'the beginning'} to {self.until}: {self.why}"
 
 
@@ -37,14 +37,14 @@ def named(gap: OpenGap) -> NamedOpenGap:
 
 
 def open_gaps_of(state: ShardState, tenant: str, stream: str) -> list[NamedOpenGap]:
-    """Return the open gaps of a stream in a shard, those of lanes that have left included."""
+    """Return the open gaps of a stream in a shard, including those of lanes that have left."""
     lanes = (lane for lane in state.retired if (lane.tenant, lane.stream) == (tenant, stream))
     there = [gap for lane in lanes if (gap := open_gap(lane, state.lanes[lane])) is not None]
     return [named(gap) for gap in (*state.open_gaps.get((tenant, stream), ()), *there)]
 
 
 def open_gap_of(state: ShardState, lane: Lane) -> NamedOpenGap | None:
-    """Return the open gap of a lane, in the state or left; None when it has none."""
+    """Return the open gap of a lane, also of one that has left the state; None if it has none."""
     log_id = format_log_id(lane.log_id)
     gaps = open_gaps_of(state, lane.tenant, lane.stream)
     return next((gap for gap in gaps if (gap.edge, gap.log_id) == (lane.edge, log_id)), None)

@@ -1,6 +1,6 @@
 """Files that only a service and its administrator may read: hashed passwords, hashed tokens.
 
-They belong to no log and no store, so they need owners and modes, which ``FileSystem`` does not have.
+They are not part of a log or a store, and need owners and modes, which ``FileSystem`` does not have.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _OWNER_AND_GROUP = 0o640
 def replace_private_file(path: str, data: bytes) -> None:
     """Replace a file's content durably and in one step; create the file if it is missing.
 
-    An existing file keeps its owner, group and mode. A new file is readable by its owner alone; one that root creates
-    gets the owner and group of its folder, and in root's own folder, the folder's group may read it.
+    An existing file keeps its owner, group and mode. Only the owner can read a new file; one that root creates gets the
+    owner and group of its folder, and in root's own folder, the folder's group may read it.
 
     Raises:
-        OSError: the file or its folder cannot be written. The old content stays.
+        OSError: the file or its folder cannot be written. The old content remains.
     """
     folder = os.path.dirname(path) or "."
     owner, group, mode = _ownership(path, folder)
     temporary = f"{path}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-    # Exclusive: in a folder of another user, root must not write through a link that stands at this name.
+    # Exclusive: in a folder of another user, root must not write through a link of this name.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER)
     with open(descriptor, "wb") as file:
         if (owner, group) != (os.geteuid(), os.getegid()) and os.geteuid() == 0:
@@ -43,7 +43,7 @@ def _ownership(path: str, folder: str) -> tuple[int, int, int]:
     """Return the owner, group and mode for the file."""
     with contextlib.suppress(FileNotFoundError):
         known = os.stat(path)
-        # Kept, so that an administrator may change a file that the service reads.
+        # Kept, so that the service can still read a file after an administrator has changed it.
         return known.st_uid, known.st_gid, known.st_mode & 0o777
     if os.geteuid() != 0:
         return os.geteuid(), os.getegid(), _OWNER

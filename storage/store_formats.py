@@ -1,4 +1,4 @@
-"""The look at a hub's store before anything is written in it: which release may open it."""
+"""Check of a hub's store before anything is written in it: may this release open it?"""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LISTED_MAX = 1000
 
 
 async def check_store(store: ObjectStore, release_level: int = LEVEL_MAX) -> None:
-    """Compare what is in a store with what this release reads: the cluster, and of each shard the manifest, the
-    snapshots that a start needs, and the last chunk. Writes nothing. A store without a cluster is new.
+    """Compare a store's formats with those of this release: the cluster, and for each shard the manifest, the snapshots
+    that a start needs, and the last chunk. Writes nothing. A store without a cluster is new.
 
-    A release that added something which this one must not pass over left it in the last chunk: this one would have
-    written none behind it. Damage is left to the start, which has other shards work on.
+    Features that this release must not skip are always in the last chunk, since this release cannot have written a
+    chunk after it. Damage is left to the start, which lets other shards continue.
 
     Raises:
-        ClusterUnusable: another release has to open the store; the sentence says which.
+        ClusterUnusable: another release has to open the store; the message says which.
         StoreError: the store did not answer.
     """
     try:
@@ -57,13 +57,13 @@ async def _check_shard(store: ObjectStore, cluster: Cluster, shard: int) -> None
 
 
 async def _check_snapshot(log: ShardLog, key: str) -> None:
-    """Look at the snapshot without which a shard cannot be loaded: chunks before it are gone."""
+    """Check the snapshot that loading a shard needs: chunks before it are gone."""
     with naming(key):
         snapshot.check_header(await log.store.get_range(key, 0, snapshot.HEADER_BYTES))
 
 
 async def _check_chunk(log: ShardLog, n: int) -> None:
-    """Look at both ends of a chunk. Folding reads the footer alone, which a later release may have left as it was."""
+    """Check both ends of a chunk. Folding reads only the footer, which a later release may have left unchanged."""
     if await log.index(n) is not None:
         key = hub_keys.chunk_key(log.shard, n)
         with naming(key):

@@ -1,8 +1,8 @@
-"""The table's own log as objects: its durable part, and entries that a power cut left half written.
+"""The table's own log as objects: its durable part, and entries half written because of a power cut.
 
-deltalake never syncs what it writes. On a directory a power cut may therefore keep version n+1 and lose version n, and
-with it rows that the position of n+1 claims. So before a commit on top of a version, every entry up to it is synced; at
-most the newest entry can then be torn, and ``mend`` removes it.
+deltalake never syncs its files. On a directory, a power cut may therefore keep version n+1 and lose version n, and with
+it rows that the position of n+1 claims. So before a commit on top of a version, every entry up to it is synced; at most
+the newest entry can then be torn, and ``mend`` removes it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class TableLog:
         self._synced: int | None = None
 
     async def checkpoint_version(self) -> int:
-        """Return the version of the newest checkpoint that the log names; -1 when there is none."""
+        """Return the version of the newest checkpoint that the log names; -1 without one."""
         try:
             data = (await self._store.get(f"{self._folder}/_last_checkpoint")).data
             return msgspec.json.decode(data, type=_LastCheckpoint).version
@@ -55,18 +55,18 @@ class TableLog:
             return -1
 
     async def entry_hash(self, version: int) -> bytes | None:
-        """Return a hash of the entry of a version; None when it is not there: the table was moved away, or cleaned up
-        behind a checkpoint."""
+        """Return a hash of the entry of a version; None if it is missing: the table was moved away, or the log cleaned
+        up behind a checkpoint."""
         try:
             return sha256((await self._store.get(self._entry(version))).data).digest()
         except NotFound:
             return None
 
     async def recent_transactions(self, version: int, wanted: Collection[str]) -> dict[str, int]:
-        """Return the last versions of some applications' transactions, of those that the newest entries have.
+        """Return the last versions of some applications' transactions, as far as they are in the newest entries.
 
         Args:
-            version: where to begin; older entries than ``ENTRIES_MAX`` are left alone.
+            version: newest version to read; only ``ENTRIES_MAX`` entries are read.
         """
         found: dict[str, int] = {}
         for number in range(version, max(-1, version - ENTRIES_MAX), -1):
@@ -83,7 +83,7 @@ class TableLog:
         return found
 
     async def sync(self, version: int) -> None:
-        """Make every entry up to ``version`` durable, also those of other writers."""
+        """Make every entry up to ``version`` durable, including those of other writers."""
         if self._synced is None:
             self._synced = await self.sync_checkpoint()
         for number in range(self._synced + 1, version + 1):
@@ -103,9 +103,9 @@ class TableLog:
         return version
 
     async def mend(self) -> bool:
-        """Remove files that a power cut left half written. Return whether there were any."""
-        # Removing loses nothing: a checkpoint repeats what the entries say, and the offsets that an entry had moved are
-        # moved again. Only its Parquet files become orphans.
+        """Remove files that are half written because of a power cut. Return whether there were any."""
+        # Removing them loses nothing: a checkpoint repeats the entries, and the rows of a removed entry are written
+        # again. Only its Parquet files become orphans.
         torn = [*await self._torn_checkpoint(), *await self._torn_entry()]
         for key in torn:
             _logger.warning("removing %s, which was not written to its end", key)
@@ -127,7 +127,7 @@ class TableLog:
         for part in parts:
             if part.endswith(".parquet") and await self._store.get_range(part, -4, 4) != _PARQUET_MAGIC:
                 torn.append(part)
-        # Without the pointer first: a pointer to nothing makes the table unreadable.
+        # The pointer is removed first: a pointer to a missing checkpoint makes the table unreadable.
         return [f"{self._folder}/_last_checkpoint", *torn] if torn or (version >= 0 and not parts) else []
 
     async def _torn_entry(self) -> list[str]:
@@ -139,7 +139,7 @@ class TableLog:
 
 
 def whole_entry(data: bytes) -> bool:
-    """Return whether a log entry is complete, as far as can be seen."""
+    """Return whether a log entry is complete, as far as its own lines show."""
     try:
         lines = [msgspec.json.decode(line) for line in data.splitlines() if line]
     except msgspec.DecodeError:

@@ -61,7 +61,7 @@ def open_gap(lane: Lane, held: LaneState, *, peers: bool = False) -> OpenGap | N
     """Return the open gap of a retired lane; None if it has none.
 
     Args:
-        peers: whether another cluster may have what this one lacks.
+        peers: whether another cluster may have records that this one lacks.
     """
     retired = held.retired
     return None if retired is None else gap_until(lane, held, retired, peers=peers)
@@ -151,7 +151,7 @@ def renamed(lanes: Mapping[Lane, LaneState], *, peers: bool = False) -> set[Lane
 
     Args:
         lanes: at least the lanes of a stream with a last word, and all others of their logs.
-        peers: whether another cluster may have what this one lacks.
+        peers: whether another cluster may have records that this one lacks.
     """
     logs: dict[int, list[Lane]] = {}
     for lane in lanes:

@@ -45,7 +45,7 @@ class Complete:
         """Check the values.
 
         Raises:
-            ReadError: one is not what it should be.
+            ReadError: one is not valid.
         """
         self.expected  # noqa: B018
         self.grace_ns  # noqa: B018
@@ -217,7 +217,7 @@ def stream_options(
     """Return checked options of a read.
 
     Raises:
-        ReadError: one is not what it should be.
+        ReadError: one is not valid.
     """
     named = {f"{STORE_PREFIX}{name}": value for name, value in (store_options or {}).items()}
     return parse_options({"stream": stream, "store": os.fspath(store or ""), "tenant": tenant} | named)

@@ -1,6 +1,6 @@
 """Objects by key, with create-if-absent and compare-and-swap: the only state of the hub.
 
-``open_store`` and ``probe`` are the way in; ``ObjectStore`` (protocol.py) says what each call promises.
+``open_store`` and ``probe`` are the entry points; ``ObjectStore`` (protocol.py) defines the promises of each call.
 """
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit

@@ -1,6 +1,6 @@
 """The store in a directory: the embedded default, shared by any processes of one machine.
 
-Every promise is kept with fsync, because obstore's and deltalake's local stores never call it. An object's bytes
+This module syncs everything itself, because obstore's and deltalake's local stores never call fsync. An object's bytes
 are synced under a temporary name before the final name exists, so a power cut leaves a whole object or none.
 """
 
@@ -104,7 +104,7 @@ class DirectoryStore:
         await self._read(self._sync, check_key(key))
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the path, which deltalake and pyarrow open as it is."""
+        """Return the path, which deltalake and pyarrow open directly."""
         return self._path(check_key(key)), {}
 
     async def _run(self, call: Callable[..., T], key: str, *arguments: object) -> T:
@@ -115,7 +115,7 @@ class DirectoryStore:
             raise StoreError(self._told(key, error)) from error
 
     async def _read(self, call: Callable[..., T], key: str, *arguments: object) -> T:
-        """Run a blocking call as ``_run`` does, but pass ``FileNotFoundError`` on: a missing file is an answer."""
+        """Run a blocking call as ``_run`` does, but let ``FileNotFoundError`` through: a missing file is an answer."""
 
         def read() -> T:
             try:
@@ -153,8 +153,8 @@ class DirectoryStore:
         return content_etag(data)
 
     def _refuse_create(self, key: str) -> None:
-        """Sync the existing object, then refuse: its creator may not have synced its name yet, and the caller will
-        build on it."""
+        """Sync the existing object, then refuse: its creator may not have synced its name yet, and the caller will rely
+        on it."""
         self._fs.sync_directory(os.path.dirname(self._path(key)))
         raise AlreadyExists(key)
 
@@ -193,7 +193,7 @@ class DirectoryStore:
         return Object(data, content_etag(data), Written(written, by_store=False))
 
     def _get_range(self, key: str, start: int, length: int) -> bytes:
-        # Members of the store's group may read what they may not write.
+        # Read-only, because members of the store's group may have no write access.
         with self._opened(key, read_only=True) as file:
             first, end = clamp_range(file.size(), start, length)
             data = file.read_at(first, end - first)
@@ -201,8 +201,8 @@ class DirectoryStore:
         return data
 
     def _sync_name_once(self, key: str) -> None:
-        """Sync a name once. It may be seen before its writer has synced it, and what a reader builds on must not
-        vanish."""
+        """Sync a name once. It is visible before its writer has synced it, and an object that a reader relied on must
+        not vanish."""
         with self._mutex:
             if key in self._durable_keys:
                 return
@@ -229,7 +229,7 @@ class DirectoryStore:
             names = [
                 name
                 for name in self._fs.list_names(self._path(directory))
-                # Only names that can come after `after` cost a look at the disk: a log has millions of others.
+                # Only names that can come after `after` are read from the disk: a log has millions of others.
                 if (base + name > after or after.startswith(base + name)) and valid_part(name)
             ]
         except (FileNotFoundError, NotADirectoryError):
@@ -263,7 +263,7 @@ class DirectoryStore:
             yield file
 
     def _make_directories(self, directory: str) -> None:
-        """Create a directory, and make it and its parents durable, also those that other processes created."""
+        """Create a directory, and make it and its parents durable, including those that other processes created."""
         with self._mutex:
             if directory in self._durable_directories:
                 return

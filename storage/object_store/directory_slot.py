@@ -1,6 +1,6 @@
 """Folders for a directory store's temporary files: one locked slot per open store.
 
-The lock tells a crashed writer's leftovers from a living one's work in progress, without trusting any clock.
+The lock distinguishes a crashed writer's leftovers from a live one's work in progress, without relying on a clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Slot:
         weakref.finalize(self, lock.close)
 
     def new_path(self) -> str:
-        """Return a path that was not returned before."""
+        """Return a new path."""
         return f"{self._path}/{next(self._numbers)}"
 
 

@@ -1,4 +1,4 @@
-"""Errors of a store. Each kind tells the caller what to do next."""
+"""Errors of a store. Each kind implies the caller's next step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class StoreError(Exception):
     """A call with an unknown outcome: a timeout, a refused connection, a full disk, a server error.
 
-    After a write, read the object to learn the outcome; never decide from the error.
+    After a write, read the object to learn the outcome; never infer it from the error.
     """
 
 
@@ -23,4 +23,4 @@ class NotFound(Exception):
 
 
 class StoreUnfit(Exception):
-    """A store that does not keep the promises that the log depends on, or cannot do what was asked. Choose another."""
+    """A store that breaks promises that the log depends on, or lacks a requested feature. Choose another."""

@@ -20,8 +20,7 @@ from weft.storage.object_store.protocol import (
 
 
 def content_etag(data: Buffer) -> str:
-    """Return an etag that depends on the bytes alone, as S3's does, so that code which relies on more fails here
-    too."""
+    """Return an etag that depends only on the bytes, like S3's, so that code which relies on more fails here too."""
     return blake2b(data, digest_size=16).hexdigest()
 
 

@@ -13,18 +13,18 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
-    """Open a store; nothing is read or written yet (``probe`` does that).
+    """Open a store, without reading or writing (``probe`` does that).
 
     Args:
-        uri: a path, ``file:///path``, ``s3://bucket/prefix``, or ``memory://name`` (one store per name and process;
-            without a name a new one each time).
-        options: for S3, names as deltalake and object_store know them: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
+        uri: a path, ``file:///path``, ``s3://bucket/prefix``, or ``memory://name`` (one store per name and process; a
+            new one each time without a name).
+        options: for S3, with the names of deltalake and object_store: ``AWS_ENDPOINT_URL``, ``AWS_REGION``,
             ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``. What is missing comes from the environment and the
             machine's role.
 
     Raises:
         ValueError: no such kind of store.
-        StoreUnfit: the library that the kind needs is not installed, or an option is not what it should be.
+        StoreUnfit: the library of this kind is not installed, or an option is not valid.
     """
     if "://" not in uri:
         if ONE_SLASH.match(uri):
@@ -32,7 +32,7 @@ def open_store(uri: str, options: dict[str, str] | None = None) -> ObjectStore:
         return DirectoryStore(uri)
     parts = urlsplit(uri)
     if "@" in parts.netloc:
-        # Not quoted: this is where a password stands.
+        # The URI is not in the message, because it has a password.
         raise ValueError("a store's URI has no user name or password: S3's key comes from the environment or options")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return DirectoryStore(parts.path)

@@ -1,7 +1,7 @@
-"""Probe that refuses a store which breaks its promises, before the hub relies on it.
+"""Probe of a store's promises, before the hub relies on them.
 
-Some S3-compatible stores ignore conditions on writes; there two hub nodes would overwrite each other's chunks. Others
-keep them only for requests that come one after the other: they look, and then write. So the probe races.
+Some S3-compatible stores ignore conditions on writes; two hub nodes would overwrite each other's chunks there. Others
+respect them only for requests in sequence: they check first and write later. So the probe runs races.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from weft.storage.object_store.protocol import ObjectStore
 
 PREFIX = "probe"
 RACES = 10
-"""Number of keys that writers race for."""
+"""Number of races, each for a key of its own."""
 WRITERS = 32
 """Number of writers of one race."""
 LARGE_RACES = 3
 LARGE_WRITERS = 4
 LARGE_BYTES = 1 << 20
-"""Length of a body that takes a server long enough to write for others to come in between."""
+"""Length of a body that a server takes so long to write that other requests arrive in between."""
 AGAIN = "-again"
 """Suffix of the key of a race that could not be run with overlapping requests."""
 INSTEAD = (
@@ -36,25 +36,25 @@ _FIRST, _SECOND, _THIRD = b"weft probe: first", b"weft probe: second", b"weft pr
 
 @runtime_checkable
 class Overlapping(Protocol):
-    """A store over a network, which can hold requests half sent and say who answers."""
+    """A store over a network, with half-sent requests and the name of the server."""
 
     async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
-        """Return which of several writes to one key were accepted; None when that is not clear."""
+        """Return for each of several writes to one key whether it was accepted; None if that is not clear."""
         ...
 
     async def name(self) -> str:
-        """Return what is known of the server."""
+        """Return the server's name, as far as it is known."""
         ...
 
 
 async def probe(store: ObjectStore, second: ObjectStore | None = None) -> None:
-    """Try every promise on objects of a fresh name, and remove them. A second in a bucket, less in a folder.
+    """Test every promise on objects with new names, and remove them. It takes a second in a bucket, less in a folder.
 
     Args:
         second: another client of the same store, for the races.
 
     Raises:
-        StoreUnfit: a promise is not kept; the sentence says which, by whom, and what to use instead.
+        StoreUnfit: a promise is broken; the message names it, the server, and an alternative.
         StoreError: the store is unavailable.
     """
     base = f"{PREFIX}/{os.urandom(8).hex()}"
@@ -115,7 +115,7 @@ async def _probe_reads(store: ObjectStore, base: str, key: str) -> None:
     try:
         long = await store.get_range(key, -(1 << 16), 1 << 16)
     except StoreError:
-        await store.get(key)  # an outage is none of the range's doing
+        await store.get(key)  # raises during an outage, which has nothing to do with ranges
         raise StoreUnfit("the store refuses a suffix range that is longer than the object") from None
     if long != _SECOND:
         raise StoreUnfit("the store answers a suffix range that is longer than the object with other bytes")
@@ -129,7 +129,7 @@ async def _probe_races(clients: Sequence[ObjectStore], keys: Sequence[str]) -> N
     for key in keys[RACES:]:
         bodies = list(_bodies(LARGE_WRITERS, LARGE_BYTES))
         if not await _Race(clients, key).overlap(bodies):
-            # For another key: what was sent without an answer may still be written.
+            # With another key: requests without an answer may still be written to this one.
             await _Race(clients, key + AGAIN).run(bodies)
 
 
@@ -139,19 +139,19 @@ def _bodies(count: int, size: int) -> Iterator[bytes]:
 
 
 class _Race:
-    """A race of writers for one key: all create it, and then all swap what one of them made."""
+    """A race of writers for one key: all create it, and then all swap the winner's object."""
 
     def __init__(self, clients: Sequence[ObjectStore], key: str) -> None:
         self._clients = clients
         self._key = key
 
     async def run(self, bodies: Sequence[bytes]) -> None:
-        """Write as the clients do, in turns over all clients."""
+        """Write with ordinary requests, spread over all clients."""
         await self._write(bodies, None)
         await self._write([body[::-1] for body in bodies], await self._etag())
 
     async def overlap(self, bodies: Sequence[bytes]) -> bool:
-        """Write with requests that are half sent together. Return whether that could be done here."""
+        """Write with requests that are all half sent at the same time. Return whether that was possible."""
         client = self._clients[0]
         if not isinstance(client, Overlapping):
             return False
@@ -186,7 +186,7 @@ class _Race:
     async def _judge(
         self, bodies: Sequence[bytes], won: Sequence[bool], unclear: Sequence[bool], etag: str | None
     ) -> None:
-        """Check that exactly one writer won, and that its bytes are what every client reads."""
+        """Check that exactly one writer won, and that every client reads its bytes."""
         what, condition = ("creates of one key", "If-None-Match") if etag is None else ("swaps of one etag", "If-Match")
         writes, broken = f"{len(bodies)} concurrent {what}", f"it does not keep {condition} under a race"
         if sum(won) > 1:

@@ -1,6 +1,6 @@
 """Contract of an object store.
 
-Memory, directory and S3 keep it, under one suite: tests/storage/object_store/test_conformance.py.
+Memory, directory and S3 implement it, under one test suite: tests/storage/object_store/test_conformance.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Buffer = bytes | bytearray | memoryview
 
 KEY_CHARACTERS_MAX = 512
 KEY_PART_CHARACTERS_MAX = 200
-"""Longest part of a key: below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix before it."""
+"""Longest part of a key: below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix."""
 _PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=@+~-]{{0,{KEY_PART_CHARACTERS_MAX - 1}}}")
 
 
@@ -30,10 +30,9 @@ class Object(NamedTuple):
 
     data: bytes
     etag: str
-    """Name of this content for ``swap``. Derived from the bytes, so equal bytes may have equal etags: a caller that
-    swaps in a loop puts a counter into the object."""
+    """Identifier of this content for ``swap``. It may be derived from the bytes, so equal bytes may have equal etags: a
+    caller that swaps in a loop needs a counter in the object."""
     written: Written | None = None
-    """None where the store does not record it."""
 
 
 class Listed(NamedTuple):
@@ -56,13 +55,13 @@ class ObjectStore(Protocol):
     """
 
     async def create(self, key: str, data: Buffer) -> str:
-        """Create an object that must not exist yet; of any number of concurrent attempts exactly one succeeds.
+        """Create an object that must not exist yet; exactly one of any number of concurrent attempts succeeds.
 
         Returns:
-            Its etag. The object is durable, whole, and seen by every later read anywhere.
+            Its etag. The object is durable, complete, and visible to every later read anywhere.
 
         Raises:
-            AlreadyExists: the key is taken (perhaps by an earlier attempt of one's own).
+            AlreadyExists: the key is taken (perhaps by an earlier attempt of the caller).
         """
         ...
 
@@ -75,7 +74,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get(self, key: str) -> Object:
-        """Return the whole object. What was read is durable: no power cut takes it back.
+        """Return the whole object. It is durable: a power cut after this read does not remove it.
 
         Raises:
             NotFound: no such object.
@@ -83,7 +82,7 @@ class ObjectStore(Protocol):
         ...
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return bytes ``[start, start + length)`` of an object that is never swapped; fewer where it ends.
+        """Return bytes ``[start, start + length)`` of an object that is never swapped; fewer at its end.
 
         Args:
             start: from the beginning; negative counts from the end, clamped to the beginning.
@@ -108,14 +107,14 @@ class ObjectStore(Protocol):
         """Remove an object; an absent one is fine."""
 
     async def sync(self, key: str) -> None:
-        """Make durable what another library wrote under ``key``: the bytes, the name, and its directories.
+        """Make an object durable that another library wrote under ``key``: the bytes, the name, and its directories.
 
         Raises:
             NotFound: no such object.
         """
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the URI and storage options by which deltalake and pyarrow reach the same place.
+        """Return the URI and storage options of the same place for deltalake and pyarrow.
 
         Raises:
             StoreUnfit: other libraries cannot reach this store (memory).

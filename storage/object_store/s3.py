@@ -47,7 +47,8 @@ SIGNED_SECONDS = 300
 class S3Store:
     """An ``ObjectStore`` with conditional PUTs (If-None-Match and If-Match).
 
-    Only reads are retried. A write without a clear answer raises ``StoreError``, and the caller reads what happened.
+    Only reads are retried. A write without a clear answer raises ``StoreError``, and the caller reads the object to
+    learn the outcome.
 
     Args:
         bucket: its name.
@@ -71,7 +72,8 @@ class S3Store:
             try:
                 return await self._put(key, data, "create")
             except (AlreadyExistsError, PreconditionError):
-                # "Conflict" has the same face and only means that another request is under way: look.
+                # obstore reports "conflict" in the same way, which only means that another request is in progress: read
+                # the object.
                 with contextlib.suppress(FileNotFoundError):
                     await self._reads.head_async(key)
                     raise AlreadyExists(key) from None
@@ -112,7 +114,7 @@ class S3Store:
             except FileNotFoundError:
                 raise
             except (BaseError, OSError):
-                # A range that holds no byte is an error of the protocol (416) and an empty answer here.
+                # An empty range is an error of the protocol (416), but an empty answer here.
                 first, end = clamp_range(await self._size(key), start, length)
                 if first < end:
                     raise
@@ -136,18 +138,18 @@ class S3Store:
             await self._reads.delete_async(key)
 
     async def sync(self, key: str) -> None:
-        """Return once the object is found: an object that a bucket shows is durable."""
+        """Return when the object is found: a visible object of a bucket is durable."""
         await self._size(key)
 
     def location(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return the s3:// URI and the options as given. Where the endpoint has no TLS, they allow plain HTTP."""
+        """Return the s3:// URI and the given options. For an endpoint without TLS, they allow plain HTTP."""
         return f"{self._uri}/{check_key(key)}", dict(self._options)
 
     async def overlap(self, key: str, bodies: Sequence[bytes], expected_etag: str | None) -> Sequence[bool] | None:
         """Put every body to one key at once, with overlapping requests, as creates or as swaps; for ``probe``.
 
         Returns:
-            Which of them the store accepted. None when one of them had no clear answer.
+            For each body, whether the store accepted it. None if one of them had no clear answer.
         """
         condition = ("If-None-Match", "*") if expected_etag is None else ("If-Match", expected_etag)
         try:
@@ -160,7 +162,7 @@ class S3Store:
         return [answer.status in accepted for answer in answers]
 
     async def name(self) -> str:
-        """Return what is known of the server: the name that it gives itself, and its address."""
+        """Return the server's own name, if it reports one, and its address."""
         answer, address = Answer(0, ""), self._uri
         with contextlib.suppress(BaseError, OSError, ValueError):
             url = await self._signed("GET", "cluster.json")
@@ -170,7 +172,8 @@ class S3Store:
 
     @contextlib.contextmanager
     def _answers(self, key: str) -> Iterator[None]:
-        """Turn obstore's errors into ours. An error that is no clear answer means that the outcome is unknown."""
+        """Turn obstore's errors into the store's. An error that is not a clear answer means that the outcome is
+        unknown."""
         try:
             yield
         except FileNotFoundError:
@@ -197,7 +200,7 @@ def _open_bucket(bucket: str, prefix: str, options: dict[str, str], retries: int
         "timeout": timedelta(seconds=REQUEST_SECONDS_MAX),
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS_MAX),
     }
-    # To obstore this is an option of the client, not of the bucket. What else is missing here it reads from the
+    # For obstore this is an option of the client, not of the bucket. It reads other missing options from the
     # environment by itself.
     if config.pop(ALLOW_HTTP.lower(), None) == "true":
         client["allow_http"] = True

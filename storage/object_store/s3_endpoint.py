@@ -1,4 +1,4 @@
-"""Decision whether an S3 endpoint is reached with TLS, from the options and the environment."""
+"""Choice of TLS for an S3 endpoint, from the options and the environment."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PREFIX = "AWS_"
 
 
 def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Return whether requests may go without TLS.
+    """Return whether requests may be sent without TLS.
 
-    An endpoint that begins with ``http://`` is permission enough. The libraries would also require ``AWS_ALLOW_HTTP``,
-    and call its absence a "builder error".
+    An endpoint that begins with ``http://`` is sufficient. The libraries would also require ``AWS_ALLOW_HTTP``, and
+    report its absence as a "builder error".
 
     Args:
-        options: the store's options by object_store's names; they win over the environment.
+        options: the store's options by object_store's names; they override the environment.
         environment: the process's environment variables.
 
     Raises:
-        StoreUnfit: the endpoint is no URL, or ``AWS_ALLOW_HTTP`` forbids what the endpoint asks for.
+        StoreUnfit: the endpoint is not a URL, or ``AWS_ALLOW_HTTP`` forbids plain HTTP to it.
     """
     options = {name.upper(): value for name, value in options.items()}
     given = options.get(ALLOW_HTTP, environment.get(ALLOW_HTTP))
@@ -41,7 +41,7 @@ def allows_http(options: Mapping[str, str], environment: Mapping[str, str]) -> b
 
 
 def endpoint_of(options: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and the value of the endpoint; two empty texts mean Amazon's own. Args as ``allows_http``."""
+    """Return name and value of the endpoint; two empty texts mean Amazon's own. Args as ``allows_http``."""
     options = {name.upper(): value for name, value in options.items()}
     for source, spellings in ((options, ("", _PREFIX)), (environment, ("",))):
         for name in ENDPOINTS:

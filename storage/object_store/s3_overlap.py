@@ -1,7 +1,7 @@
 """Conditional PUTs to one key that overlap on purpose: each is half sent before any of them is finished.
 
-A server that looks at the condition when a request begins, and writes when it has ended, keeps its promises to requests
-that come one after the other and breaks them here. An ordinary client cannot time its requests like this.
+A server that checks the condition when a request begins, and writes when it has ended, keeps its promises for requests
+in sequence and breaks them here. An ordinary client cannot time its requests like this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 TIMEOUT_S = 30.0
 SETTLE_S = 0.03
-"""Time for a server to take up requests of which it has half."""
+"""Time for a server to begin with requests that are half sent."""
 _HEAD_BYTES_MAX = 1 << 16
 
 
@@ -30,12 +30,12 @@ async def put_overlapping(url: str, bodies: Sequence[bytes], condition: tuple[st
     """Put every body under one signed URL, all of them half sent before the first is finished.
 
     Args:
-        url: signed for PUT, with no header but the host.
+        url: signed for PUT, with the host as only header.
         condition: a header and its value.
 
     Raises:
         OSError: a connection could not be made, broke, or took too long (``TimeoutError``).
-        ValueError: an answer is no HTTP.
+        ValueError: an answer is not HTTP.
     """
     async with asyncio.timeout(TIMEOUT_S):
         connections = [await _connect(url) for _ in bodies]
@@ -66,7 +66,7 @@ async def ask(url: str, method: str = "GET") -> Answer:
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    # A server may refuse at once and close; its answer is read all the same.
+    # A server may refuse at once and close; its answer is read anyway.
     with contextlib.suppress(ConnectionError):
         writer.write(data)
         await writer.drain()

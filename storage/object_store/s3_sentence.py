@@ -1,21 +1,21 @@
-"""Sentences for the errors of obstore."""
+"""Messages for the errors of obstore."""
 
 from __future__ import annotations
 
 import re
 
 MACHINE_ROLE_PATH = "/latest/api/token"
-"""Path at which obstore asks for the machine's role, once it has found no key."""
+"""Path at which obstore asks for the machine's role, if it has found no key."""
 NO_KEY = (
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are neither in the environment nor options, "
     "and this machine has no role: give a key"
 )
-# "in 1.2ms" or ", after 5 retries, max_retries: 5, ..." stands between address and cause.
+# "in 1.2ms" or ", after 5 retries, max_retries: 5, ..." may be between address and cause.
 _TRIED = re.compile(r".*Error performing (\w+) (\w+://[^,\s]+)(?:,? .*)? - (.+)")
 _REFUSED = "Server returned non-2xx status code: "
 _DOCUMENT = re.compile(r"<\?xml|<Error>")
 _SAID = re.compile(r"<Error>.*?<Code>([^<]+)</Code>.*?<Message>([^<]+)</Message>", re.DOTALL)
-"""S3's answer to what it refuses. Other elements repeat parts of the request, its signature among them."""
+"""S3's answer to a refused request. Other elements repeat parts of the request, including its signature."""
 _UNSENT = "HTTP error: "
 _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"kind: ConnectionRefused"), "connection refused, so nothing listens there"),
@@ -32,15 +32,15 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (re.compile(r'message: "([^"\n]{1,200})"'), "{}"),
 )
-"""Causes of a request that got no answer: their marks in obstore's debugging, and their words."""
+"""Causes of a request without an answer: their marks in obstore's debug text, and their messages."""
 
 
 def sentence(error: BaseException, endpoint: str = "") -> str:
-    """Return what was asked of which address, and the cause: what the store says itself, where it does. obstore appends
-    pages of debugging to that, in which alone it says why a request got no answer.
+    """Return the request, the address and the cause: the store's own message, if there is one. Only obstore's pages of
+    debug text contain the cause of a request without an answer.
 
     Args:
-        endpoint: name of the option or variable that has the address; empty for Amazon's own.
+        endpoint: name of the option or variable with the address; empty for Amazon's own.
     """
     text = str(error)
     first = text.partition("\n")[0]
@@ -60,7 +60,7 @@ def sentence(error: BaseException, endpoint: str = "") -> str:
 
 
 def _why_unsent(debugging: str) -> str:
-    """Return the cause for which a request got no answer; empty when the debugging names none that is known."""
+    """Return the cause of a request without an answer; empty if the debug text has no known one."""
     for mark, words in _CAUSES:
         if found := mark.search(debugging):
             return words.format(*found.groups())

@@ -1,4 +1,4 @@
-"""The edge node's log: it reports an append only once it is durable, and loses nothing that it reported in silence."""
+"""The edge node's log: it reports an append only when it is durable, and reports every later loss of such records."""
 
 from weft.storage.segment_log.errors import LogError, LogFailed, LogFull, LogVersionError, RecordTooLarge, WrongOwner
 from weft.storage.segment_log.log import SegmentLog

@@ -1,4 +1,4 @@
-"""Errors of a segment log, each with what the caller does about it."""
+"""Errors of a segment log, each with the caller's next step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ class LogError(Exception):
 
 
 class LogFull(LogError):
-    """No room: the disk budget holds nothing that may be deleted, or too much waits for the disk.
+    """No room: nothing in the disk budget may be deleted, or too many bytes wait for the disk.
 
-    Nothing of the refused run was taken. Do not acknowledge it; the device sends it again.
+    Nothing of the refused run was appended. Do not acknowledge it; the device sends it again.
     """
 
 
 class LogFailed(LogError):
-    """A write or sync failed, so what reached the disk is unknown. Reads still work; to append, open the log again."""
+    """A write or sync failed, so it is unknown what reached the disk. Reads still work; to append, open the log
+    again."""
 
 
 class WrongOwner(LogError):
-    """The log is another node's, or this node had another name. Nothing was changed."""
+    """The log belongs to another node, or this node had another name. Nothing was changed."""
 
     def __init__(self, directory: str, owner: NodeName, asked: NodeName) -> None:
-        """Say whose log it is, and under which name it was opened."""
+        """Word the error, with the log's owner and the name that opened it."""
         super().__init__(
             f"the log in {directory} belongs to {owner}, not to {asked}. Put that name back in the configuration, or "
             "give the log the new one with weft edge rename"
@@ -37,4 +38,4 @@ class LogVersionError(LogError):
 
 
 class RecordTooLarge(LogError, ValueError):
-    """One record is longer than ``RECORD_BYTES_MAX``, or has too many headers: it can never be taken."""
+    """One record is longer than ``RECORD_BYTES_MAX``, or has too many headers: it can never be stored."""

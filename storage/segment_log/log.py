@@ -46,14 +46,14 @@ AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 class SegmentLog(LogAnswers, LogRoom):
     """An open log.
 
-    The owner's thread appends; a writer thread makes everything that was appended while it synced durable with the next
-    single write and sync. Reads see durable records only and may come from any thread. Sequence numbers of one stream
-    are gapless from 0; those given to records that a crash took before they were durable are given out again, which
-    is right because the log never reported them.
+    The owner's thread appends; a writer thread makes all records appended during its last sync durable with the next
+    single write and sync. Reads see only durable records and may come from any thread. Sequence numbers of one stream
+    are gapless from 0. Numbers of records that a crash lost before they were durable are assigned again, which is safe
+    because the log never reported them.
     """
 
     def __init__(self, opened: OpenedLog, wall_clock: Callable[[], int], end_of_turn: EndOfTurn | None) -> None:
-        """Take over what ``open`` opened; callers use ``open``."""
+        """Wrap the parts of an open log; callers use ``open``."""
         committer = opened.committer
         super().__init__(opened.state, LogReader(opened.state, wall_clock, committer.poison))
         LogRoom.__init__(self, opened.state, committer.poison)
@@ -67,7 +67,7 @@ class SegmentLog(LogAnswers, LogRoom):
         self.committer = committer
         """Without a writer thread, ``committer.run_once()`` makes commits."""
         self.recovery = opened.recovery
-        """Report of what opening the log found and did."""
+        """Findings and actions of opening the log."""
 
     @classmethod
     def open(
@@ -85,26 +85,26 @@ class SegmentLog(LogAnswers, LogRoom):
         owner: NodeName | None = None,
         guard: Guard | None = None,
     ) -> SegmentLog:
-        """Open or create the log in ``directory``, recovering by itself from whatever a crash or bad disk left.
+        """Open or create the log in ``directory``. It recovers by itself from any crash or disk damage.
 
         Args:
             wall_clock: nanoseconds since 1970.
             random_bits: random integer of that many bits; makes a new log's id.
             post: runs a callback on the owner's thread, e.g. ``loop.call_soon_threadsafe``; must keep order.
-            end_of_turn: calls back once the owner's thread has handled what is ready now, e.g. ``loop.call_soon``. A
-                commit then begins when the reads of one turn of the loop are appended, not after the first of them:
-                ten times as many records to a commit under load, and no later for a node that is idle. Without it
-                a commit begins at once.
+            end_of_turn: calls back after the owner's thread has handled the ready events, e.g. ``loop.call_soon``. A
+                commit then begins when the reads of one turn of the loop are appended, not after the first of them: ten
+                times as many records per commit under load, without a delay for an idle node. Without it, a commit
+                begins at once.
             start_writer: False leaves every commit to calls of ``committer.run_once``.
-            owner: the name under which its records are known. A log that does not say whose it is becomes this one's.
-                None opens it whosever it is.
-            guard: asked before anything is written, and told once the log is open.
+            owner: the name under which its records are known. A log without an owner gets this one. None accepts any
+                owner.
+            guard: checks the folder before anything is written, and records the formats when the log is open.
 
         Raises:
-            WrongOwner: it is another's. Nothing was written.
+            WrongOwner: the log has another owner. Nothing was written.
             DirectoryInUse: another process, or another log of this one, has it open.
             LogVersionError: another release has to open it. Nothing was written.
-            LogFailed: the disk refused a read or write that opening needs.
+            LogFailed: a read or write that opening needs failed.
         """
         opened = open_log(
             directory, settings, wall_clock=wall_clock, clock_reading=clock_reading, random_bits=random_bits,
@@ -120,7 +120,7 @@ class SegmentLog(LogAnswers, LogRoom):
         """Return the number of a stream. Declare a new name, which is durable with the next commit.
 
         Raises:
-            ValueError: not a name that a stream may have.
+            ValueError: it is not a valid name of a stream.
         """
         if not valid_name(name):
             raise ValueError(f"{name!r} cannot name a stream: {NAME_RULE}")
@@ -134,8 +134,8 @@ class SegmentLog(LogAnswers, LogRoom):
             return stream
 
     def settled(self) -> None:
-        """Note that all earlier streams are declared again. Once the log has been closed, new streams begin at 0, also
-        where a block that could not be read may have hidden the name of one."""
+        """Note that all earlier streams are declared again. After the next close of the log, new streams begin at 0,
+        even if an unreadable block may have hidden the name of one."""
         self._settled = True
 
     def append(  # noqa: PLR0917  # the hot path: positional arguments cost least
@@ -150,22 +150,22 @@ class SegmentLog(LogAnswers, LogRoom):
         origin: int = 0,
         times: list[int] | None = None,
     ) -> int:
-        """Take a run of records, in order; not durable before ``on_durable`` says so. Owner's thread only.
+        """Append a run of records, in order; they are durable when ``on_durable`` calls back. Owner's thread only.
 
         Args:
-            time: when they were taken in, ns since 1970.
+            time: time at which they were received, ns since 1970.
             headers: index in this run -> headers, for the records that have any.
             flags: index in this run -> ``protocols.batch.Flag`` bits, likewise.
-            payload_bytes: of all payloads, for callers that have counted them.
-            origin: number of what made them, from ``origin``; 0 for what devices sent.
-            times: time of each record, where they have several; ``time`` is now all the same.
+            payload_bytes: bytes of all payloads, for callers that have counted them.
+            origin: number of their origin, from ``origin``; 0 for records of devices.
+            times: time of each record, if they differ; ``time`` must still be the present time.
 
         Returns: the sequence number of the first; the others follow.
 
         Raises:
-            LogFull: there is no room, or the stream is to refuse (``refuse``). Nothing of the run was taken.
-            LogFailed: the log is poisoned. Nothing of the run was taken.
-            RecordTooLarge: a record can never be taken.
+            LogFull: there is no room, or the stream must refuse (``refuse``). Nothing of the run was appended.
+            LogFailed: the log is poisoned. Nothing of the run was appended.
+            RecordTooLarge: a record can never be stored.
             ValueError: the lists differ in length, or the stream was not declared.
         """
         size = run_bytes(keys, payloads, headers, payload_bytes)
@@ -196,7 +196,7 @@ class SegmentLog(LogAnswers, LogRoom):
                 if state.queue.raw_bytes + needed > state.room_bytes:
                     self._admit(needed)
             if lane.policy.retain_bytes is not None:
-                # Last, because it may drop the oldest: never for a run that is then refused.
+                # Last, because it may drop the oldest records, which it must not do for a run that is then refused.
                 self._admit_to_stream(stream, lane, needed, time)
             run = Run(time if times is None else times[0], keys, payloads, headers, flags, size, origin, times)
             state.queue.add(stream, base_seq, run, time)
@@ -212,25 +212,25 @@ class SegmentLog(LogAnswers, LogRoom):
     def lead(self, stream: int) -> None:
         """Put this stream's batches first in each commit from now on.
 
-        A crash may leave the beginning of the commit that it interrupts, where nothing in it was appended ``together``.
-        So if a record of such a commit is there, the
-        leading streams' records of the same commit are there too; not the other way about.
+        A crash may leave the beginning of the interrupted commit, if nothing in it was appended ``together``. So if a
+        record of such a commit is there, the leading streams' records of the same commit are there too, but not vice
+        versa.
         """
         with self._state.changed:
             self._state.queue.leading.add(stream)
 
     def together(self, reserve_bytes: int, *, uses_spare: bool = False) -> Together:
-        """Return a context in which all appends go into one commit, of which a crash leaves all records or none.
-        Owner's thread only; not within another one.
+        """Return a context that puts all appends into one commit; a crash leaves all of its records or none. Owner's
+        thread only; not within another one.
 
-        The writer waits for its end, so it must be short: no reads, no waiting.
+        The writer waits until it ends, so it must be short: no reads, no waiting.
 
         Args:
-            reserve_bytes: room that is made sure of at the start (headers and 512 bytes an append included): appends
-                within it are not refused, not even those to a stream that is full (``StreamPolicy.retain_bytes``), so
-                that either all of them are taken or none. To have such a stream refuse, see ``ask_room``.
-            uses_spare: they may take the room that is kept free for moving. For what lets other records go: the steps
-                of functions, without which a log that is full of their input would stay so.
+            reserve_bytes: room that is reserved at the start (including headers and 512 bytes an append): appends
+                within it are not refused, not even those to a full stream (``StreamPolicy.retain_bytes``), so that all
+                of them are accepted or none. To have such a stream refuse, see ``ask_room``.
+            uses_spare: they may use the room that is kept free for moving. For appends that let other records be
+                deleted: the steps of functions, without which a log that is full of their input would remain full.
 
         Raises:
             LogFull, LogFailed: on entering it; nothing was changed.
@@ -242,7 +242,7 @@ class SegmentLog(LogAnswers, LogRoom):
         return self._state.queue.together
 
     def on_durable(self, callback: Callback) -> None:
-        """Call back, through ``post``, once everything appended so far is durable (None) or never can be (the error).
+        """Call back, through ``post``, when everything appended so far is durable (None) or never can be (the error).
 
         Callbacks run in the order of their registration. Owner's thread only.
         """
@@ -257,16 +257,16 @@ class SegmentLog(LogAnswers, LogRoom):
             self.committer.tell([callback], failed)
 
     async def durable(self) -> None:
-        """Return once everything appended so far is durable. On the owner's loop, whose thread appends.
+        """Return when everything appended so far is durable. On the owner's loop, whose thread appends.
 
         Raises:
-            LogFailed: it never can be.
+            LogFailed: it can never be durable.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle(error: BaseException | None) -> None:
             if done.done():
-                return  # who waited was cancelled
+                return  # the waiting task was cancelled
             if error is None:
                 done.set_result(None)
             else:
@@ -277,12 +277,13 @@ class SegmentLog(LogAnswers, LogRoom):
 
     @property
     def pending_bytes(self) -> int:
-        """Return the uncompressed bytes appended and not durable: stop reading sockets at ``pending_bytes_max``."""
+        """Return the uncompressed bytes that are appended but not durable: stop reading sockets at
+        ``pending_bytes_max``."""
         return self._state.queue.raw_bytes
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back, through ``post``, after each commit, and after a callback of ``on_durable`` that had no commit to
-        wait for. Returns what ends it. Owner's thread only."""
+        wait for. Return a function that ends this. Owner's thread only."""
         return self.listen_to_streams(lambda _: callback())
 
     def listen_to_streams(self, callback: Callable[[frozenset[int]], None]) -> Callable[[], None]:
@@ -299,26 +300,27 @@ class SegmentLog(LogAnswers, LogRoom):
         """Return a reader of durable records by pages, for the owner's loop.
 
         Args:
-            reads_max: how many of its reads may be at the disk at one time.
+            reads_max: maximum number of its reads from the disk at one time.
         """
         return PageReader(self, self.listen, reads_max)
 
     def drop_backlog(self, stream: int, first: int = 0, end: int | None = None) -> RangeSet:
-        """Drop durable records that no hub has acknowledged, by an operator's word: they get gap notices.
+        """Drop durable records that no hub has acknowledged, on an operator's command: they get gap notices.
 
-        They stay readable until the notices are durable, which ``durable`` tells. What hubs have of the range goes
-        without a notice. Whole batches go, so a few records at both ends may stay. May block on the disk.
+        They remain readable until the notices are durable (await ``durable``). Records of the range that hubs have are
+        dropped without a notice. Only whole batches are dropped, so a few records at both ends may remain. May block on
+        the disk.
 
         Args:
             first: the first number to drop.
-            end: one past the last; None for everything that is durable now.
+            end: one past the last; None for all durable records.
 
         Returns:
-            What is dropped.
+            The dropped numbers.
 
         Raises:
             LogFull: there is no room for the notices, which only many short ranges need. Nothing is dropped.
-            OSError, LogFailed: as ``read``; or the log takes nothing more.
+            OSError, LogFailed: as ``read``; or the log accepts no more appends.
         """
         if end is None:
             end = self.durable_end(stream)
@@ -329,10 +331,11 @@ class SegmentLog(LogAnswers, LogRoom):
             return drop_backlog(self._state, stream, self._state.lane(stream), first, end, self._wall_clock())
 
     def rename(self, owner: NodeName, *, from_now_on: bool) -> None:
-        """Give the log to another name, durably when this returns. Only for a log that was opened without its writer.
+        """Rename the log's owner, durably when this returns. Only for a log that was opened without its writer.
 
         Args:
-            from_now_on: what it holds stays known under the former name; else what that name began with goes along.
+            from_now_on: True to keep its present records under the former name; otherwise all records of that name get
+                the new one.
 
         Raises:
             LogFull, LogFailed: as ``commit.rename``.
@@ -342,10 +345,10 @@ class SegmentLog(LogAnswers, LogRoom):
         rename(self._state, self.committer, owner, from_now_on=from_now_on)
 
     def close(self) -> None:
-        """Commit what is pending, seal the segment, release the directory. Reading and appending end here.
+        """Commit pending records, seal the segment, release the directory. No reads or appends are possible afterwards.
 
         Raises:
-            OSError: sealing failed. Everything acknowledged is durable all the same.
+            OSError: sealing failed. All acknowledged records are durable nevertheless.
         """
         if self._closed:
             return
@@ -380,10 +383,10 @@ class SegmentLog(LogAnswers, LogRoom):
             self._due()
 
     def _due(self) -> None:
-        """Tell the writer of what is queued, unless the pacer holds commits back. Call with the lock."""
+        """Notify the writer about queued records, unless the pacer holds commits back. Call with the lock."""
         queue = self._state.queue
         # With an empty queue (the writer has taken all of it, or a callback joined the commit in flight) nothing is
-        # due. Were it marked so, the next append would not wake the writer, and wait for its housekeeping.
+        # due. If it were marked as due, the next append would not wake the writer, and would wait for its housekeeping.
         if not queue:
             return
         queue.due = True

@@ -1,13 +1,13 @@
-"""Names of the files in a log's directory that are no segments of it, or not yet."""
+"""Names of the files in a log's directory that are not segments of it, or not yet."""
 
 from __future__ import annotations
 
 UNFINISHED = ".new"
-"""Suffix of a segment that is being created: a crash leaves a file that no start-up reads."""
+"""Suffix of a segment that is being created: after a crash, no start reads such a file."""
 DAMAGED = ".damaged"
 """Suffix of the second name of a damaged segment, and of a file that may be another log's."""
 STRANGE = ".strange"
-"""Suffix of what has a segment's name and is no file."""
+"""Suffix of an object with a segment's name that is not a file."""
 
 
 def aside_path(path: str) -> str:

@@ -1,1 +1,1 @@
-"""Rows and columns of the tables that a stream becomes."""
+"""Rows and columns of a stream's table."""

@@ -22,18 +22,18 @@ VECTOR_CHECKS = Checks(
     lambda data: bool((_u32s(data)[1:] >= _u32s(data)[:-1]).all()),
     lambda data: int(_u32s(data).max()),
 )
-"""Checks of a batch's columns by numpy: faster than over a list by far."""
+"""Checks of a batch's columns by numpy: much faster than over a list."""
 ROWS_MAX = 1 << 16
-"""Maximum number of rows of a record batch: neighbouring batches are joined up to this many, longer ones are cut."""
+"""Maximum number of rows of a record batch: neighbouring batches are joined up to this number, longer ones are cut."""
 BYTES_MAX = 64 << 20
 """Maximum number of bytes of a record batch of more than one row (``storage.table.costs``)."""
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-"""Type of times. Delta and Spark know microseconds; the log's nanoseconds are rounded down."""
+"""Type of times. Delta and Spark have microseconds; the log's nanoseconds are rounded down."""
 ORIGIN_COLUMN = "_origin"
-"""Column of what made a record (``protocols.origin``); null for what devices sent. Tables of earlier releases lack
+"""Column of a record's origin (``protocols.origin``); null for records of devices. Tables of earlier releases lack
 it."""
 LATER_COLUMNS = (ORIGIN_COLUMN,)
-"""Text columns that tables of earlier releases lack: the hub adds them, and rows from before have null there."""
+"""Text columns that tables of earlier releases lack: the hub adds them, and earlier rows have null there."""
 HEADERS = pa.map_(pa.string(), pa.string())
 _CLOCKS = pa.array(CLOCKS)
 
@@ -54,9 +54,9 @@ class Piece(NamedTuple):
     received: int
     columns: Columns
     cost: int
-    """Bytes of the rows, at most."""
+    """Maximum bytes of the rows."""
     origin: str | None = None
-    """Text of what made the records; None for what devices sent."""
+    """Text of the records' origin; None for records of devices."""
 
     def keys(self) -> tuple[Array, Sequence[bytes]]:
         """Return the keys of the rows, and an index into them for each row."""
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
 
 
 class RowBuilder:
-    """Joins pieces until a record batch is full, then makes its columns in one go."""
+    """Joins pieces until a record batch is full, then makes its columns at once."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -95,7 +95,7 @@ class RowBuilder:
         self._bytes = 0
 
     def takes(self, piece: Piece) -> bool:
-        """Return whether ``piece`` still fits; an empty builder takes any."""
+        """Return whether ``piece`` still fits; an empty builder accepts any."""
         rows = self.rows + piece.rows
         return not self._pieces or (rows <= self._rows_max and self._bytes + piece.cost <= BYTES_MAX)
 
@@ -130,7 +130,7 @@ class RowBuilder:
         return np.repeat(np.array(values, dtype), [piece.rows for piece in self._pieces])
 
     def _joined(self, parts: Sequence[Array]) -> Array:
-        """Return the parts that the pieces have of a column as one."""
+        """Return the pieces' parts of a column as one array."""
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _runs(self, starts: Sequence[int]) -> pa.Array:
@@ -157,8 +157,8 @@ class RowBuilder:
         return made
 
     def _texts(self, values: Sequence[str]) -> pa.Array:
-        """Return one text per piece, repeated for its rows. Copied as runs of bytes: Arrow's ``take`` looks up each
-        row, and took more time for the names of edge and log than decompression."""
+        """Return one text per piece, repeated for its rows. They are copied as runs of bytes: Arrow's ``take`` looks up
+        each row, and took more time for the names of edge and log than decompression."""
         if len(set(values)) == 1:
             return repeated_text(values[0], self.rows)
         encoded = [value.encode() for value in values]
@@ -194,7 +194,8 @@ class RowBuilder:
         return made | {"_time": _timestamps(taken), "_clock": clocks}
 
     def _step(self, times: Array, taken: Array) -> Array:
-        """Move the records that stand before what was claimed complete behind it. Return which ones these are."""
+        """Move records with times before the moment that was claimed complete behind it. Return a mask of the moved
+        ones."""
         stepped = np.zeros(self.rows, np.bool_)
         at = 0
         for piece in self._pieces:
@@ -271,7 +272,7 @@ class RowBuilder:
 
 def _unique(pairs: HeaderPairs) -> list[tuple[str, str | None]]:
     """Return header pairs for a map column, whose names must differ. Values become text (``header_text``), nil null.
-    Those of a repeated name are joined by ', ' in their order, as in HTTP (RFC 9110 section 5.3), without nil."""
+    Values of a repeated name are joined by ', ' in their order, as in HTTP (RFC 9110 section 5.3), without nil."""
     values: dict[str, list[str]] = {}
     for name, value in pairs:
         parts = values.setdefault(name, [])
@@ -282,7 +283,7 @@ def _unique(pairs: HeaderPairs) -> list[tuple[str, str | None]]:
 
 
 def _key_texts(keys: Sequence[bytes]) -> pa.Array:
-    """Return keys as text, as ``key_text`` makes it of each."""
+    """Return keys as text, as ``key_text`` does for each."""
     try:
         return pa.array(keys, pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:  # one of them is not UTF-8
@@ -298,7 +299,7 @@ def _slice(column: Buffer, dtype: type, first: int, count: int) -> Array:
 
 
 def _aligned(offsets: Buffer) -> pa.Buffer:
-    """Return offsets aligned for Arrow: bodies that were stored uncompressed may stand at any byte of a section."""
+    """Return offsets aligned for Arrow: bodies that were stored uncompressed may begin at any byte of a section."""
     values = np.frombuffer(offsets, np.int32)
     return pa.py_buffer(values if values.flags.aligned else values.copy())
 

@@ -1,7 +1,7 @@
-"""Bytes that the records of a batch take as table rows, known before a row is made.
+"""Bytes of a batch's records as table rows, computed before a row is made.
 
-A batch says each key once and its rows say it each time; a level of the key is said again in its column. So the length
-of a batch says nothing of what its rows take.
+A batch has each key once, but each of its rows repeats it, and a level of the key is repeated in its column. So the
+length of a batch does not bound the size of its rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ROW_BYTES = 128
 LEVEL_BYTES = 16
 """Bytes of one topic level of one row, beside the text."""
 PAIR_BYTES = 160
-"""Bytes of one header pair on its way into a row, beside the text."""
+"""Bytes of one header pair while a row is made, beside the text."""
 
 
 class RowCut(NamedTuple):
-    """Records ``[first, first + rows)`` of a batch, and the bytes that their rows take."""
+    """Records ``[first, first + rows)`` of a batch, and the bytes of their rows."""
 
     first: int
     rows: int
@@ -40,7 +40,7 @@ class RowCosts:
     def __init__(self, schema: pa.Schema, fields: int) -> None:
         self._row_bytes = ROW_BYTES + LEVEL_BYTES * fields
         self._keys = ("_key" in schema.names) + (fields > 0)
-        """Number of times that a row has its key."""
+        """Number of copies of its key in a row."""
         self._has_headers = "_headers" in schema.names
         self._has_payloads = "payload" in schema.names
         self._has_origin = "_origin" in schema.names
@@ -48,10 +48,10 @@ class RowCosts:
     def cut(  # noqa: PLR0917
         self, columns: Columns, first: int, end: int, rows_max: int, bytes_max: int, origin: str | None = None
     ) -> Iterator[RowCut]:
-        """Yield the records ``[first, end)`` in runs whose rows take at most ``bytes_max``, or that are one record.
+        """Yield the records ``[first, end)`` in runs whose rows have at most ``bytes_max`` bytes, or in single records.
 
         Args:
-            origin: text of what made the records, which each row has.
+            origin: text of the records' origin, which each row has.
         """
         text = len(origin.encode()) if origin is not None and self._has_origin else 0
         bound = self._bound(columns, first, end) + (end - first) * text
@@ -70,7 +70,7 @@ class RowCosts:
             at, before = at + rows, after
 
     def _bound(self, columns: Columns, first: int, end: int) -> int:
-        """Return at least the bytes of the rows, without looking at each."""
+        """Return an upper bound of the bytes of the rows, without reading each."""
         total = (end - first) * (self._row_bytes + self._keys * max(map(len, columns.keys)))
         if self._has_payloads:
             offsets = _numbers(columns.payload_offsets)
@@ -99,6 +99,7 @@ def _numbers(column: Any) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def _pairs_bytes(pairs: Any) -> int:
-    """Return the bytes of one record's headers: base64 takes a third more than bytes, a number at most 25 digits."""
+    """Return the bytes of one record's headers: base64 is a third longer than the bytes, a number has at most 25
+    digits."""
     texts = sum(len(name) + (len(value) if isinstance(value, str | bytes) else 25) for name, value in pairs)
     return PAIR_BYTES * len(pairs) + 2 * texts

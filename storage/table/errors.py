@@ -9,4 +9,4 @@ class TableError(Exception):
 
 
 class TableConflict(TableError):
-    """A commit that lost against another writer, or whose outcome is unknown. Read the table again and decide again."""
+    """A commit that lost to another writer, or with an unknown outcome. Read the table again and decide again."""

@@ -1,4 +1,4 @@
-"""Named topic levels of keys, found once per distinct key and remembered for the sections that follow."""
+"""Named topic levels of keys, found once per distinct key and cached for later sections."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from weft.protocols.lane import Lane
 from weft.protocols.topics import InvalidTopic, TopicPattern, compile_pattern
 
 CACHED_CHARACTERS_MAX = 8 << 10
-"""Longest list of topic patterns that stays compiled: compiled, it takes about fifty times its length."""
+"""Longest list of topic patterns that is kept compiled: compiled, it takes about fifty times its length."""
 FOUND_BYTES_MAX = 16 << 20
-"""Memory for the levels of keys that a process remembers; some 40,000 keys with two levels each."""
+"""Memory of a process for cached levels of keys; some 40,000 keys with two levels each."""
 KEY_COST_BYTES = 200
-"""Memory that a remembered key takes beside its own bytes and its levels."""
+"""Memory of a cached key beside its own bytes and its levels."""
 LEVEL_COST_BYTES = 64
-"""Memory that one level takes beside its text."""
+"""Memory of one level beside its text."""
 
 Topics = Callable[[Lane], Sequence[str]]
 """A lane's topic patterns."""
 Found = tuple[str | None, ...]
-"""The levels of one key, in the order of the fields; None where its pattern has no such level."""
+"""The levels of one key, in the order of the fields; None if its pattern has no such level."""
 
 
 class Names(NamedTuple):
-    """Names and patterns that the levels of a key follow from."""
+    """Names and patterns that determine the levels of a key."""
 
     fields: tuple[str, ...]
     """Names of the levels in lower case."""
@@ -38,7 +38,7 @@ class Names(NamedTuple):
 
 
 class FoundLevels:
-    """Levels of keys by the names that they follow from, up to ``bytes_max``; then it begins again.
+    """Levels of keys by their ``Names``, up to ``bytes_max``; then the cache is emptied.
 
     The keys of a stream are those of its machines: each section of a chunk has nearly the same ones. Threads may share
     an instance.
@@ -54,9 +54,9 @@ class FoundLevels:
         """Return the levels of each key.
 
         Args:
-            patterns: compiles the topics of ``names``; called when there is a key that is not known.
+            patterns: compiles the topics of ``names``; called for unknown keys.
         """
-        # Another thread may take this dict out of the store meanwhile; what it has then still holds.
+        # Another thread may remove this dict from the cache meanwhile; its contents remain valid.
         found = self._found.get(names, {})
         new = [key for key in dict.fromkeys(keys) if key not in found]
         if not new:
@@ -67,7 +67,7 @@ class FoundLevels:
 
     @property
     def kept_keys(self) -> int:
-        """Return the number of keys that are remembered."""
+        """Return the number of cached keys."""
         with self._lock:
             return sum(map(len, self._found.values()))
 
@@ -89,7 +89,7 @@ _FOUND = FoundLevels()
 
 
 class Levels:
-    """Named topic levels of keys as columns, whatever the case of names."""
+    """Named topic levels of keys as columns, independent of the case of names."""
 
     def __init__(self, fields: Sequence[str], topics: Topics) -> None:
         self.fields = fields
@@ -97,7 +97,7 @@ class Levels:
         self._topics = topics
         self._names: dict[Lane, Names] = {}
         self._own = FoundLevels()
-        """Levels by long lists of patterns, which are not worth keeping beyond a section."""
+        """Levels by long lists of patterns, which are not kept beyond a section."""
         self._compiled: dict[Names, list[TopicPattern]] = {}
 
     def of(self, lane: Lane, keys: Sequence[bytes]) -> list[Found]:
@@ -135,8 +135,9 @@ def _is_long(topics: Sequence[str]) -> bool:
 
 
 def compile_topics(topics: tuple[str, ...]) -> list[TopicPattern]:
-    """Return the patterns that compile. Another one came from an edge of another release: it names no levels here."""
-    # What takes much memory is compiled for each section, in its owner's time.
+    """Return the patterns that compile. A pattern that does not came from an edge of another release, and names no
+    levels here."""
+    # Long lists, which take much memory, are compiled for each section, at its owner's cost.
     return _compile(topics) if _is_long(topics) else _compiled(topics)
 
 

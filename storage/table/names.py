@@ -1,4 +1,4 @@
-"""Names under which a table keeps facts that Weft needs."""
+"""Names of the facts that Weft stores in a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAYLOAD_PROPERTY = "weft.payload"
 
 
 def table_payload(column_type: str | None, properties: Mapping[str, str]) -> PayloadKind:
-    """Return the payload kind of a table; the column decides between bytes and text, whatever the property says.
+    """Return the payload kind of a table. The column's type, not the property, decides between bytes and text.
 
     Args:
         column_type: the Delta type of the column ``payload``.
@@ -23,17 +23,17 @@ def table_payload(column_type: str | None, properties: Mapping[str, str]) -> Pay
 
 
 def app_id(cluster_id: bytes, stream: str, shard: int) -> str:
-    """Return the Delta ``txn`` application id under which a table keeps its position in one shard.
+    """Return the Delta ``txn`` application id of a table's position in one shard.
 
-    The transaction's version is the end offset: rows of the shard below it are in the table, rows from it on are not.
-    The cluster id keeps a table that was copied to another cluster from passing for that cluster's own.
+    The transaction's version is the end offset: rows of the shard below it are in the table, later rows are not. The
+    cluster id prevents a table that was copied to another cluster from counting as that cluster's own.
     """
     return f"weft/{cluster_id.hex()}/{stream}/{shard}"
 
 
 def source_ids(app: str) -> tuple[str, str]:
-    """Return the ids under which a table keeps where its position was taken from: number and footer CRC of the chunk
-    with the last row below the position. A log that was restored to an earlier state and has grown since has another
-    chunk there.
+    """Return the ids under which a table stores the source of its position: number and footer CRC of the chunk with the
+    last row below the position. A log that was restored to an earlier state and has grown since has another chunk
+    there.
     """
     return f"{app}/chunk", f"{app}/crc"

@@ -1,4 +1,4 @@
-"""A column of payloads as the columns of a table: bytes as they are, or text beside the bytes that are not text."""
+"""A column of payloads as the columns of a table: unchanged bytes, or text beside the bytes that are not text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def payload_fields(kind: PayloadKind) -> list[pa.Field]:
 def payload_columns(payloads: pa.Array, kind: PayloadKind) -> dict[str, pa.Array]:
     """Return the columns of ``payload_fields`` for payloads without nulls.
 
-    Each payload is in exactly one of the columns, bit for bit: text is its bytes, checked and not changed.
+    Each payload is in exactly one of the columns, bit for bit: text is its bytes, checked and unchanged.
     """
     if kind is PayloadKind.BYTES:
         return {"payload": payloads}
@@ -40,8 +40,7 @@ def payload_columns(payloads: pa.Array, kind: PayloadKind) -> dict[str, pa.Array
 
 
 def _as_text(payloads: pa.Array) -> pa.Array | None:
-    """Return the payloads as text without a copy, or None when one of them is not UTF-8. Arrow checks each by
-    itself."""
+    """Return the payloads as text without a copy, or None if one of them is not UTF-8. Arrow checks each on its own."""
     try:
         return payloads.cast(pa.string())
     except pa.ArrowInvalid:

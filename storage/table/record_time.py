@@ -1,15 +1,15 @@
-"""The time of a record, and how far it can be trusted: the one rule for tables, the API and Spark.
+"""The time of a record, and its reliability: the one rule for tables, the API and Spark.
 
-A record has the stamp of its edge's wall clock. Two things can be wrong with it, and the chunk that holds the record
-says all that is needed to put them right, so every reader gives the record the same time, whenever it reads:
+A record has the timestamp of its edge's wall clock. It can be wrong in two ways, and the record's chunk has all
+information for the correction, so every reader gets the same time, whenever it reads:
 
-- The clock had not been set (a machine without a battery clock, before the network was there). When the edge found out
-  what the time was, the chunk has a clock notice of that boot: the time is its offset on top of the boot's monotonic
-  clock (``corrected``).
-- The clock was set back behind a moment that had been claimed complete. Then the chunk has that mark as the lane's
-  ``floor``, and the record comes just behind it (``stepped``).
+- The clock had not been set (a machine without a battery clock, before the network was there). If the edge learned the
+  time later, the chunk has a clock notice of that boot: the time is the boot's monotonic clock plus the notice's offset
+  (``corrected``).
+- The clock was set back before a moment that had been claimed complete. Then the chunk has that mark as the lane's
+  ``floor``, and the record's time is just after it (``stepped``).
 
-The stamp itself is kept beside a time that differs from it.
+The timestamp itself is kept beside a time that differs from it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from weft.protocols.chunk_footer import ClockUpdate, LaneUpdate, Mark
 
 UNSYNCED, SYNCED, FUTURE, CORRECTED, STEPPED = range(5)
 CLOCKS = ("unsynced", "synced", "future", "corrected", "stepped")
-"""Names of the states of a record's time, by these numbers."""
+"""Names of the states of a record's time, by number."""
 FUTURE_US = 5 * 60 * 1_000_000
-"""Microseconds by which a time may lie after the record's receipt by the hub; beyond them it is ``future``."""
+"""Microseconds by which a time may be after the record's receipt by the hub; beyond them it is ``future``."""
 
 TIME_END = 1 << 62
-"""Time from which on a correction is taken for damage, ns: in the year 2116."""
+"""Time from which on a correction counts as damage, ns: in the year 2116."""
 
 BootKey = tuple[str, str, int, int]
 """(tenant, edge, log id, boot id)."""
@@ -41,7 +41,7 @@ class RecordTime(NamedTuple):
     clock: int
     """Index into ``CLOCKS``."""
     stamp: int | None
-    """The edge's own stamp where it differs, ns."""
+    """The edge's own timestamp if it differs, ns."""
 
 
 class BatchTimes(NamedTuple):
@@ -50,19 +50,19 @@ class BatchTimes(NamedTuple):
     clock: int
     """``UNSYNCED``, ``SYNCED`` or ``CORRECTED``."""
     shift: int
-    """Nanoseconds to add to the stamps."""
+    """Nanoseconds to add to the timestamps."""
     floor: Mark | None
 
     @property
     def changes(self) -> bool:
-        """Return whether a record may get another time than its stamp."""
+        """Return whether a record may get another time than its timestamp."""
         return self.clock == CORRECTED or self.floor is not None
 
     def of(self, stamp: int, seq: int, received: int) -> RecordTime:
         """Return the time of a record.
 
         Args:
-            received: when the hub took the record in, ns.
+            received: time at which the hub received the record, ns.
         """
         time, floor = stamp + self.shift, self.floor
         if floor is not None and seq >= floor.seq and time <= floor.time:
@@ -72,12 +72,12 @@ class BatchTimes(NamedTuple):
 
 
 def behind(floor: Mark) -> int:
-    """Return the time of a stepped record, ns: the first whole microsecond behind the mark, as tables have times."""
+    """Return the time of a stepped record, ns: the first whole microsecond after the mark, the unit of tables."""
     return (floor.time // 1000 + 1) * 1000
 
 
 def known_clocks(clocks: Iterable[ClockUpdate]) -> dict[BootKey, int]:
-    """Return boot -> its clock's offset, of a chunk's clock notices."""
+    """Return boot -> its clock's offset, from a chunk's clock notices."""
     return {(clock.tenant, clock.edge, clock.log_id, clock.boot_id): clock.offset for clock in clocks}
 
 
@@ -86,7 +86,7 @@ def batch_times(header: BatchHeader, lane: LaneUpdate, clocks: dict[BootKey, int
 
     Args:
         lane: the footer's entry of the batch's lane.
-        clocks: of the same chunk.
+        clocks: clock offsets of the same chunk.
     """
     if header.clock is ClockState.SYNCED:
         return BatchTimes(SYNCED, 0, lane.floor)
@@ -96,10 +96,10 @@ def batch_times(header: BatchHeader, lane: LaneUpdate, clocks: dict[BootKey, int
 
 
 def shift(header: BatchHeader, offset: int) -> int | None:
-    """Return the nanoseconds to add to a batch's stamps, given its boot's time minus its monotonic clock.
+    """Return the nanoseconds to add to a batch's timestamps, given its boot's time minus its monotonic clock.
 
-    The header has both clocks as they stood at the first record, so it does not matter where the wall clock stood. None
-    when the numbers cannot be clocks.
+    The header has the readings of both clocks at the first record, so the result does not depend on the wall clock.
+    None if the numbers cannot be clocks.
     """
     time = offset + header.monotonic
     if not 0 <= time < TIME_END or not 0 <= time + header.last_time - header.first_time < TIME_END:

@@ -1,7 +1,7 @@
-"""Columns that say one thing in every row, kept and cut to the rows of a record batch.
+"""Columns with one value in every row, cached and cut to the rows of a record batch.
 
-Half of a row's columns nearly always are such: its edge, its log, the state of its clock, and what most records lack.
-To write them again for each record batch took as much time as the columns that differ.
+Half of a row's columns nearly always are of this kind: its edge, its log, the state of its clock, and values that most
+records lack. Writing them again for each record batch took as much time as all other columns.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 KEPT_ROWS_MAX = 8 << 10
-"""Rows of a kept column: as many as a record batch of a Spark task has (``spark_sinks.source.partitions``)."""
+"""Rows of a cached column: as many as in a record batch of a Spark task (``spark_sinks.source.partitions``)."""
 KEPT_ROWS_MIN = 256
-"""Rows below which a column of text is written: a hub takes few records at a time from each of thousands of nodes."""
+"""Rows below which a column of text is not cached: a hub gets few records at a time from each of thousands of nodes."""
 KEPT_TEXT_BYTES_MAX = 64
-"""Longest text that is kept."""
+"""Longest cached text."""
 KEPT_TEXTS_MAX = 32
-"""Number of texts kept: 18 MiB if all are as long as may be, 6 MiB with names of twenty bytes."""
+"""Maximum number of cached texts: 18 MiB if all have the maximum length, 6 MiB with names of twenty bytes."""
 KEPT_TYPES_MAX = 8
 
 
@@ -53,7 +53,7 @@ def _kept_text(text: bytes) -> pa.Array:
 
 @lru_cache(maxsize=KEPT_TYPES_MAX)
 def _kept_nulls(kind: pa.DataType) -> pa.Array:
-    # `pa.nulls` makes a map whose keys and values have room for each row, which all goes to Java.
+    # `pa.nulls` makes a map whose keys and values have room for each row, all of which would be sent to Java.
     return pa.array([None] * KEPT_ROWS_MAX, kind)
 
 

@@ -1,8 +1,8 @@
 """Table rows from sections of chunks: the one place where log bytes become Arrow.
 
-The table step and the Spark source both read through here, so a record looks the same in the log's tail and in the
-table. Payloads are wrapped, not copied, when a batch is large enough to stand alone; nothing here runs per record in
-Python, only per batch and per distinct key.
+The table step and the Spark source both use this module, so a record looks the same in the log's tail and in the table.
+Payloads are wrapped, not copied, if a batch is large enough for a record batch of its own; nothing here runs per record
+in Python, only per batch and per distinct key.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _AFTER = (
 )
 
 FIXED_COLUMNS = frozenset({*(field.name for field in (*_BEFORE, *_AFTER)), "payload", BYTES_COLUMN})
-"""Columns that are not topic levels, whatever the payloads are."""
+"""Columns that are not topic levels, for any kind of payload."""
 LEVELS_MAX = 512
 """Maximum number of named topic levels that become columns of one stream."""
 
@@ -60,7 +60,7 @@ def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) 
     """Return the columns of a stream's table and of its tail.
 
     Args:
-        fields: the stream's named topic levels, as ``usable_fields`` gives them.
+        fields: the stream's named topic levels, from ``usable_fields``.
         payload: the stream's payload kind.
     """
     return pa.schema(
@@ -69,14 +69,14 @@ def row_schema(fields: Sequence[str], payload: PayloadKind = PayloadKind.BYTES) 
 
 
 def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[str]:
-    """Return the named topic levels that become columns, of those that edges told of, in the order told.
+    """Return the named topic levels that become columns, among those declared by edges, in their order.
 
-    Spark and Delta take column names that differ in case only for one column: the first spelling names it, and it has
-    the values of all of them. A level called like one of the fixed columns gets none, and so do those beyond
-    ``LEVELS_MAX``. Their values stay readable in ``_key``.
+    Spark and Delta treat column names that differ only in case as one column: the first spelling names it, and it has
+    the values of all of them. A level with the name of a fixed column gets no column, nor do levels beyond
+    ``LEVELS_MAX``. Their values remain readable in ``_key``.
 
     Args:
-        columns: those that a table has already; its spelling comes first, and what it has is not named again.
+        columns: columns of an existing table; its spelling takes precedence, and its columns are not returned.
     """
     others = {name.casefold() for name in columns} - FIXED_COLUMNS
     taken = others | FIXED_COLUMNS
@@ -114,15 +114,15 @@ def section_rows(  # noqa: PLR0917
         topics: a lane's topic patterns; the first that matches a key names its levels.
         first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
         columns: make only these columns (in the schema's order); None makes all.
-        edges: only records of these edge nodes; batches of others are passed over without being decompressed.
+        edges: only records of these edge nodes; batches of others are skipped without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
         clocks: the footer's clock notices of the same chunk.
-        rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut;
-            None takes ``ROWS_MAX``.
-        joined: false gives each batch rows of its own, which tells the one that fails.
+        rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut; None means
+            ``ROWS_MAX``.
+        joined: False gives each batch rows of its own, so that a failing one can be identified.
 
     Raises:
-        Corrupt: the section does not hold what its index says.
+        Corrupt: the section's contents differ from its index.
     """
     rows_max = ROWS_MAX if rows_max is None else rows_max
     schema = row_schema(fields, payload)
@@ -152,7 +152,7 @@ class _Footer(NamedTuple):
     costs: RowCosts
     rows_max: int
     decompressor: zstandard.ZstdDecompressor
-    """Decompressor of all batches of the section: to make one takes longer than to decompress a small batch."""
+    """Decompressor of all batches of the section: making one takes longer than decompressing a small batch."""
 
 
 def _pieces(
@@ -172,7 +172,7 @@ def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer
     header = decode_header(entry.batch)
     columns = decode_columns(entry.batch, header, checks=VECTOR_CHECKS, decompressor=footer.decompressor)
     times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
-    # The chunk with a batch says what its origin's number means: a number may have meant something else before.
+    # The batch's own chunk resolves the origin's number, which may have had another meaning in earlier chunks.
     origin = origin_text(header.origin, by_number(footer.lanes[entry.lane].origins)) if header.origin else None
     costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, footer.rows_max, BYTES_MAX, origin)
     for at, rows, cost in costs:

@@ -22,7 +22,7 @@ class TargetStream:
     """Stream of a hub to write into.
 
     Raises:
-        SinkError: an argument is not what it should be.
+        SinkError: an argument is not valid.
     """
 
     hub: str | Sequence[str]
@@ -83,7 +83,7 @@ class SourceStream:
     restored to an earlier state.
 
     Raises:
-        SinkError: an argument is not what it should be.
+        SinkError: an argument is not valid.
     """
 
     stream: str

@@ -9,7 +9,7 @@ from weft.storage.segment_log.state.run_sizes import batches_bytes
 
 
 class Together:
-    """A context; see ``SegmentLog.together``. Holds the log's lock, so that the writer cannot take half of it."""
+    """A context; see ``SegmentLog.together``. It holds the log's lock, so that the writer cannot commit half of it."""
 
     __slots__ = ("_admit", "_reserve_bytes", "_state")
 
@@ -19,7 +19,7 @@ class Together:
         self._reserve_bytes = reserve_bytes
 
     def __enter__(self) -> None:
-        """Make sure of the room.
+        """Reserve the room.
 
         Raises:
             LogFull, LogFailed: nothing was changed.

@@ -1,4 +1,4 @@
-"""The entries of one commit, in the order in which they are written."""
+"""The entries of one commit, in the order of the file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.storage.segment_log.state.pending import PendingCommit
 def commit_entries(
     commit: PendingCommit, mark: bytes, compressor: zstandard.ZstdCompressor | None
 ) -> list[tuple[EntryKind, bytes]]:
-    """Return the mark, what batches refer to, the notices, and the batches: with a fence before those that belong
-    together."""
+    """Return the mark, the entries that batches refer to, the notices, and the batches, with a fence before batches
+    that belong together."""
     entries = [(EntryKind.STREAMS, mark)]
     if commit.origins:
         entries.append((EntryKind.ORIGINS, encode_body(commit.origins)))

@@ -1,4 +1,4 @@
-"""One commit: encode what is pending, one write, one sync, then the callbacks of the appenders."""
+"""One commit: encode the pending records, one write, one sync, then the callbacks of the appenders."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class _NoSpace(Exception):
-    """Others took the disk's space that was promised to a segment. Nothing was changed: it can be tried again."""
+    """Other programs used the disk space that was promised to a segment. Nothing was changed: another try is
+    possible."""
 
 
 class Committer:
-    """Drives the log one commit at a time; the writer thread calls ``run_once`` in a loop, tests call it themselves."""
+    """Makes one commit at a time; the writer thread calls ``run_once`` in a loop, tests call it themselves."""
 
     def __init__(
         self,
@@ -61,16 +62,16 @@ class Committer:
         self._sealed_at: int | None = None
         """Position at which the next segment begins, while there is no space for it."""
         self._wished: int | None = None
-        """Wanted length of the segment, while the disk does not have even what the next commit needs."""
+        """Wanted length of the segment, while the disk does not have enough even for the next commit."""
         self._is_held_back = False
-        """True if the newest segment was left unsealed because there is no space to begin the next."""
+        """True if the newest segment remains unsealed because there is no space to begin the next."""
         self.listeners: list[Callable[[frozenset[int]], None]] = []
 
     def run_once(self) -> bool:
-        """Make the next pending commit durable. False when nothing was pending, the log has failed, or its disk has no
-        space now (``waits_for_space``): then the commit stays the next.
+        """Make the next pending commit durable. False if nothing was pending, the log has failed, or its disk has no
+        space now (``waits_for_space``): then the commit remains the next one.
 
-        Any other failure poisons the log: what reached the disk is unknown, so nothing is tried again.
+        Any other failure poisons the log: it is unknown what reached the disk, so nothing is repeated.
         """
         with self._state.changed:
             commit = self._state.queue.take() if self._state.failed is None else None
@@ -96,7 +97,7 @@ class Committer:
 
     @property
     def waits_for_space(self) -> bool:
-        """Return whether a commit waits for other programs to leave the disk some space."""
+        """Return whether a commit waits for other programs to free disk space."""
         return self._sealed_at is not None or self._wished is not None or self._is_held_back
 
     def _commit(self, commit: PendingCommit, mark: bytes, marked: set[int]) -> None:
@@ -163,15 +164,15 @@ class Committer:
         self._writer.publish()
 
     def _rotate(self, commit_bytes: int, version: int = 1) -> None:
-        """Seal the segment and begin the next, making room for it as the budget needs.
+        """Seal the segment and begin the next. Make room for it within the budget.
 
         Args:
-            commit_bytes: length of the commit that it is for.
-            version: what the commit holds needs a segment of this one.
+            commit_bytes: length of the commit for which it is begun.
+            version: version of a segment that the commit's contents need.
 
         Raises:
-            _NoSpace: there is none on the disk.
-            OSError: anything else went wrong.
+            _NoSpace: there is no space on the disk.
+            OSError: any other error.
         """
         if self._wished is not None and self._grow(self._wished, commit_bytes, version):
             return
@@ -201,12 +202,13 @@ class Committer:
             forget_released(state)
             self._account()
         if not self._writer.fits(commit_bytes):
-            # Others took what the deleted files left.
+            # Other programs used the space of the deleted files.
             self._wished = room.length
             raise _NoSpace
 
     def _look_ahead(self, commit_bytes: int) -> None:
-        """Check the room for the next segment before the newest gives back its spare space, which others would take.
+        """Check the room for the next segment before the newest one frees its spare space, which other programs could
+        use.
 
         Raises:
             _NoSpace: the next segment would not have enough.
@@ -221,17 +223,18 @@ class Committer:
             raise _NoSpace
 
     def _reserve(self, length: int) -> None:
-        """Space for the footer, which a segment does not have that was found on a full disk. Raises _NoSpace."""
+        """Reserve space for the footer; a segment found on a full disk has none. Raises _NoSpace."""
         self._writer.grow(length)
         if self._writer.size < length:
             self._wished = length
             raise _NoSpace
 
     def _grow(self, wished: int, commit_bytes: int, version: int) -> bool:
-        """Reserve what the disk did not have when the segment was begun. False when the commit needs another segment.
+        """Reserve the space that the disk did not have when the segment was begun. False if the commit needs another
+        segment.
 
         Raises:
-            _NoSpace: the disk still does not have it.
+            _NoSpace: the disk still has no space.
         """
         writer, segment = self._writer, self._writer.segment
         needed = segment.end + commit_bytes + segment.index.footer_bytes + TRAILER_BYTES
@@ -251,36 +254,37 @@ class Committer:
         try:
             return open_segment(self._state, position, self.wall_clock(), room, version)
         except OSError as error:
-            # Once it has its name it was the sync of that which failed, and no sync is tried again.
+            # If it has its name, the sync of the name failed, and a failed sync is never repeated.
             is_named = self._state.filesystem.exists(os.path.join(self._state.directory, file_name(position)))
             if error.errno not in NO_SPACE or is_named:
                 raise
             if room.first_length <= room.least:
                 raise _NoSpace from error
-        # Others took the space since it was looked up. Nothing was changed; what is there already may yet fit.
+        # Other programs used the space since it was checked. Nothing was changed; the rest may still be enough.
         least = room._replace(first_length=room.least, length=room.least)
         return self._open(position, least, version)
 
     def _account(self) -> None:
-        """Count what was written, and note the room that is left. Call with the lock."""
+        """Count the written bytes, and note the remaining room. Call with the lock."""
         self._state.counters.device_bytes += self._writer.device_bytes
         self._writer.device_bytes = 0
         self._state.room_bytes = sure_room(self._state)
 
     def state_owner(self) -> bool:
-        """Have the newest segment say whose log it is, by beginning one if it does not. For the writer thread.
+        """Make sure that the newest segment states the log's owner, by beginning one if it does not. For the writer
+        thread.
 
         Returns:
-            False when the disk has no room for it now: the next segment will say it.
+            False if the disk has no room for it now: the next segment will state it.
         """
         state = self._state
         if state.failed is not None or self._writer.segment.index.owner == state.owner:
             return state.failed is None
         try:
-            # In an opening it stands twice, and appears whole or not at all.
+            # The opening of a segment has it twice, and becomes visible as a whole.
             self._rotate(0)
         except _NoSpace:
-            # The segment may be begun all the same, without space for more.
+            # The segment may have been begun nevertheless, without space for more.
             if self._writer.segment.index.owner == state.owner:
                 return True
             logger.warning("%s has no room to say whose log it is: its next file will", state.directory)
@@ -291,9 +295,9 @@ class Committer:
         return True
 
     def housekeep(self) -> None:
-        """Let retention take its course; writes nothing unless something has expired. For the writer thread.
+        """Apply retention; writes nothing unless records have expired. For the writer thread.
 
-        Gap notices are queued for the next commit; segments that hold nothing more are deleted.
+        Gap notices are queued for the next commit; empty segments are deleted.
         """
         state = self._state
         if state.failed is not None:
@@ -314,14 +318,14 @@ class Committer:
             self.poison(error)
 
     def _delete(self, free: list[Segment]) -> None:
-        """Delete segments that hold nothing, once it is durable that nothing in them is missed."""
+        """Delete segments that hold nothing, after a durable entry that accounts for all their numbers."""
         state = self._state
         with state.changed:
             mark = state.mark_entries()
             kept = kept_after(state, free)
         entries = [(EntryKind.STREAMS, encode_streams(mark)), (EntryKind.KEPT, encode_body(Kept(kept)))]
         if not self._writer.fits(2 * sum(ENTRY_HEADER_BYTES + len(body) for _, body in entries)):
-            # The next look at retention finds them again, and room to say so.
+            # The next run of retention finds them again, and may find room for the entry.
             self._rotate(0)
             return
         self._writer.write(entries, newest_version(entries))
@@ -344,10 +348,10 @@ class Committer:
         return size
 
     def poison(self, error: Exception) -> LogFailed:
-        """Refuse all appends from now on and fail the waiting callbacks, since the disk is wrong. Any thread.
+        """Refuse all appends from now on and fail the waiting callbacks, because of an error of the disk. Any thread.
 
         Returns:
-            Why the log has failed: the first reason stays.
+            The reason why the log has failed: the first one remains.
         """
         with self._state.changed:
             if self._state.failed is not None:
@@ -357,18 +361,18 @@ class Committer:
             failed.__cause__ = error
             self._state.failed = failed
             callbacks = self._state.queue.take_callbacks()
-        # A disk's trouble is said in a sentence; where a mistake of ours stands needs the traceback.
+        # An error of the disk needs only a message; the traceback is for a bug in Weft.
         logger.error("%s", failed, exc_info=None if isinstance(error, OSError) else error)
         self.tell(callbacks, failed)
         return failed
 
     def tell(self, callbacks: list[Callback], error: LogFailed | None, streams: frozenset[int] = frozenset()) -> None:
-        """Hand callbacks, in order, then the listeners with a commit's streams to the owner's thread in one go."""
+        """Pass callbacks, in order, then the listeners with a commit's streams to the owner's thread in one call."""
         if not callbacks and not self.listeners:
             return
 
         def deliver() -> None:
-            # One caller's mistake must not keep the news from the others.
+            # An error in one callback must not keep the others from being called.
             for callback in callbacks:
                 try:
                     callback(error)
@@ -383,14 +387,14 @@ class Committer:
         self.post(deliver)
 
     def post(self, deliver: Callable[[], None]) -> None:
-        """Run something on the owner's thread; drop it when the owner's loop has closed."""
+        """Run a function on the owner's thread; drop it if the owner's loop has closed."""
         try:
             self._post(deliver)
         except RuntimeError as error:
             logger.debug("the owner's loop is gone: %s", error)
 
     def close(self, *, seal: bool) -> None:
-        """Release the segment, sealed if it holds anything and the log is sound."""
+        """Release the segment; seal it if it holds anything and the log is sound."""
         if self._sealed_at is not None:
             return
         if seal and self._state.failed is None and not self._writer.segment.index.empty:

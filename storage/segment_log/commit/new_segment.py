@@ -1,8 +1,8 @@
-"""Beginning a segment: what older segments must not take along is written first, then those are deleted.
+"""Beginning a segment: copy the needed entries of older segments first, then delete those.
 
-A new segment gets its name only once its whole beginning is durable: the streams, what the log answers for from now on,
-gap notices and records moved forward. So a crash leaves the old segments, or old and new, never less; what then stands
-twice is counted once (``recovery``).
+A new segment gets its name only when its whole beginning is durable: the streams, the numbers that the log accounts
+for, gap notices and records moved forward. So a crash leaves the old segments, or old and new, never less; records that
+are then in both count once (``recovery``).
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class _Opening:
     gaps: list[GapNotice] = field(default_factory=list)
     drops: list[GapNotice] = field(default_factory=list)
     gone: dict[int, RangeSet] = field(default_factory=dict)
-    """Records that are no longer held once the victims are deleted, without a notice: they were released."""
+    """Records that are lost with the victims without a notice, because they were released."""
     kept: list[KeptLane] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     clocks: list[ClockNotice] = field(default_factory=list)
 
 
 def open_segment(state: LogState, position: int, now: int, room: Room, version: int = 1) -> SegmentWriter:
-    """Begin the segment at ``position``, then make the room that was planned. For the writer thread, without the lock.
+    """Begin the segment at ``position``, then delete the planned files. For the writer thread, without the lock.
 
     Args:
         now: wall clock, ns since 1970.
-        version: what is to be written to it needs this one; a log that has a higher one keeps to that.
+        version: version that its future entries need; a log with a higher one keeps that.
 
     Raises:
         UnmovableSegment: a victim is damaged; nothing was changed.
@@ -86,7 +86,7 @@ def open_segment(state: LogState, position: int, now: int, room: Room, version: 
 
 
 def delete_free(state: LogState, free: list[Segment]) -> None:
-    """Delete segments that hold nothing, after what ``kept_after`` says of them is durable.
+    """Delete segments that hold nothing, after the result of ``kept_after`` is durable.
 
     Raises:
         OSError: a file could not be removed durably.
@@ -100,7 +100,7 @@ def delete_free(state: LogState, free: list[Segment]) -> None:
 
 
 def kept_after(state: LogState, free: list[Segment]) -> list[KeptLane]:
-    """Return what the log answers for without segments that hold nothing. Call with the lock."""
+    """Return the numbers that the log accounts for without segments that hold nothing. Call with the lock."""
     return kept_lanes(state, {}, [gap for segment in free for gap in segment.index.gaps])
 
 
@@ -123,10 +123,10 @@ def _remove(state: LogState, paths: list[str]) -> None:
 
 
 def kept_lanes(state: LogState, gone: dict[int, RangeSet], going: list[GapNotice]) -> list[KeptLane]:
-    """Return what the log answers for once ``gone`` is no longer in it. Call with the lock.
+    """Return the numbers that the log accounts for without ``gone``. Call with the lock.
 
     Args:
-        going: notices that go too.
+        going: notices that are deleted too.
     """
     waiting = state.queue.waiting_gaps()
     lanes = []
@@ -141,7 +141,8 @@ def kept_lanes(state: LogState, gone: dict[int, RangeSet], going: list[GapNotice
                 ranges.remove(gap.first, gap.end)
         for gap in waiting:
             if gap.stream == stream:
-                # What was released since the notice was queued may be gone before it is durable, and that is no loss.
+                # Records that were released after the notice was queued may be gone before it is durable, which is not
+                # a loss.
                 for part in lane.released.missing(gap.first, gap.end):
                     ranges.add(*part)
         lanes.append(KeptLane(stream, lane.durable_end, list(ranges)))
@@ -153,7 +154,7 @@ def _prepare(state: LogState, plan: Plan, now: int) -> _Opening:
     others = [segment for segment in state.segments if segment not in plan.victims]
     for stream, numbers in dropped(state, plan.drop_ends).items():
         opening.drops += notices(stream, numbers, GapReason.BUDGET, now)
-        # What hubs have of it goes along: a batch is held as a whole or not at all.
+        # Records that hubs have are dropped too: a batch is kept as a whole or not at all.
         opening.gone[stream] = RangeSet(held_within(state.lanes[stream].held, 0, plan.drop_ends[stream]))
     staying: list[GapNotice] = []
     going: list[GapNotice] = []
@@ -186,8 +187,8 @@ def _without(gone: dict[int, RangeSet], drops: list[GapNotice]) -> dict[int, Ran
 
 
 def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, bytes]]:
-    # Twice, at both ends: if it went lost with one damaged entry, an earlier name would count again, and its links
-    # would send a second time what the hubs have from this one.
+    # Twice, at both ends: if one damaged entry could lose it, an earlier name would count again, and its links would
+    # send records again that the hubs have under this one.
     owner = [(EntryKind.OWNER, encode_body(state.owner))] if state.owner is not None else []
     yield from owner
     if opening.origins:
@@ -202,7 +203,7 @@ def _entries(state: LogState, opening: _Opening) -> Iterator[tuple[EntryKind, by
             state.counters.moved_bytes += ENTRY_HEADER_BYTES + len(body)
         yield EntryKind.MOVED, body
     yield from owner
-    # What stands before a mark was durable, whatever happens to it: damage there is never taken for a torn tail.
+    # Entries before a mark were durable, so that damage to them never counts as a torn tail.
     yield EntryKind.STREAMS, encode_streams({})
 
 

@@ -4,10 +4,10 @@ A commit costs the same whether it carries one message or a hundred, so a busy n
 costing a client time for nothing; ``docs/decisions/0033-commits-paced-by-load.md`` has the measurements.
 
 - *Quiet*: the last commit began an interval ago or earlier. The next begins at once.
-- *Alone*: the last commit carried a single append, and nothing was appended while it was under way. The next begins at
-  once: a device that waits for each acknowledgement before it sends again would only wait longer.
-- *In vain*: twice a commit waited although nothing more came, and no wait has paid since. All clients wait for their
-  acknowledgements then, and commits begin at once for a while.
+- *Alone*: the last commit carried a single append, and nothing was appended meanwhile. The next begins at once: a
+  device that waits for each acknowledgement before it sends again would only wait longer.
+- *In vain*: twice a commit waited although no append followed, and no wait has paid since. All clients then wait for
+their acknowledgements, so commits begin at once for a while.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ FULL_INTERVAL_S = 0.012
 FULL_BYTES = 8 << 10
 """Uncompressed: from some 7,000 such messages a second on, and down to 4,500."""
 WORTHWHILE_BYTES = 64 << 10
-"""A commit of this much begins at once: what it costs is little for each of its messages by now."""
+"""A commit of this size begins at once: its cost per message is low already."""
 VAIN_CHANCE, PAYING_CHANCE = 0.02, 0.5
-"""A wait was in vain if a silence like that at its end is chance in at most so few cases, and it has paid if it is in
-more than half of them. Between the two, as with two clients of which one waits, it tells nothing."""
+"""Probabilities of a silence as at the end of a wait, for random appends. At most the first: the wait was in vain. More
+than the second: it has paid. Between the two, as with two clients of which one waits, there is no result."""
 SILENCE_SHARE = 8
-"""A silence shorter than this part of the interval does not count: the wait is as good as over."""
+"""A silence shorter than this part of the interval does not count: the wait is practically over."""
 VAIN_WAITS_MIN, VAIN_WAITS_MAX = 2, 7
-"""One wait in vain may be chance. From two on commits do not wait for ``2 ** waits`` intervals, up to 1 s: a
-client in a closed loop then loses less than 1 % of its rate to waits that try again."""
+"""Numbers of waits in vain. One may be chance. From two on, commits do not wait for ``2 ** waits`` intervals, up to 1
+s: a client in a closed loop then loses less than 1 % of its rate to further trial waits."""
 
 
 class Pacer:
     """The earliest time of the next commit. Pure: times are seconds of one monotonic clock, and arguments.
 
     Args:
-        interval_s: the time that passes after each commit; None adapts it to the load.
+        interval_s: the time after each commit; None adapts it to the load.
     """
 
     def __init__(self, interval_s: float | None) -> None:
@@ -51,7 +51,7 @@ class Pacer:
         self._appends = 0
         self._bytes = 0
         self._appends_before = 0
-        """Number of the next commit's appends that came before the last commit had ended."""
+        """Number of the next commit's appends that arrived before the last commit had ended."""
         self._vain_waits = 0
         self._patient_at = 0.0
         """Commits do not wait before this time, because waiting was in vain."""
@@ -70,14 +70,14 @@ class Pacer:
         self._began_at, self._appends, self._bytes = now, appends, bytes_
 
     def _judge(self, now: float, appends: int, silence_s: float) -> None:
-        """Learn from a wait that is over whether appends came in its last part."""
-        # Only what came after the last acknowledgements tells: clients in a closed loop come back with the next message
-        # at once, however long the sync before took.
+        """Learn from a finished wait whether appends arrived in its last part."""
+        # Only appends after the last acknowledgements count: clients in a closed loop send the next message at once,
+        # however long the last sync took.
         came = appends - self._appends_before
         window_s = now - self._ended_at
         if came <= 0 or window_s <= 0:
             return
-        # Of ``came`` appends at times of chance, all lie within this share of the wait with this probability.
+        # Probability that all of ``came`` appends at random times lie within this share of the wait.
         chance = max(0.0, 1 - silence_s / window_s) ** came
         if silence_s < PACED_INTERVAL_S / SILENCE_SHARE or chance > PAYING_CHANCE:
             self._vain_waits = max(0, self._vain_waits - 1)
@@ -90,7 +90,7 @@ class Pacer:
         """Note that the commit has ended.
 
         Args:
-            waiting: number of appends that came while it was under way.
+            waiting: number of appends that arrived during the commit.
         """
         self._ended_at, self._appends_before = now, waiting
         if self._interval_s is not None:

@@ -1,4 +1,4 @@
-"""Giving a log to another name."""
+"""Renaming a log's owner."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 def rename(state: LogState, committer: Committer, owner: NodeName, *, from_now_on: bool) -> None:
-    """Give the log to another name, durably when this returns. For the writer thread.
+    """Rename the log's owner, durably when this returns. For the writer thread.
 
     Args:
-        from_now_on: what it holds stays known under the former name; else what that name began with goes along.
+        from_now_on: True to keep its present records under the former name; otherwise all records of that name get the
+            new one.
 
     Raises:
         LogFull: there is no room on the disk. Nothing was changed.
-        LogFailed: a write failed; which name counts shows when it is opened the next time.
+        LogFailed: a write failed; the next opening of the log shows which name counts.
     """
     while committer.run_once():
         pass
     no_room = LogFull(f"the disk of {state.directory} has no room to note the new name: make space on it")
     if not state.queue.idle:
-        # A power cut would take these records back, and their numbers must not be out of every name's reach then.
+        # A power cut could lose these records, and then no name would have their numbers.
         raise state.failed or no_room
     former = state.owner
     begins = former.begins if former is not None else []

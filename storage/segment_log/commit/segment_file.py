@@ -36,12 +36,12 @@ from weft.storage.segment_log.state.index import SegmentIndex
 from weft.storage.segment_log.state.segment import Segment
 
 PAGE_BYTES = 4096
-"""Smallest unit in which flash is written: a commit that ends within a page has the next one write that page again."""
+"""Smallest unit of flash writes: after a commit that ends within a page, the next one writes that page again."""
 ZEROED_BYTES = 32 << 10
-"""A small commit writes zeros up to the next multiple of this: blocks written to for the first time cost the journal of
-the file system with their sync (``docs/decisions/0018-zeros-ahead-of-small-commits.md``)."""
+"""A small commit writes zeros up to the next multiple of this: the first write to a block costs a journal entry of the
+file system with its sync (``docs/decisions/0018-zeros-ahead-of-small-commits.md``)."""
 SMALL_COMMIT_BYTES = 8 << 10
-"""Commits below this cost less with their share of the zeros than with the journal."""
+"""Size of a commit below which its share of the zeros costs less than the journal."""
 OPENING_PIECE_BYTES = 1 << 20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """The disk is full, or the user's share of it."""
@@ -53,7 +53,7 @@ def pages(start: int, end: int) -> int:
 
 
 def newest_version(entries: Iterable[tuple[EntryKind, bytes]]) -> int:
-    """Return the version of a segment in which all these entries may stand."""
+    """Return the lowest version of a segment that may contain all these entries."""
     return max(version_needed(kind, body) for kind, body in entries)
 
 
@@ -64,10 +64,10 @@ class SegmentWriter:
         self._file = file
         self.segment = segment
         self.device_bytes = 0
-        """Pages written since the caller last took note."""
+        """Bytes of pages written since the caller last reset it."""
         self._end = segment.end
         self._written = segment.end
-        """Beyond it nothing was written yet, not even zeros."""
+        """Offset from which on nothing was written yet, not even zeros."""
 
     @classmethod
     def create(  # noqa: PLR0917 - what a segment begins with
@@ -79,17 +79,17 @@ class SegmentWriter:
         opening: Iterable[tuple[EntryKind, bytes]],
         length: int,
     ) -> SegmentWriter:
-        """Make a segment whose first entry names all streams; durable, name included, when this returns.
+        """Make a segment whose first entry names all streams; file and name are durable when this returns.
 
-        Space is reserved and not written: ``write`` does that, a part at a time, where it spares the disk more than
+        Space is reserved but not written: ``write`` writes zeros, a part at a time, when that saves the disk more than
         it costs.
 
         Args:
-            opening: the entries after the first; they are written as they come.
-            length: of the file, or more when the entries need it.
+            opening: the entries after the first; they are written as the iterable yields them.
+            length: length of the file; more if the entries need it.
 
         Raises:
-            OSError: nothing under the segment's name was made, unless making the name durable is what failed.
+            OSError: the segment was not made, unless the sync of its name failed.
         """
         path = os.path.join(directory, file_name(header.first_position))
         with contextlib.suppress(FileNotFoundError):
@@ -115,7 +115,7 @@ class SegmentWriter:
             raise
 
     def write_opening(self, entries: Iterable[tuple[EntryKind, bytes]]) -> None:
-        """Write entries of a segment that has no name yet, in pieces, unsynced, and index them."""
+        """Write entries of a segment without a name, in pieces, unsynced, and index them."""
         parts: list[bytes] = []
         length, start, index = 0, self._end, self.segment.index
         for kind, body in entries:
@@ -144,10 +144,10 @@ class SegmentWriter:
         self.device_bytes += pages(0, self._end)
 
     def grow(self, length: int) -> None:
-        """Reserve space up to ``length`` bytes, as far as the disk has it.
+        """Reserve space up to ``length`` bytes, or as much as the disk has.
 
         Raises:
-            OSError: for any other reason.
+            OSError: for any error other than a full disk.
         """
         if length > self._file.size():
             try:
@@ -181,8 +181,8 @@ class SegmentWriter:
             version: their ``newest_version``. A commit looks it up once, since it costs as much as the checksums.
 
         Raises:
-            ValueError: one of them must not stand in a segment of this version. Nothing was written.
-            OSError: it is not known what reached the disk; the segment must not be written any more.
+            ValueError: a segment of this version must not contain one of them. Nothing was written.
+            OSError: it is not known what reached the disk; the segment must not be written again.
         """
         parts: list[bytes] = []
         offsets = []
@@ -204,7 +204,7 @@ class SegmentWriter:
         return offsets
 
     def publish(self) -> None:
-        """Let readers see what ``write`` made durable."""
+        """Make the entries of ``write`` visible to readers."""
         self.segment.end = self._end
         self.segment.size = max(self.segment.size, self._end)
 

@@ -13,7 +13,7 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class Writer:
-    """Work of the writer thread: one commit as soon as the pacer lets it begin, and retention now and then.
+    """Work of the writer thread: one commit as soon as the pacer allows it, and retention at intervals.
 
     Args:
         monotonic: clock in seconds.
@@ -27,13 +27,13 @@ class Writer:
         self._housekeeping_at = monotonic() + HOUSEKEEPING_INTERVAL_S
         self._space_at = 0.0
         self.stopping = False
-        """Commit what is pending without waiting, then end. Set it with the lock."""
+        """True to commit pending records without waiting, and end. Set it with the lock."""
 
     def idle_s(self) -> float:
-        """Return the time for which there is nothing to do, 0 if there is something now. Call with the lock.
+        """Return the seconds until there is work, 0 if there is some now. Call with the lock.
 
-        The owner's thread ends that time early with a notice: for anything that is due, or while the pacer holds
-        commits back, for a commit that is worthwhile by its size.
+        The owner's thread ends this time early by a notice: for any due work, or while the pacer holds commits back,
+        for a commit of sufficient size.
         """
         state, queue, now = self._state, self._state.queue, self._monotonic()
         queue.wake_bytes = 0
@@ -42,10 +42,9 @@ class Writer:
         if self._committer.waits_for_space:
             return max(0.0, self._space_at - now)
         until = self._housekeeping_at
-        is_empty = queue.head is not None and queue.head.empty  # callbacks alone cost no write
+        is_empty = queue.head is not None and queue.head.empty  # a commit with only callbacks costs no write
         if now < self._pacer.opens_at and queue.raw_bytes < self._pacer.bytes_max and not is_empty:
-            # Held back: appends do not wake the writer, which costs less than wake-ups that would only look at the
-            # clock.
+            # Held back: appends do not wake the writer, since it would only read the clock each time.
             queue.wake_bytes = self._pacer.bytes_max
             until = min(until, self._pacer.opens_at)
         elif queue.due and queue:
@@ -53,7 +52,7 @@ class Writer:
         return max(0.0, until - now)
 
     def step(self) -> bool:
-        """Do what is due. Returns False at the end: the log has failed, or was stopped and nothing more can be done."""
+        """Do the due work. Returns False at the end: the log has failed, or was stopped and no work is left."""
         state, committer = self._state, self._committer
         if self._has_ended():
             return False
@@ -86,7 +85,7 @@ class WriterThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Commit what is pending, then end the thread."""
+        """Commit pending records, then end the thread."""
         with self._changed:
             self._writer.stopping = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A log's answers about its streams: the side that readers see."""
+"""A log's answers about its streams, for readers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Gone(NamedTuple):
     first: int
     end: int
     reason: int | None
-    """The ``GapReason`` of their notice. None without one: hubs had them, or their retention was over."""
+    """The ``GapReason`` of their notice. None without one: hubs had them, or their retention had ended."""
 
 
 class LogAnswers:
-    """Durable records, gap notices and figures. Any thread may ask; what is not durable is not told of."""
+    """Durable records, gap notices and figures, for any thread. Records that are not durable are not included."""
 
     def __init__(self, state: LogState, reader: LogReader) -> None:
         self._state = state
@@ -38,17 +38,18 @@ class LogAnswers:
 
     @property
     def owner(self) -> NodeName | None:
-        """Return the name under which the log's records are known; None when nothing says it."""
+        """Return the name under which the log's records are known; None without one."""
         owner = self._state.owner
         return owner.name if owner is not None else None
 
     def begins(self) -> dict[int, int]:
-        """Stream number -> its first number under the present name; streams that are not named begin at 0."""
+        """Return stream number -> its first sequence number under the present name; streams that are not listed begin
+        at 0."""
         owner = self._state.owner
         return dict(owner.begins) if owner is not None else {}
 
     def streams(self) -> dict[str, int]:
-        """Return all streams of the log by name, also those that no configuration names any more."""
+        """Return all streams of the log by name, including those that are no longer in the configuration."""
         with self._state.changed:
             return dict(self._state.numbers)
 
@@ -58,12 +59,12 @@ class LogAnswers:
             return self._state.lane(stream).held.copy()
 
     def gaps(self, stream: int) -> list[GapNotice]:
-        """Durable notices of records that can never come."""
+        """Return the durable notices of records that can never come."""
         with self._state.changed:
             return list(self._state.lane(stream).gaps)
 
     def why_gone(self, stream: int, numbers: RangeSet) -> list[Gone]:
-        """Return why the log has none of ``numbers``, in their order."""
+        """Return the reasons why the log has none of ``numbers``, in their order."""
         with self._state.changed:
             gaps = [*self._state.lane(stream).gaps]
             gaps += [gap for gap in self._state.queue.waiting_gaps() if gap.stream == stream]
@@ -75,12 +76,12 @@ class LogAnswers:
         return sorted([*found, *(Gone(*part, None) for part in left)])
 
     def origins(self) -> dict[int, Origin]:
-        """Return what the numbers of origins mean that batches of the log name."""
+        """Return the origins that batches of the log name, by number."""
         with self._state.changed:
             return dict(self._state.origins.known)
 
     def clocks(self) -> list[ClockNotice]:
-        """Return what is known of the clocks of the log's boots, the last heard of at the end."""
+        """Return the newest clock notices of the log's boots, the latest at the end."""
         with self._state.changed:
             return [*self._state.clocks.known.values()]
 
@@ -100,12 +101,12 @@ class LogAnswers:
             return self._state.lane(stream).durable_end
 
     def mark(self, stream: int, now: int) -> tuple[int, int]:
-        """Return (T, N): every record of the stream taken in up to time T has a seq below N. Owner's thread only.
+        """Return (T, N): every record of the stream received up to time T has a seq below N. Owner's thread only.
 
         T stays below the time of ``hold_mark``.
 
         Args:
-            now: the wall clock, no earlier than any time given to ``append``.
+            now: the wall clock, no earlier than any time passed to ``append``.
         """
         with self._state.changed:
             lane = self._state.lane(stream)
@@ -117,10 +118,10 @@ class LogAnswers:
             return min(first - 1, now), lane.durable_end
 
     def hold_mark(self, stream: int, time: int | None) -> None:
-        """Keep the stream's mark below ``time``, since more records from then on may come. Owner's thread only.
+        """Keep the stream's mark below ``time``, since more records from that time on may come. Owner's thread only.
 
         For a stream that a function writes: its mark must not pass the start of the function's oldest open window. It
-        holds marks that ``mark`` returns from now on, and is forgotten when the log is closed: hold before links start.
+        applies to later results of ``mark``, and is forgotten when the log is closed: call it before links start.
 
         Args:
             time: ns since 1970; None lifts it.
@@ -132,7 +133,7 @@ class LogAnswers:
         """Return encoded batches from memory, contiguous, the first of which contains ``seq``; at least one.
 
         Returns:
-            An empty list at the durable end; None when memory does not reach back to ``seq``: use ``read``.
+            An empty list at the durable end; None if memory does not reach back to ``seq``: use ``read``.
         """
         with self._state.changed:
             if seq >= self._state.lane(stream).durable_end:
@@ -142,20 +143,20 @@ class LogAnswers:
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
         """Return encoded batches, ascending, from the first held record at or after ``seq`` on. May block on the disk.
 
-        What comes from the disk was checked against its checksum; damage becomes a gap notice and is stepped over.
+        Batches from the disk are checked against their checksums; damage becomes a gap notice and is skipped.
 
         Returns:
             Up to ``bytes_max`` bytes of batches, but at least one if any is held; empty at the durable end.
 
         Raises:
             OSError: a file cannot be opened.
-            LogFailed: the disk gives different bytes at each look.
+            LogFailed: the disk returns different bytes at each read.
         """
         tail = self.read_tail(stream, seq, bytes_max)
         return self._reader.read(stream, seq, bytes_max) if tail is None else tail
 
     def snapshot(self, stream: int) -> StreamSnapshot:
-        """Return what the log has of a stream at one instant."""
+        """Return the records and gaps of a stream at one instant."""
         with self._state.changed:
             lane = self._state.lane(stream)
             gone = RangeSet([(0, lane.durable_end)])
@@ -168,7 +169,7 @@ class LogAnswers:
 
     @property
     def failed(self) -> LogFailed | None:
-        """Return why the log takes nothing more until it is opened again, or None."""
+        """Return the error because of which the log accepts nothing until it is opened again, or None."""
         return self._state.failed
 
     def stats(self) -> LogStats:

@@ -12,7 +12,7 @@ from weft.storage.segment_log.errors import LogFailed
 from weft.storage.segment_log.read.answers import Gone, LogAnswers
 
 READS_MAX = 4
-"""Reads from the disk at one time, each in a thread of its own, if nothing else is said."""
+"""Default number of reads from the disk at one time, each in a thread of its own."""
 
 Listen = Callable[[Callable[[], None]], Callable[[], None]]
 """``SegmentLog.listen``."""
@@ -22,11 +22,11 @@ class LogPage(NamedTuple):
     """A piece of a stream."""
 
     batches: list[bytes]
-    """Encoded batches, ascending; the first may begin before the number that the caller asked for."""
+    """Encoded batches, ascending; the first may begin before the requested number."""
     next_seq: int
-    """Number at which the next page begins; the number that the caller asked for only at the durable end."""
+    """Number at which the next page begins. It equals the requested number only at the durable end."""
     gone: list[Gone]
-    """Numbers between the one that the caller asked for and ``next_seq`` that no batch holds."""
+    """Numbers between the requested one and ``next_seq`` that no batch holds."""
     from_disk: bool = False
     """True if memory did not reach back so far."""
 
@@ -34,8 +34,8 @@ class LogPage(NamedTuple):
 class PageReader:
     """Reader of a log's durable records. For one event loop, that of the log's owner.
 
-    What the log has in memory is given at once; the rest is read in threads. A caller may be cancelled at any time: a
-    read that has begun ends by itself, and counts against the bound until it does.
+    Batches in memory are returned at once; others are read in threads. A caller may be cancelled at any time: a started
+    read ends by itself, and counts against the bound until then.
     """
 
     def __init__(self, log: LogAnswers, listen: Listen, reads_max: int) -> None:
@@ -44,21 +44,22 @@ class PageReader:
         self._listen = listen
         self._reads = asyncio.Semaphore(reads_max)
         self._waiting: dict[int, dict[asyncio.Future[None], int]] = {}
-        """Stream -> future of a waiting reader -> the seq that it waits for."""
+        """Stream -> future of a waiting reader -> the awaited seq."""
         self._unlisten: Callable[[], None] | None = None
 
     async def read(self, stream: int, seq: int, bytes_max: int, records_max: int | None = None) -> LogPage:
-        """Read a page: whole batches from ``seq`` on, at least one if any is held, else what is gone.
+        """Read a page: whole batches from ``seq`` on, at least one if any is held, else the missing numbers.
 
         Args:
-            bytes_max: of the batches as encoded; a single one may be longer.
+            bytes_max: maximum bytes of the encoded batches; a single one may be longer.
             records_max: likewise.
 
         Raises:
             OSError: a file cannot be opened.
             LogFailed: the disk gives different bytes at each look.
         """
-        # Taken before the read: what becomes durable meanwhile is for the next page, never gone.
+        # Taken before the read: records that become durable meanwhile belong to the next page, and must not count as
+        # gone.
         end = self._log.durable_end(stream)
         if seq >= end:
             return LogPage([], seq, [])
@@ -69,10 +70,10 @@ class PageReader:
         return self._page(stream, seq, end, batches, records_max, from_disk=from_disk)
 
     async def more(self, stream: int, seq: int) -> None:
-        """Return once the record ``seq`` is durable, and so is everything before it.
+        """Return when the record ``seq`` and everything before it is durable.
 
         Raises:
-            LogFailed: the log takes nothing more, so that it will not be.
+            LogFailed: the log accepts no more records, so ``seq`` will never be durable.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(stream, {})
@@ -80,7 +81,7 @@ class PageReader:
         if self._unlisten is None:
             self._unlisten = self._listen(self._look)
         try:
-            # After it listens: a commit that was made just before called no listener.
+            # After the listener is registered: a commit just before did not call it.
             self._wake({waiter: seq}, self._log.durable_end(stream))
             await waiter
         finally:
@@ -99,7 +100,7 @@ class PageReader:
             self._reads.release()
             raise
         reading.add_done_callback(self._has_read)
-        # A thread cannot be cancelled: to release the bound with the caller would let threads pile up.
+        # A thread cannot be cancelled: if a cancelled caller released the bound, threads would pile up.
         return await asyncio.shield(reading)
 
     def _has_read(self, reading: asyncio.Future[list[bytes]]) -> None:
@@ -123,7 +124,7 @@ class PageReader:
             kept.append(data)
             at = header.end_seq
         if not kept:
-            # Nothing is held up to where the log was durable before the look.
+            # Nothing is held up to the durable end from before the read.
             holes.add(seq, end)
             at = end
         return LogPage(kept, at, self._log.why_gone(stream, holes) if holes else [], from_disk)

@@ -22,19 +22,19 @@ class _Place(NamedTuple):
     end: int
     """Readable bytes of the segment."""
     start: int
-    """Offset of an entry at or before the one that is wanted."""
+    """Offset of an entry at or before the wanted one."""
     seq: int
     held_end: int
-    """One past the run of held records that begins at ``seq``: what lies beyond may have been declared lost."""
+    """One past the run of held records that begins at ``seq``: later ones may have been declared lost."""
 
 
 class LogReader:
-    """Reads for any thread; each call opens the files it needs, so that calls never share a file."""
+    """Reader for any thread; each call opens its own files, so that calls never share one."""
 
     def __init__(
         self, state: LogState, wall_clock: Callable[[], int], poison: Callable[[Exception], LogFailed]
     ) -> None:
-        """Read what ``state`` holds.
+        """Make a reader of the log of ``state``.
 
         Args:
             poison: called when a segment's file is gone although the log did not delete it.
@@ -46,11 +46,11 @@ class LogReader:
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes]:
         """Return batches from the first held record at or after ``seq`` on: up to ``bytes_max``, at least one if any.
 
-        Damage that a read meets is quarantined and stepped over.
+        Damage is quarantined and skipped.
 
         Raises:
             OSError: a file cannot be opened.
-            LogFailed: damage was found that a second look does not confirm, or a file is gone.
+            LogFailed: a second read does not confirm damage of the first, or a file is gone.
         """
         batches: list[bytes] = []
         examined: set[str] = set()
@@ -59,16 +59,17 @@ class LogReader:
             if place is None:
                 break
             try:
-                # A look that follows a quarantine reads as that did: it may have found a sound batch in zeros.
+                # A read after a quarantine treats unreadable blocks in the same way: the quarantine may have found a
+                # sound batch with zeros in their place.
                 is_second_look = place.segment.path in examined
                 found = self._walk(place, stream, bytes_max, first=not batches, unreadable_as_zeros=is_second_look)
             except FileNotFoundError as error:
                 with self._state.changed:
                     is_listed = place.segment in self._state.segments
                 if is_listed:
-                    # Recovery will say what is lost; to go on here would be to write beside a log that is gone.
+                    # Recovery will report the loss; a node that continued would write to a log that no longer exists.
                     raise self._poison(error) from error
-                # Released and deleted since it was looked up.
+                # The segment was released and deleted since it was looked up.
                 continue
             except (CodecError, OSError) as error:
                 path, seq = place.segment.path, place.seq
@@ -106,11 +107,11 @@ class LogReader:
         """Return contiguous batches of one segment from the one that holds ``place.seq`` on.
 
         Args:
-            first: at least one batch is wanted, however long.
-            unreadable_as_zeros: take blocks that the device cannot read for zeros; checksums say whether they were.
+            first: return at least one batch, of any length.
+            unreadable_as_zeros: treat blocks that the device cannot read as zeros; checksums show whether they were.
 
         Raises:
-            CodecError, OSError: before any batch was found. Later ones only end the walk: the next begins there.
+            CodecError, OSError: an error before the first batch. A later one only ends the walk: the next begins there.
         """
         file = self._state.filesystem.open(place.segment.path, read_only=True)
         try:
@@ -137,7 +138,7 @@ def _batches(source: SegmentBytes, place: _Place, stream: int) -> Iterator[bytes
     """Yield the stream's batches from the one that holds ``seq`` on, each checked; skip other entries unread.
 
     Raises:
-        CodecError, OSError: a batch that should be there is not, or is damaged.
+        CodecError, OSError: an expected batch is missing or damaged.
     """
     offset, seq, found = place.start, place.seq, False
     while offset < source.end and seq < place.held_end:

@@ -21,7 +21,8 @@ class StreamSnapshot(NamedTuple):
     next_seq: int
     gaps: list[GapNotice]
     gone: RangeSet
-    """Durable once, and deleted by retention or after their release: neither held nor under a notice."""
+    """Records that were durable and were deleted by retention or after their release: neither held nor under a
+    notice."""
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,22 @@ class LogStats:
     records: int
     bytes_written: int
     device_bytes: int
-    """Bytes of the device's pages that were written: what flash wears by."""
+    """Bytes of the device's written pages, which wear flash."""
     payload_bytes: int
     """Bytes of the payloads made durable."""
     moved_bytes: int
     """Bytes of records that were copied into newer segments."""
     unsafe_bytes: int
-    """Bytes that no hub has yet, or that retention keeps: what may not be deleted."""
+    """Bytes that must not be deleted, because no hub has them yet or retention keeps them."""
     usable_bytes: int
-    """Part of the budget that records can take."""
+    """Part of the budget available to records."""
     sync: Histogram
     """Times of one write + sync."""
     sync_seconds_max: float
     ack: Histogram
     """Per commit, the time from its first append until it was durable."""
     failed: LogFailed | None
-    """Error for which the log takes nothing more, or None."""
+    """Error because of which the log accepts no more records, or None."""
 
 
 def take_stats(state: LogState) -> LogStats:

@@ -1,4 +1,4 @@
-"""Streams of a log as its segments together describe them, and what is missing."""
+"""Streams of a log as described by its segments, and their missing records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fold(state: LogState, loaded: list[Loaded]) -> None:
 
 
 def _count_once(loaded: list[Loaded]) -> None:
-    """Count records that were moved forward only where they stand last, not in their old segments too."""
+    """Count records that were moved forward only in their last segment, not in earlier ones too."""
     seen: dict[int, RangeSet] = {}
     for item in reversed(loaded):
         for lanes in (item.segment.index.lanes, item.segment.index.moved):
@@ -65,10 +65,10 @@ def _count_once(loaded: list[Loaded]) -> None:
 
 
 def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNotice]:
-    """Return notices for numbers that were given out and acknowledged, and are neither held nor noticed yet.
+    """Return notices for numbers that were assigned and acknowledged, and are neither held nor under a notice.
 
-    Before anything is deleted the log writes down what it answers for without it, so the last such entry says what must
-    be there, together with all numbers given out since.
+    Before each deletion the log records the numbers that it still accounts for. So the numbers of the last such entry
+    must be there, and all numbers assigned since.
     """
     kept = next((item.segment.index.kept for item in reversed(loaded) if item.segment.index.kept), None)
     if kept is None:
@@ -86,9 +86,10 @@ def find_losses(state: LogState, loaded: list[Loaded], now: int) -> list[GapNoti
 
 
 def _expected_of_earlier_releases(state: LogState, loaded: list[Loaded]) -> dict[int, RangeSet]:
-    """Earlier releases deleted segments oldest first, so what lies before the oldest segment went rightly; its first
-    entry says where each stream stood then, and a stream that it does not name began later, at 0. Before the first
-    segment of all there was nothing, whatever is left of it.
+    """Return the expected numbers of a log of earlier releases, which deleted segments oldest first. Records before the
+    oldest segment were deleted on purpose; its first entry has the next number of each stream at that time, and a
+    stream that it does not name began later, at 0. Before the very first segment there was nothing, whatever is left of
+    it.
     """
     expected: dict[int, RangeSet] = {}
     if not loaded:

@@ -1,5 +1,5 @@
-"""A file beside the segments with the facts that must outlive them: a damaged header must not make another log of this
-one, and a block that cannot be read may hide a stream's name for longer than one start.
+"""A file beside the segments with facts that must outlive them: a damaged header must not turn this log into another
+one, and an unreadable block may hide a stream's name for longer than one start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Identity(NamedTuple):
 
 
 def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
-    """Return the file's content; None when there is no file, it is damaged, or the device cannot read it."""
+    """Return the file's content; None if there is no file, it is damaged, or the device cannot read it."""
     try:
         match = _LINE.fullmatch(filesystem.read(os.path.join(directory, FILE)))
     except OSError:
@@ -36,10 +36,10 @@ def read_identity(filesystem: FileSystem, directory: str) -> Identity | None:
 
 
 def keep_identity(filesystem: FileSystem, directory: str, identity: Identity) -> None:
-    """Write the file, unless it says so already. A disk that has no room for it now gets it at a later start.
+    """Write the file, unless it has this content. On a full disk, it is written at a later start.
 
     Raises:
-        OSError: it could not be written, and without it numbers might be given out twice.
+        OSError: it could not be written, and without it numbers might be assigned twice.
     """
     if read_identity(filesystem, directory) == identity:
         return

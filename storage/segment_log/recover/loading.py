@@ -1,4 +1,4 @@
-"""Reading a log directory: footers of sealed segments, a scan of the newest and of whatever lost its footer."""
+"""Reading a log directory: footers of sealed segments, and a scan of the newest and of those without a sound footer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from weft.storage.segment_log.walk.scan import Scan, scan_segment
 logger = logging.getLogger(__name__)
 
 _WINDOW_BYTES = 16 << 10
-"""Both ends of a sealed segment are all that is read of it."""
+"""Bytes read at each end of a sealed segment; the rest is not read."""
 
 
 @dataclass
 class Loaded:
-    """A segment as it was found."""
+    """A segment as found on disk."""
 
     segment: Segment
     header: SegmentHeader | None
@@ -47,7 +47,7 @@ class Loaded:
 
     @property
     def says_nothing(self) -> bool:
-        """Return whether neither an entry was found nor a block that may hide one: the file's owner is unknown then."""
+        """Return whether neither an entry was found nor a block that may hide one: then the file's log is unknown."""
         scan = self.scan
         return (
             self.header is None and self.streams is None and scan is not None
@@ -58,19 +58,19 @@ class Loaded:
 def load_directory(filesystem: FileSystem, directory: str, known_id: int | None) -> tuple[list[Loaded], list[str]]:
     """Load all segments of a directory in log order; then remove leftovers of an interrupted creation.
 
-    Where any file is a later release's nothing at all is changed.
+    If any file is of a later release, nothing is changed.
 
     Args:
-        known_id: the log's id as it is kept beside the segments.
+        known_id: the log's id from the file beside the segments.
 
     Returns:
-        The log's segments, and the paths of files that were set aside because they may be another log's.
+        The log's segments, and the paths of files that were set aside because they may be from another log.
 
     Raises:
         LogVersionError: one of them was written by a later release.
         OSError: the directory or a file cannot be opened.
     """
-    # A name or a byte that an earlier process wrote may be in memory only: make both durable before relying on them.
+    # A name or a byte that an earlier process wrote may be only in memory: make both durable before relying on them.
     filesystem.sync_directory(directory)
     own, strange = _own_segments(filesystem, directory, known_id)
     loaded: list[Loaded] = []
@@ -81,7 +81,7 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
             strange.append(_Strange(path, DAMAGED, "holds nothing that could be read as this log's"))
         else:
             loaded.append(item)
-    # Only here anything is changed: by now every file was read, and none was written by a later release.
+    # Changes begin only here: every file has been read, and none is of a later release.
     _remove_unfinished(filesystem, directory)
     for found in strange:
         logger.error("%s %s: set aside", found.path, found.reason)
@@ -90,7 +90,7 @@ def load_directory(filesystem: FileSystem, directory: str, known_id: int | None)
 
 
 class _Strange(NamedTuple):
-    """A file that is to be set aside."""
+    """A file to set aside."""
 
     path: str
     suffix: str
@@ -110,11 +110,11 @@ def _remove_unfinished(filesystem: FileSystem, directory: str) -> None:
 def _own_segments(
     filesystem: FileSystem, directory: str, known_id: int | None
 ) -> tuple[list[tuple[int, str]], list[_Strange]]:
-    """Return (position, path) of the files that are or may be this log's by their headers, and the others.
+    """Return (position, path) of the files that by their headers may be this log's, and the others.
 
-    The id kept beside the segments says which log this is, unless no segment is of that log: then the id in most
-    headers, and between equals that of the oldest file. A file without a sound header may be any log's, so it is
-    this one's unless no id is known at all.
+    The id in the file beside the segments identifies the log, unless no segment has it: then the id in most headers
+    counts, and in a tie that of the oldest file. A file without a sound header may be any log's, so it counts as this
+    one's unless no id is known at all.
     """
     found: list[tuple[int, str, int | None]] = []
     strange: list[_Strange] = []
@@ -159,7 +159,7 @@ def _opened(filesystem: FileSystem, path: str) -> Iterator[File]:
 def _set_aside(filesystem: FileSystem, path: str, suffix: str) -> None:
     filesystem.rename(path, path + suffix)
     if filesystem.exists(path):
-        # They were two names of one file already, which a rename leaves as they are.
+        # If both were names of one file, the rename had no effect, so the old name is removed here.
         filesystem.remove(path)
     filesystem.sync_directory(os.path.dirname(path))
 

@@ -1,4 +1,4 @@
-"""Opening a log's directory: lock it, load what is there, recover, and write down what was lost."""
+"""Opening a log's directory: lock it, load its files, recover, and record losses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class Guard(Protocol):
-    """Knowledge of what else is in the log's directory, and of which release may write it."""
+    """Check of the other files in the log's directory, and of the releases that may write it."""
 
     def check(self) -> None:
-        """Raise ``LogVersionError`` where this release must write nothing."""
+        """Raise ``LogVersionError`` if this release must not write there."""
 
     def state(self) -> None:
-        """Note that this release writes from now on."""
+        """Record that this release writes from now on."""
 
 
 class OpenedLog(NamedTuple):
@@ -71,7 +71,7 @@ def open_log(
         for segment in state.segments:
             segment.known_since = began
         committer = Committer(state, writer, wall_clock, clock_reading, post)
-        # Gap notices for what was lost are durable before the first read of the log.
+        # Gap notices for losses are durable before the first read of the log.
         committer.run_once()
         if committer.waits_for_space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
@@ -80,8 +80,8 @@ def open_log(
             committer.close(seal=False)
             raise state.failed
         if guard is not None:
-            # Not before: a log that is refused, as another node's may be, stays as it was. What was written so far
-            # stands in segments, whose headers state their version.
+            # Not before: a refused log, such as another node's, must remain unchanged. Everything written so far is in
+            # segments, whose headers state their version.
             guard.state()
     except OSError as error:
         lock.close()

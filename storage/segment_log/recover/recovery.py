@@ -1,7 +1,7 @@
-"""Opening a log: what its segments say is put together, a torn tail is cut, losses are recorded.
+"""Opening a log: combine the contents of its segments, cut a torn tail, record losses.
 
-Nothing here needs a person: whatever is found, the log opens, with a report of what was cut or lost. The one exception
-is a directory that a later release wrote, which is left alone.
+Recovery needs no operator: the log opens after any damage, with a report of cuts and losses. The only exception is a
+directory of a later release, which is not changed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class RecoveryReport:
     """Findings and actions of opening a log."""
 
     created: bool = False
-    """The log is new: no usable segment was there."""
+    """True if the log is new: no usable segment was there."""
     segments: int = 0
     torn_bytes: int = 0
     """Bytes cut from the end of the newest segment: a commit whose fsync never returned. None were acknowledged."""
     torn_file: str | None = None
     torn_offset: int | None = None
-    """Offset in ``torn_file`` at which was cut."""
+    """Offset in ``torn_file`` of the cut."""
     unreadable_bytes: int = 0
-    """Bytes that the device cannot read where the newest records stood. How many records they held is not known: those
-    of ``gaps`` that end at a stream's next number say how many at most."""
+    """Bytes at the place of the newest records that the device cannot read. The number of lost records is unknown;
+    entries of ``gaps`` that end at a stream's next number are an upper bound."""
     damaged: tuple[str, ...] = ()
-    """Files in which damage was found, or that may be another log's, each kept aside as ``<name>.damaged``."""
+    """Files with damage, or possibly of another log, each kept aside as ``<name>.damaged``."""
     gaps: tuple[GapNotice, ...] = ()
-    """Acknowledged records found missing now, each range now recorded as a gap."""
+    """Acknowledged records found missing at this start, each range now recorded as a gap."""
     lanes: dict[str, int] = field(default_factory=dict)
     """Stream -> its next sequence number."""
     seconds: float = 0.0
@@ -60,16 +60,16 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
     new_id: int,
     now: int,
 ) -> tuple[LogState, SegmentWriter, RecoveryReport]:
-    """Build the log's state from its segments and decide where to write on.
+    """Build the log's state from its segments and choose the segment to write.
 
     Args:
         state_of: makes an empty state for a log id.
-        known: the log's id as it is kept beside the segments; segments without a sound header go by it.
-        owner: whose log it must be, and becomes if nothing says so; None to take it whosever it is.
+        known: content of the file beside the segments; segments without a sound header are checked with its log id.
+        owner: required owner of the log, and the owner of a log without one; None accepts any.
         new_id: the log id if there is no log yet.
 
     Raises:
-        WrongOwner: it is another's; nothing was written.
+        WrongOwner: the log has another owner; nothing was written.
         OSError: a write failed; opening again starts over.
     """
     known_id = known.log_id if known and loaded else None
@@ -80,7 +80,7 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
         _check_owner(state, owner)
     if known is not None and known.log_id == log_id:
         state.first_seq = max(state.first_seq, known.first_seq)
-    # Before the log goes on in a new segment: then nothing tells any more that this one hid something.
+    # Before the log continues in a new segment: after that, nothing shows that this one may hide a stream's name.
     keep_identity(state.filesystem, state.directory, Identity(state.log_id, state.first_seq))
     gaps = find_losses(state, loaded, now)
     damaged = _keep_aside(state, loaded, gaps)
@@ -104,7 +104,7 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
             torn_bytes, path, end, lanes,
         )  # fmt: skip
     if gaps:
-        # Before a segment is begun, so that it says that the log answers for them.
+        # Before a segment is begun, so that its entry of accounted numbers includes them.
         state.queue.add_gaps(gaps)
     writer = continue_or_create(state, loaded, now)
     return state, writer, report
@@ -112,7 +112,7 @@ def recover(  # noqa: PLR0917 - what was found, who asks, and when
 
 def _check_owner(state: LogState, owner: NodeName) -> None:
     if state.owner is None:
-        # A new log, or one of a release whose logs did not say it.
+        # A new log, or one of a release that did not record owners.
         state.owner = Owner(*owner, [])
     elif state.owner.name != owner:
         raise WrongOwner(state.directory, state.owner.name, owner)

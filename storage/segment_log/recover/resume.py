@@ -1,4 +1,4 @@
-"""The segment that an opened log writes: the newest with its torn end cut, or a new one after it."""
+"""The segment that an opened log continues: the newest one without its torn end, or a new one after it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
         if newest.scan is None:
             _seal_again(state.filesystem, newest.segment)
         elif newest.scan.unreadable_bytes or not _reads_again(state.filesystem, newest):
-            # Nothing is written to a file whose blocks cannot be read: it stays as it is, unsealed.
+            # A file with unreadable blocks is never written: it remains unsealed.
             _sync(state.filesystem, newest.segment.path)
         else:
             writer = _resume(state, newest)
             if not newest.damaged:
                 return writer
-            # Evidence is not written over: what is sound here is sealed, and the log goes on in a new file.
+            # Evidence of damage must not be overwritten: the sound part is sealed, and the log continues in a new file.
             newest.segment.size = writer.seal(newest.segment.index.to_footer())
             position = newest.segment.first_position + newest.segment.size
     length = _reservable(state, state.bytes_on_disk())
@@ -36,7 +36,8 @@ def continue_or_create(state: LogState, loaded: list[Loaded], now: int) -> Segme
 
 
 def _seal_again(filesystem: FileSystem, segment: Segment) -> None:
-    """Write the newest sealed segment's footer once more, for the same reason as ``_resume`` the last commit."""
+    """Write the newest sealed segment's footer again, for the same reason as ``_resume`` writes the last commit
+    again."""
     file = filesystem.open(segment.path)
     try:
         file.write_at(segment.end, file.read_at(segment.end, segment.size - segment.end))
@@ -70,11 +71,11 @@ def _sync(filesystem: FileSystem, path: str) -> None:
 
 
 def _reservable(state: LogState, used: int, written: int = 0) -> int:
-    """Return the most bytes to reserve for a segment at start-up, when nothing is released yet.
+    """Return the maximum bytes to reserve for a segment at start-up, when nothing is released yet.
 
-    The budget holds from the start. On a disk that others have filled the log opens all the same, and refuses records
-    until there is space. Half of what is left is for others, such as the links' epochs, without which nothing here is
-    ever released.
+    The budget applies from the start. On a disk that other programs have filled, the log still opens, and refuses
+    records until there is space. Half of the free space is left for other files, such as the links' epochs, without
+    which no records are ever released.
 
     Args:
         used: bytes of the other segments.
@@ -87,10 +88,10 @@ def _reservable(state: LogState, used: int, written: int = 0) -> int:
 
 
 def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
-    """Cut what follows the last sound entry, and make certain that the last commit is on the disk.
+    """Cut the bytes after the last sound entry, and make certain that the last commit is on the disk.
 
-    After a failed fsync the bytes that a new process reads may be in memory only, with the system believing them
-    written; so the last commit, the only one of which that may be true, is written again before anything relies on it.
+    After a failed fsync, the bytes that a new process reads may be only in memory, although the system treats them as
+    written. This is possible only for the last commit, so it is written again before anything relies on it.
     """
     segment, scan = newest.segment, newest.scan
     assert scan is not None
@@ -102,7 +103,7 @@ def _resume(state: LogState, newest: Loaded) -> SegmentWriter:
         file.truncate(segment.end)
         file.sync()
         if not newest.damaged:
-            # Zeros beyond the end, durably, before anything is appended: stale bytes never pass for entries.
+            # Zeros beyond the end, durably, before anything is appended: stale bytes must never count as entries.
             file.allocate(max(_reservable(state, others, segment.end), segment.end))
             file.sync()
         segment.size = file.size()

@@ -1,4 +1,4 @@
-"""Keeping the log within its disk budget: when an append must be refused, and how large a new segment may be."""
+"""Keeping the log within its disk budget: refusal of appends, and the size of a new segment."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from weft.storage.segment_log.state.log_state import LogState, Plan, StreamState
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES
 
 LONG_NOTICES = 2
-"""Number of gap notices for whole files that find room when short ones have used up theirs."""
+"""Number of gap notices for whole files that still have room after short ones have used up theirs."""
 
 
 def admit(state: LogState, length: int, *, uses_spare: bool = False) -> None:
     """Refuse ``length`` more uncompressed bytes if there is no room for them. Call with the lock.
 
     Args:
-        uses_spare: they may take the room that is kept free for moving.
+        uses_spare: they may use the room that is kept free for moving.
 
     Raises:
         LogFull: nothing was changed.
-        OSError: the disk does not say how much is free.
+        OSError: the disk's free space cannot be read.
     """
     pending = state.queue.raw_bytes + length
     if pending > 2 * state.settings.pending_bytes_max and not state.queue.idle:
@@ -38,10 +38,10 @@ def admit(state: LogState, length: int, *, uses_spare: bool = False) -> None:
 
 
 def admit_to_stream(state: LogState, stream: int, lane: StreamState, length: int, now: int) -> None:
-    """Refuse ``length`` more bytes of a stream that has a size of its own and is full. Call with the lock.
+    """Refuse ``length`` more bytes of a full stream with a size of its own. Call with the lock.
 
     Raises:
-        LogFull: nothing was taken.
+        LogFull: nothing was appended.
     """
     assert lane.policy.retain_bytes is not None
     used = lane.bytes + lane.queued_bytes
@@ -50,8 +50,9 @@ def admit_to_stream(state: LogState, stream: int, lane: StreamState, length: int
         return
     if lane.full_since == state.changes or (
         shrink(state, stream, excess, now) > 0
-        # What waits for the disk cannot be dropped. Of a stream that drops its oldest it may exceed the size until it
-        # is written, which ``admit`` bounds: devices are not refused for what they have just sent.
+        # Records that wait for the disk cannot be dropped. A stream that drops its oldest may exceed its size by them
+        # until they are written, which ``admit`` bounds: devices must not be refused because of records that they have
+        # just sent.
         and not (lane.policy.when_full == "drop_oldest" and lane.bytes <= 0)
     ):
         lane.full_since = state.changes
@@ -62,15 +63,15 @@ def admit_to_stream(state: LogState, stream: int, lane: StreamState, length: int
 
 
 def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
-    """Refuse an operator's gap notices for which even the room that is kept free is too small. Call with the lock.
+    """Refuse an operator's gap notices if even the room that is kept free is too small for them. Call with the lock.
 
     Args:
-        frees_files: what they speak of is all that some file holds of a stream. The last of the room is for those:
-            only they lead out of a log that is full.
+        frees_files: they cover all records of a stream in some file. The last of the room is for these: only they free
+            space in a full log.
 
     Raises:
         LogFull: nothing was changed.
-        OSError: the disk does not say how much is free.
+        OSError: the disk's free space cannot be read.
     """
     active, used = state.segments[-1], state.bytes_on_disk()
     count += 0 if frees_files else LONG_NOTICES
@@ -88,10 +89,11 @@ def admit_notices(state: LogState, count: int, *, frees_files: bool) -> None:
 
 
 def shortage(state: LogState) -> str | None:
-    """Return why there is no room for the refused append, or for any; None when there is. Call with the lock.
+    """Return the reason why there is no room for the refused append, or for any; None if there is room. Call with the
+    lock.
 
     Raises:
-        OSError: the disk does not say how much is free.
+        OSError: the disk's free space cannot be read.
     """
     reason = _shortage(state, state.queue.raw_bytes + max(state.refused_bytes, BATCH_OVERHEAD_BYTES))
     if reason is None:
@@ -134,7 +136,8 @@ def _shortage(state: LogState, pending: int, *, uses_spare: bool = False) -> str
 
 
 def sure_room(state: LogState) -> int:
-    """Pending bytes that ``admit`` would take without a look at the disk, and some less. Call with the lock."""
+    """Return a number of pending bytes that ``admit`` accepts without checking the disk, minus a margin. Call with the
+    lock."""
     active = state.segments[-1]
     left = active.size - active.end - active.index.footer_bytes - SURE_ROOM_MARGIN_BYTES
     return min(left, state.settings.pending_bytes_max)
@@ -145,31 +148,31 @@ class Room(NamedTuple):
 
     plan: Plan
     first_length: int
-    """Bytes that its file may take before the files of the plan are deleted."""
+    """Bytes available to its file before the files of the plan are deleted."""
     length: int
-    """Bytes that its file may take once they are deleted."""
+    """Bytes available to its file after they are deleted."""
     least: int
-    """Bytes that it cannot do without."""
+    """Minimum bytes that it needs."""
     most: int
-    """Bytes available to it once they are deleted; 0 when it cannot even be begun."""
+    """Maximum bytes available to it after they are deleted; 0 if it cannot even be begun."""
 
     @property
     def suffices(self) -> bool:
-        """Return whether the segment can be begun, and hold its first commit."""
+        """Return whether the segment can be begun and can hold its first commit."""
         return self.least <= self.most
 
 
 def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> Room:
-    """Plan what to delete, move and drop for a segment that begins with that commit. Call with the lock.
+    """Plan the files to delete and the records to move and drop, for a segment that begins with a commit. Call with the
+    lock.
 
     Args:
-        commit_bytes: length of the commit; 0 for a segment that only retention asks for, which never takes more than
-            the budget. (A commit was promised its room, and a start after a power cut that brought files back must go
-            on.)
-        sealing_frees: bytes of the newest segment that it gives back when it is sealed, which is still to be done.
+        commit_bytes: length of the commit; 0 for a segment that only retention needs, which never exceeds the budget.
+            (A commit was promised its room, and a start must succeed after a power cut that restored deleted files.)
+        sealing_frees: bytes that the newest segment will free when it is sealed.
 
     Raises:
-        OSError: the disk does not say how much is free.
+        OSError: the disk's free space cannot be read.
     """
     settings, used = state.settings, state.bytes_on_disk() - sealing_frees
     on_disk = state.filesystem.free_bytes(state.directory) + sealing_frees
@@ -180,7 +183,7 @@ def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> 
     free = limit - used
     plans = [make_plan(state, segments, wanted, free) for segments in (state.segments, state.segments[:-1])]
     if state.promised is not None:
-        # A release since then may have led to other moves, which leave less room than those that were counted on.
+        # A later release may have led to other moves, which leave less room than the promised plan.
         plans.append(renewed(state, state.promised, free))
     plan = max(plans, key=lambda plan: min(plan.freed_bytes, wanted))
     gone = sum(segment.size for segment in plan.victims) + sum(state.asides[path] for path in plan.asides)
@@ -192,7 +195,7 @@ def make_room(state: LogState, commit_bytes: int, *, sealing_frees: int = 0) -> 
 
 
 def forget_released(state: LogState) -> None:
-    """Drop what is known of releases below everything the log still speaks of, so that it cannot grow without end."""
+    """Forget releases below all numbers that are still in the log, so that the sets cannot grow without end."""
     for lane in state.lanes.values():
         first = min([gap.first for gap in lane.gaps], default=lane.durable_end)
         for numbers in (lane.held, lane.dropping):

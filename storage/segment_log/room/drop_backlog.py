@@ -1,4 +1,4 @@
-"""Dropping records by an operator's word."""
+"""Dropping records on an operator's command."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def whole_batches(held: RangeSet, read: Callable[[int], list[bytes]], first: int
     """Return ``[first, end)`` without the parts of batches at its ends.
 
     Args:
-        held: what can be read.
-        read: gives the batch that holds a number.
+        held: the readable numbers.
+        read: returns the batch that holds a number.
     """
     first_batch, end_batch = _batch(held, read, first), _batch(held, read, end)
     return first_batch[1] if first_batch[0] < first else first, end_batch[0]
 
 
 def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Range:
-    """Return the first number and the end of the batch that holds ``seq``; twice ``seq`` when none does."""
+    """Return the first number and the end of the batch that holds ``seq``; ``seq`` for both if none does."""
     for data in read(seq)[:1] if seq in held else ():
         header = decode_header(data)
         if header.base_seq <= seq < header.end_seq:
@@ -37,11 +37,11 @@ def _batch(held: RangeSet, read: Callable[[int], list[bytes]], seq: int) -> Rang
 def drop_backlog(  # noqa: PLR0917 - what, of what, and when
     state: LogState, stream: int, lane: StreamState, first: int, end: int, now: int
 ) -> RangeSet:
-    """Queue notices for what of ``[first, end)`` no hub has. Call with the lock.
+    """Queue notices for the part of ``[first, end)`` that no hub has. Call with the lock.
 
     Raises:
         LogFull: there is no room for the notices. Nothing is dropped.
-        OSError: the disk does not say how much is free.
+        OSError: the disk's free space cannot be read.
     """
     numbers = RangeSet()
     for start, stop in held_within(lane.held, first, end):
@@ -51,7 +51,7 @@ def drop_backlog(  # noqa: PLR0917 - what, of what, and when
     waiting = [unreleased(lane, span) for span in spans]
     frees_files = any(held and all(numbers.covers(*part) for part in held) for held in waiting)
     admit_notices(state, sum(1 for _ in numbers), frees_files=frees_files)
-    # What hubs have goes without a notice: a batch is held as a whole or not at all.
+    # Records that hubs have are dropped without a notice: a batch is kept as a whole or not at all.
     for start, stop in held_within(lane.released, first, end):
         lane.held.remove(start, stop)
     state.changes += 1

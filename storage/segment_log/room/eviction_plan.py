@@ -1,8 +1,9 @@
-"""Choice of the segments that make room, by what they cost to clean and what is lost. Made under the lock, not done.
+"""Choice of the segments that make room, by the cost of cleaning and the loss. A plan is made under the lock and
+carried out later.
 
-In this order, oldest first within each: files kept aside; segments that hold nothing which must stay; segments of which
-only a small part must stay, which is moved; segments of which at most a half must stay; and when that is not enough,
-segments that become such by dropping the oldest records of streams that allow it.
+The order, oldest first within each group: files kept aside; segments without needed records; segments with a small
+needed part, which is moved; segments with a needed part of at most a half; and if that is not enough, segments that get
+into these groups by dropping the oldest records of streams that allow it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from weft.storage.segment_log.state.log_state import LogState, Plan
 from weft.storage.segment_log.state.segment import Segment
 
 _LANE_BYTES = 48
-"""Bytes that a stream takes in the opening of a segment beside its name."""
+"""Bytes of a stream in the opening of a segment, beside its name."""
 
 
 def opening_bytes(state: LogState) -> int:
-    """Return the bytes that a new segment begins with, moved records not counted."""
+    """Return the bytes of a new segment's opening, without moved records."""
     owner = 2 * (ENTRY_HEADER_BYTES + len(encode_body(state.owner))) if state.owner is not None else 0
     lanes = sum(_LANE_BYTES + len(lane.name) + 19 * (len(lane.held) + len(lane.gaps)) for lane in state.lanes.values())
     known = state.origins.known
@@ -30,10 +31,10 @@ def opening_bytes(state: LogState) -> int:
 
 
 def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, free_bytes: int) -> Plan:
-    """Plan how to win ``wanted_bytes`` from ``segments``, or as much as can be won. Call with the lock.
+    """Plan how to free ``wanted_bytes`` from ``segments``, or as much as possible. Call with the lock.
 
     Args:
-        free_bytes: of budget and disk, before anything is deleted: there what is moved must find its place.
+        free_bytes: free bytes of budget and disk before anything is deleted: moved records must fit into them.
     """
     plan = Plan()
     for path, size in sorted(state.asides.items()):
@@ -52,7 +53,7 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
         else:
             needs.append((segment, need))
     room = _moving_room(state, free_bytes)
-    # What is moved leaves room for the notices without which nothing can be dropped.
+    # Moved records must leave room for the notices without which nothing can be dropped.
     movable = room - GAP_BYTES * sum(lane.policy.when_full == "drop_oldest" for lane in state.lanes.values())
     cheap = min(movable, state.settings.segment_bytes // MOVE_SHARE)
     for most, part in ((cheap, MOVE_SHARE), (movable, 2)):
@@ -66,7 +67,8 @@ def make_plan(state: LogState, segments: Sequence[Segment], wanted_bytes: int, f
 
 
 def renewed(state: LogState, plan: Plan, free_bytes: int) -> Plan:
-    """Renew an earlier plan: releases made it cheaper, and some of it may be gone. Call with the lock."""
+    """Renew an earlier plan: releases have made it cheaper, and some of its segments may be gone. Call with the
+    lock."""
     drop_ends = {
         stream: end for stream, end in plan.drop_ends.items() if state.lanes[stream].policy.when_full == "drop_oldest"
     }

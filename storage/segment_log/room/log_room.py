@@ -1,4 +1,4 @@
-"""Side of an open log that admits records, and that makes room by what hubs release and policies allow."""
+"""Part of an open log that admits records, and makes room by hubs' releases and policies."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ AskedRun = tuple[int, list[bytes], list[bytes], dict[int, HeaderPairs] | None]
 
 
 class LogRoom:
-    """The room of an open log: policies, what was released, and whether more fits in. Owner's thread only."""
+    """The room of an open log: policies, releases, and admission. Owner's thread only."""
 
     def __init__(self, state: LogState, poison: Callable[[Exception], LogFailed]) -> None:
-        """Judge by ``state``.
+        """Manage the room of ``state``.
 
         Args:
-            poison: told that the disk does not say how much is free.
+            poison: called when the disk's free space cannot be read.
         """
         self._state = state
         self._poison = poison
 
     def set_policy(self, stream: int, policy: StreamPolicy) -> None:
-        """Set how long the stream's records stay. The default keeps all until they are released, then refuses."""
+        """Set how long the stream's records are kept. The default keeps all until they are released, and refuses
+        records when the log is full."""
         with self._state.changed:
             self._state.lane(stream).policy = policy
             self._state.changes += 1
 
     def refuse(self, stream: int, reason: str | None) -> None:
-        """Refuse appends to a stream as if it had no room, with this reason, until called with None.
+        """Refuse appends to a stream as if it had no room, with this reason, until a call with None.
 
-        What was appended before becomes durable. Appends within ``together`` are taken: see ``ask_room``.
+        Earlier appends become durable. Appends within ``together`` are accepted: see ``ask_room``.
         """
         with self._state.changed:
             self._state.lane(stream).refusal = reason
 
     def origin(self, kind: int, name: str, version: str, hash_: bytes = b"") -> int:
-        """Return the log's number of an origin, for ``append``; a new one is durable with what names it.
+        """Return the log's number of an origin, for ``append``; a new one becomes durable with the first batch that
+        names it.
 
         Args:
             kind: an ``OriginKind``.
@@ -65,17 +67,17 @@ class LogRoom:
             if state.failed:
                 raise state.failed
             if not state.origins.knows(kind, name, version, hash_):
-                self._admit(ORIGIN_BYTES_MAX, uses_spare=True)  # it is there once, and steps wait for it
+                self._admit(ORIGIN_BYTES_MAX, uses_spare=True)  # stored only once, and functions' steps wait for it
             number, new = state.origins.number(kind, name, version, hash_)
             if new is not None:
                 state.queue.add_origin(new)
             return number
 
     def note_clock(self, clock: ClockNotice) -> None:
-        """Note what became known of a boot's clock; ``on_durable`` tells when the log has it.
+        """Append a notice about a boot's clock; ``on_durable`` calls back when the log has it.
 
         Raises:
-            LogFull: there is no room. Nothing was noted.
+            LogFull: there is no room. Nothing was appended.
             LogFailed: the log is poisoned.
         """
         state = self._state
@@ -88,9 +90,10 @@ class LogRoom:
             state.changed.notify()
 
     def release(self, stream: int, ranges: RangeSet) -> None:
-        """Take these records and gap notices as safe elsewhere: they go once the budget needs it or retention says so.
+        """Treat these records and gap notices as safe elsewhere: they are deleted when the budget or retention requires
+        it.
 
-        Not remembered across restarts; the hub's next WELCOME says it again.
+        Releases are not stored across restarts; the hub's next WELCOME repeats them.
         """
         with self._state.changed:
             self._state.lane(stream).released.update(ranges)
@@ -98,8 +101,8 @@ class LogRoom:
             forget_released(self._state)
 
     def ask_room(self, runs: Iterable[AskedRun], time: int) -> None:
-        """Make sure that streams that refuse, or have a size of their own, take all of these runs; within ``together``,
-        before the first is appended. Owner's thread only.
+        """Make sure that streams that may refuse, or have a size of their own, have room for all of these runs. Call it
+        within ``together``, before the first append. Owner's thread only.
 
         Args:
             time: ns since 1970.
@@ -117,14 +120,14 @@ class LogRoom:
                 sizes[stream] = sizes.get(stream, 0) + size
         with self._state.lock:
             for refusing in (True, False):
-                # Those that refuse first: no records are dropped for a run that is not taken.
+                # Refusing streams first: no records must be dropped for a run that is then refused.
                 for stream, size in sizes.items():
                     lane = self._state.lane(stream)
                     if (lane.policy.when_full == "refuse") is refusing:
                         admit_to_stream(self._state, stream, lane, size, time)
 
     def shortage(self) -> str | None:
-        """Return why the log refuses records for want of disk, and what to do, or None. Owner's thread only."""
+        """Return why the log refuses records for lack of disk space, with advice, or None. Owner's thread only."""
         with self._state.changed:
             try:
                 return shortage(self._state)
@@ -142,6 +145,7 @@ class LogRoom:
         try:
             admit_to_stream(self._state, stream, lane, length, now)
         except LogFull:
-            # What belongs together is taken as a whole: a stream may grow beyond its own size by it, not the log.
+            # Appends that belong together are accepted as a whole: a stream may exceed its own size by them, but not
+            # the log.
             if self._state.queue.together is None:
                 raise

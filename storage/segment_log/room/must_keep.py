@@ -1,4 +1,4 @@
-"""Part of a segment that must stay: records that are safe nowhere else, and notices that no receiver has yet.
+"""Needed part of a segment: records that are safe nowhere else, and notices that no receiver has yet.
 
 Everything here is called with the log's lock.
 """
@@ -14,11 +14,11 @@ from weft.storage.segment_log.state.log_state import LogState, StreamState
 from weft.storage.segment_log.state.segment import Segment
 
 GAP_BYTES = ENTRY_HEADER_BYTES + 36
-"""A gap notice's entry, at most."""
+"""Maximum bytes of a gap notice's entry."""
 
 
 def unreleased(lane: StreamState, span: LaneSpan, start: int = 0) -> RangeSet:
-    """Held records of a span from ``start`` on that are not released."""
+    """Return the held records of a span from ``start`` on that are not released."""
     found = RangeSet()
     for first, end in span.ranges:
         at = max(first, start)
@@ -29,7 +29,7 @@ def unreleased(lane: StreamState, span: LaneSpan, start: int = 0) -> RangeSet:
 
 
 def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) -> dict[tuple[int, bool], RangeSet]:
-    """Return the records of a segment that must stay, by (stream, moved before).
+    """Return the needed records of a segment, by (stream, moved before).
 
     Args:
         starts: stream -> records below this are about to be dropped.
@@ -44,9 +44,9 @@ def needed_records(state: LogState, segment: Segment, starts: dict[int, int]) ->
 
 
 def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) -> list[GapNotice]:
-    """Return a segment's notices that must stay: no receiver has them, or their records still stand in ``others``.
+    """Return a segment's needed notices: no receiver has them, or their records are still in ``others``.
 
-    A sound record whose notice went before it would come back at the next start.
+    If a notice were deleted before its sound record, the record would reappear at the next start.
     """
     found = []
     for gap in segment.index.gaps:
@@ -59,7 +59,7 @@ def needed_gaps(state: LogState, segment: Segment, others: Iterable[Segment]) ->
 
 
 def needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> int:
-    """Upper bound of what must stay of a segment."""
+    """Return an upper bound of the needed bytes of a segment."""
     if starts or segment is state.segments[-1]:
         return _needed_bytes(state, segment, starts)
     if segment.needed is None or segment.needed[0] != state.changes:
@@ -78,7 +78,7 @@ def _needed_bytes(state: LogState, segment: Segment, starts: dict[int, int]) -> 
 
 
 def unsafe_bytes(state: LogState) -> int:
-    """Upper bound of what must stay of the whole log."""
+    """Return an upper bound of the needed bytes of the whole log."""
     return sum(needed_bytes(state, segment, {}) for segment in state.segments)
 
 

@@ -1,6 +1,6 @@
-"""Damage in a segment: the file is kept aside, what is lost becomes a gap notice, the rest stays readable.
+"""Damage in a segment: the file is kept aside, lost records get a gap notice, the rest remains readable.
 
-The segment itself stays in place, because most of it is sound; ``<name>.damaged`` is a second name (hard link) of the
+The segment itself remains in place, because most of it is sound; ``<name>.damaged`` is a second name (hard link) of the
 same file, so that the evidence outlives the segment until the budget needs its space.
 """
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def keep_aside(filesystem: FileSystem, path: str) -> bool:
-    """Give a damaged segment its second name, durably. False when it had it already: then it was reported."""
+    """Add the second name of a damaged segment, durably. False if it existed already: then the damage was reported."""
     try:
         filesystem.link(path, aside_path(path))
         filesystem.sync_directory(os.path.dirname(path))
@@ -36,7 +36,7 @@ def keep_aside(filesystem: FileSystem, path: str) -> bool:
 
 
 def missing_gaps(expected: dict[int, RangeSet], found: dict[int, RangeSet], now: int) -> list[GapNotice]:
-    """Return notices for the numbers that are expected and were not found."""
+    """Return notices for the expected numbers that were not found."""
     return [
         GapNotice(stream, first, end, GapReason.CORRUPTION, now)
         for stream, ranges in expected.items()
@@ -46,12 +46,12 @@ def missing_gaps(expected: dict[int, RangeSet], found: dict[int, RangeSet], now:
 
 
 def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
-    """Take stock of a segment in which a read met damage. Returns the notices that were queued, often none.
+    """Scan a segment in which a read found damage. Returns the queued notices, often none.
 
     The whole file is scanned, so that all its damage is known at once. Any thread; blocking.
 
     Raises:
-        LogVersionError: the segment holds an entry that only a later release understands.
+        LogVersionError: the segment has an entry that only a later release understands.
         OSError: the file cannot be opened.
     """
     with state.changed:
@@ -65,7 +65,7 @@ def quarantine(state: LogState, segment: Segment, now: int) -> list[GapNotice]:
         found.setdefault(stream, RangeSet()).update(span.ranges)
     with state.changed:
         gaps = missing_gaps(expected, found, now)
-        # Another reader may have met the same damage meanwhile.
+        # Another reader may have found the same damage meanwhile.
         gaps = [gap for gap in gaps if state.lanes[gap.stream].held.covers(gap.first, gap.end)]
         for known, seen in ((segment.index.lanes, scan.index.lanes), (segment.index.moved, scan.index.moved)):
             for stream in known.keys() & seen.keys():
@@ -109,7 +109,7 @@ def _scan(filesystem: FileSystem, segment: Segment, end: int) -> Scan:
 
 
 def report_damage(path: str, scan: Scan, gaps: list[GapNotice]) -> None:
-    """Say in the program's log what was lost."""
+    """Log the lost records."""
     lost = ", ".join(f"stream {gap.stream} seq {gap.first} to {gap.end - 1}" for gap in gaps)
     logger.error(
         "damage in %s at bytes %s: lost %s; recorded as gap notices, and the file is kept as %s",

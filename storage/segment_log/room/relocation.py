@@ -1,4 +1,4 @@
-"""Copying what must stay out of segments that go."""
+"""Copying needed records out of segments that will be deleted."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Found(NamedTuple):
 
 
 def moved_batches(filesystem: FileSystem, victims: list[tuple[Segment, Needed]]) -> Iterator[bytes]:
-    """Yield the batches that hold what is needed of the victims, unchanged, each stream's in the order of its numbers.
+    """Yield the batches with needed records of the victims, unchanged, each stream's in the order of its numbers.
 
     Raises:
-        UnmovableSegment: one of them cannot be read. What was given before is sound.
+        UnmovableSegment: one of them cannot be read. Batches yielded before are sound.
     """
     with contextlib.ExitStack() as stack:
         sources = []
@@ -69,7 +69,7 @@ def _blamed(segment: Segment) -> Iterator[None]:
 
 
 def _find(source: SegmentBytes, segment: Segment, needed: Needed, number: int) -> list[_Found]:
-    """Find where the batches stand. The walk begins at the first that is needed and skips bodies unread."""
+    """Find the places of the batches. The walk begins at the first needed one and skips bodies unread."""
     left = sum(numbers.count() for numbers in needed.values())
     spans = {True: segment.index.moved, False: segment.index.lanes}
     offset = min(spans[moved][stream].start_for(next(iter(ranges))[0]) for (stream, moved), ranges in needed.items())

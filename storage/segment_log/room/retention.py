@@ -1,8 +1,8 @@
-"""Retention by time and size: what streams no longer keep, although there would be room.
+"""Retention by time and size: removal of records that streams no longer keep, although there would be room.
 
-Released records and those of streams without replication are forgotten: that is no loss. Records that still wait for
-a hub are dropped under a gap notice, which is durable before they stop to be readable. Everything here but ``expire``
-is called with the log's lock.
+Released records and those of streams without replication are forgotten, which is not a loss. Records that still wait
+for a hub are dropped under a gap notice, which is durable before they become unreadable. All functions except
+``expire`` are called with the log's lock.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from weft.storage.segment_log.state.segment import Segment
 
 
 class Now(NamedTuple):
-    """The clocks at one look."""
+    """The clocks at one instant."""
 
     wall: int
     reading: ClockReading
 
     def age(self, time: int, known_since: int) -> float:
-        """Return the seconds since ``time``; while the wall clock is not synced, those since the log knows of it."""
+        """Return the seconds since ``time``; while the wall clock is not synced, the seconds since ``known_since``."""
         if self.reading.state is ClockState.SYNCED:
             return (self.wall - time) / 1e9
         return (self.reading.monotonic - known_since) / 1e9
 
 
 def expire(state: LogState, now: Now) -> None:
-    """Forget or drop, in sealed segments, what streams no longer keep; notices are queued. For the writer thread.
+    """Forget or drop, in sealed segments, the records that streams no longer keep; notices are queued. For the writer
+    thread.
 
-    Takes the lock for one segment at a time, so that a long backlog that is over at once does not hold up devices.
+    It takes the lock for one segment at a time, so that the expiry of a long backlog does not block devices.
     """
     with state.changed:
         segments = state.segments[:-1]
@@ -60,13 +61,14 @@ def _expire_segment(state: LogState, segment: Segment, now: Now) -> None:
 
 
 def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
-    """Bring a stream down by ``excess`` bytes, oldest first, as far as its policy allows. Returns what is left."""
+    """Shrink a stream by ``excess`` bytes, oldest first, as far as its policy allows. Returns the rest of
+    ``excess``."""
     lane = state.lanes[stream]
     assert lane.policy.retain_bytes is not None
     spans = [span for segment in state.segments for span in segment.index.spans_of(stream) if span.live_size]
     is_losing = False
     for span in sorted(spans, key=lambda span: next(iter(span.ranges), (0, 0))):
-        # Chunk by chunk: a full stream comes here at every append, mostly for one chunk of a thousand.
+        # Chunk by chunk: a full stream calls this at every append, mostly for one chunk of a thousand.
         for chunk in span.chunks(span.forgotten):
             if excess <= 0:
                 return 0
@@ -81,7 +83,7 @@ def shrink(state: LogState, stream: int, excess: int, now: int) -> int:
 
 
 def _waiting(lane: StreamState, span: LaneSpan, chunk: Chunk) -> RangeSet:
-    """Held records of a chunk that are a loss when they go."""
+    """Return the held records of a chunk whose removal is a loss."""
     waiting = RangeSet()
     for first, end in span.parts(chunk) if lane.policy.replicated else ():
         waiting.update(held_within(lane.held, first, end))
@@ -93,7 +95,7 @@ def _waiting(lane: StreamState, span: LaneSpan, chunk: Chunk) -> RangeSet:
 
 
 def held_within(numbers: RangeSet, first: int, end: int) -> list[Range]:
-    """Return the parts of ``[first, end)`` that a set holds."""
+    """Return the parts of ``[first, end)`` in a set."""
     found, at = [], first
     for hole_first, hole_end in [*numbers.missing(first, end), (end, end)]:
         if at < hole_first:
@@ -105,7 +107,7 @@ def held_within(numbers: RangeSet, first: int, end: int) -> list[Range]:
 def _let_go(  # noqa: PLR0917 - what, where, why and when
     state: LogState, stream: int, span: LaneSpan, chunk: Chunk, reason: GapReason, now: int
 ) -> RangeSet:
-    """Stop counting the oldest chunk of a span. Lost records get a notice, and stay readable until it is durable.
+    """Stop counting the oldest chunk of a span. Lost records get a notice, and remain readable until it is durable.
 
     Returns:
         The lost records.
@@ -126,7 +128,7 @@ def _let_go(  # noqa: PLR0917 - what, where, why and when
 
 
 def forget_lost(state: LogState, stream: int, end: int) -> None:
-    """Stop counting chunks below ``end`` in which nothing is held any more."""
+    """Stop counting chunks below ``end`` without held records."""
     lane = state.lanes[stream]
     for segment in state.segments:
         for span in segment.index.spans_of(stream):
@@ -138,7 +140,7 @@ def forget_lost(state: LogState, stream: int, end: int) -> None:
 
 
 def free_segments(state: LogState) -> list[Segment]:
-    """Return the sealed segments that hold nothing any more: they may go at once."""
+    """Return the sealed segments that hold nothing: they may be deleted at once."""
     free = [
         segment
         for segment in state.segments[:-1]
@@ -156,9 +158,9 @@ def _any_held(state: LogState, stream: int, span: LaneSpan) -> bool:
 
 
 def is_overdue(state: LogState, now: Now) -> bool:
-    """Return whether to seal the newest segment because it holds records half as old as their stream may get.
+    """Return whether to seal the newest segment because it has records of half their stream's maximum age.
 
-    For records that were moved there the full age counts: they only must not wait without end once it is over.
+    For records that were moved there, the full age counts: they only must not wait without end after it.
     """
     index = state.segments[-1].index
     for lanes, part in ((index.lanes, 2), (index.moved, 1)):

@@ -1,4 +1,4 @@
-"""The loss ledger's small change: gap notices side by side become one."""
+"""Helpers for gap notices: adjacent ones are merged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.protocols.segment import GapNotice, GapReason
 
 
 def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
-    """Append a notice, as part of the last one when it goes on where that ends, for the same reason."""
+    """Append a notice; merge it with the last one if it continues that for the same reason."""
     last = notices[-1] if notices else None
     if (
         last is None
@@ -22,7 +22,7 @@ def add_merged(notices: list[GapNotice], gap: GapNotice) -> None:
 
 
 def merged(notices: Iterable[GapNotice]) -> list[GapNotice]:
-    """Return notices in the order of their streams and numbers; where two name a number, the earlier one counts."""
+    """Return notices in the order of their streams and numbers; if two cover a number, the earlier one counts."""
     result: list[GapNotice] = []
     told: dict[int, RangeSet] = {}
     for gap in sorted(notices, key=lambda gap: (gap.stream, gap.first, gap.time)):
@@ -47,7 +47,7 @@ def reason_name(reason: int) -> str:
 
 
 def lost_by_reason(gaps: Iterable[GapNotice]) -> dict[str, int]:
-    """Return how many records are under gap notices, by reason."""
+    """Return the number of records under gap notices, by reason."""
     lost: dict[str, int] = {}
     for gap in gaps:
         reason = reason_name(gap.reason)

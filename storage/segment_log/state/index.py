@@ -1,4 +1,4 @@
-"""Index of a segment: what it holds of each stream, and where."""
+"""Index of a segment: its records of each stream, and their places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.storage.segment_log.state.gaps import add_merged
 from weft.storage.segment_log.state.origins import origin_bytes
 
 _NAME_BYTES, _GAP_BYTES, _SPAN_BYTES, _RANGE_BYTES, _POINT_BYTES = 8, 48, 73, 19, 27
-"""Most bytes that each of these takes in an encoded footer; a name beside its characters."""
+"""Maximum bytes of each of these in an encoded footer; for a name, beside its characters."""
 
 
 class Chunk(NamedTuple):
@@ -41,13 +41,13 @@ class LaneSpan:
         self.size = 0
         """Bytes of its entries."""
         self.forgotten = 0
-        """Number of its chunks, from the first on, that hold nothing that counts any more."""
+        """Number of its chunks, from the first on, without records that count."""
         self._seqs = array("Q")
         self._offsets = array("Q")
         self._sizes = array("Q")
 
     def add(self, header: BatchHeader, offset: int, length: int, *, point: bool) -> None:
-        """Note a batch whose entry stands at ``offset``; batches come in the order of their seqs and offsets."""
+        """Add a batch with its entry at ``offset``; batches come in the order of their seqs and offsets."""
         self.ranges.add(header.base_seq, header.end_seq)
         self.first_time = min(self.first_time, header.first_time)
         self.last_time = max(self.last_time, header.last_time)
@@ -74,18 +74,18 @@ class LaneSpan:
             yield Chunk(self._seqs[at], end, (self.size if last else self._sizes[at + 1]) - self._sizes[at])
 
     def size_of(self, numbers: RangeSet) -> int:
-        """Return the bytes of the chunks in which any of ``numbers`` stand: at least what those take."""
+        """Return the bytes of the chunks with any of ``numbers``: at least the bytes of these."""
         if numbers == self.ranges:
             return self.size
         return sum(size for first, end, size in self.chunks(0) if numbers.missing(first, end) != [(first, end)])
 
     def parts(self, chunk: Chunk) -> list[Range]:
-        """Return the numbers of a chunk that stand here: others of its range may stand in other segments."""
+        """Return the numbers of a chunk in this segment: others of its range may be in other segments."""
         cut = ((max(first, chunk.first), min(end, chunk.end)) for first, end in self.ranges)
         return [(first, end) for first, end in cut if first < end]
 
     def add_points(self, other: LaneSpan) -> None:
-        """Take over the points of another index of the same segment."""
+        """Add the points of another index of the same segment."""
         points = sorted({*self.points(), *other.points()})
         live_from = self._offsets[self.forgotten] if self.forgotten < len(self._offsets) else self._end_offset()
         self._sizes = array("Q", [self._size_before(offset) for _, offset in points])
@@ -108,7 +108,7 @@ class LaneSpan:
         return list(zip(self._seqs, self._offsets, strict=True))
 
     def sizes(self) -> list[int]:
-        """Return the bytes before each point, and those of all."""
+        """Return the bytes before each point, and the total."""
         return [*self._sizes, self.size]
 
     def to_footer(self, stream: int) -> LaneIndex:
@@ -120,7 +120,7 @@ class LaneSpan:
         """Return the span that a footer's line describes.
 
         Args:
-            sizes: empty in what earlier releases wrote; then the places of the points bound them.
+            sizes: empty in footers of earlier releases; then the offsets of the points bound them.
             end: offset of the footer.
         """
         span = cls(lane.first_time, lane.last_time)
@@ -145,7 +145,7 @@ class SegmentIndex:
         self.streams: dict[int, str] = {}
         self.lanes: dict[int, LaneSpan] = {}
         self.moved: dict[int, LaneSpan] = {}
-        """Records that stood in earlier segments before."""
+        """Records that were moved here from earlier segments."""
         self.gaps: list[GapNotice] = []
         self.kept: list[KeptLane] = []
         """Content of the last ``KEPT`` entry here; empty without one."""
@@ -164,12 +164,12 @@ class SegmentIndex:
     def add_batch(
         self, header: BatchHeader, offset: int, length: int, *, point: bool = False, moved: bool = False
     ) -> None:
-        """Note a batch.
+        """Add a batch.
 
         Args:
             length: bytes of its entry, header included.
-            point: make an index point of it, so that no walk to it has to cross what lies before.
-            moved: it stood in an earlier segment before.
+            point: make an index point of it, so that a walk to it need not cross earlier entries.
+            moved: it was moved here from an earlier segment.
         """
         lanes = self.moved if moved else self.lanes
         span = lanes.get(header.stream)
@@ -178,30 +178,30 @@ class SegmentIndex:
         span.add(header, offset, length, point=point)
 
     def add_gap(self, gap: GapNotice) -> None:
-        """Note a gap notice."""
+        """Add a gap notice."""
         add_merged(self.gaps, gap)
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
-        """Note what numbers of origins mean."""
+        """Add origins."""
         self.origins.update((origin.number, origin) for origin in origins)
 
     def add_clocks(self, clocks: Iterable[ClockNotice]) -> None:
-        """Note clock notices; the last about a boot counts."""
+        """Add clock notices; the last one about a boot counts."""
         for clock in clocks:
             self.clocks.pop(clock.boot_id, None)
             self.clocks[clock.boot_id] = clock
 
     def spans(self) -> Iterator[tuple[int, LaneSpan]]:
-        """Yield (stream, span) of everything held; a stream may come twice."""
+        """Yield (stream, span) for all held records; a stream may come twice."""
         yield from self.moved.items()
         yield from self.lanes.items()
 
     def spans_of(self, stream: int) -> list[LaneSpan]:
-        """Return the spans that are held of one stream."""
+        """Return the spans of one stream."""
         return [lanes[stream] for lanes in (self.moved, self.lanes) if stream in lanes]
 
     def forget_names(self) -> None:
-        """Free what only a footer needs: the segment is sealed."""
+        """Free the parts that only a footer needs, after the segment is sealed."""
         self.streams, self.kept, self.owner, self.origins, self.clocks = {}, [], None, {}, {}
 
     @property
@@ -211,7 +211,7 @@ class SegmentIndex:
 
     @property
     def footer_bytes(self) -> int:
-        """Upper estimate of the encoded footer."""
+        """Return an upper estimate of the encoded footer's bytes."""
         counted = self._kept_counted, self._owner_counted
         if (
             len(self.streams) != self._streams_counted or len(self.origins) != self._origins_counted
@@ -232,20 +232,20 @@ class SegmentIndex:
     def footer_growth(
         self, batches: Sequence[int], notices: int, new_names: Sequence[str], origins: Sequence[Origin] = ()
     ) -> int:
-        """Return by how many bytes, at most, a commit makes the footer longer.
+        """Return the maximum growth of the footer by a commit, in bytes.
 
         Args:
             batches: the stream of each of its batches.
-            notices: how many it has, of gaps and of clocks.
-            new_names: of the streams that the segment does not name yet.
-            origins: that it does not name yet.
+            notices: number of its notices, of gaps and of clocks.
+            new_names: names of streams that are new to the segment.
+            origins: origins that are new to the segment.
         """
         size = _GAP_BYTES * notices + (_RANGE_BYTES + _POINT_BYTES) * len(batches)
         size += _SPAN_BYTES * sum(stream not in self.lanes for stream in {*batches})
         return size + sum(len(name) + _NAME_BYTES for name in new_names) + sum(map(origin_bytes, origins))
 
     def to_footer(self) -> Footer:
-        """Return the footer that says the same."""
+        """Return the footer with the same content."""
         sizes = [span.sizes() for span in (*self.lanes.values(), *self.moved.values())]
         lanes = [span.to_footer(stream) for stream, span in self.lanes.items()]
         moved = [span.to_footer(stream) for stream, span in self.moved.items()]

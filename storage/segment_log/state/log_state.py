@@ -22,7 +22,7 @@ from weft.storage.segment_log.state.segment import Segment
 from weft.storage.segment_log.state.tail import MemoryTail
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-"""Upper bounds of the histogram of write + sync times; one more bucket counts what took longer."""
+"""Upper bounds of the histogram of write + sync times; one more bucket counts longer ones."""
 
 
 @dataclass
@@ -31,26 +31,26 @@ class StreamState:
 
     name: str
     next_seq: int = 0
-    """The next sequence number to give out."""
+    """The next sequence number to assign."""
     durable_end: int = 0
-    """Everything below is durable, or a recorded gap, or deleted after its release."""
+    """Number below which each record is durable, or a recorded gap, or deleted after its release."""
     held: RangeSet = field(default_factory=RangeSet)
     """Records on disk that can be read."""
     gaps: list[GapNotice] = field(default_factory=list)
     released: RangeSet = field(default_factory=RangeSet)
     policy: StreamPolicy = DEFAULT_POLICY
     bytes: int = 0
-    """Bytes of the entries whose records count: what ``retain_bytes`` bounds."""
+    """Bytes of the entries whose records count, bounded by ``retain_bytes``."""
     queued_bytes: int = 0
-    """Uncompressed bytes appended and not durable; counted only where ``retain_bytes`` is set."""
+    """Uncompressed bytes appended and not durable; counted only if ``retain_bytes`` is set."""
     refusal: str | None = None
-    """Reason for which appends are refused by the owner's word; None while they are taken."""
+    """Reason for which the owner refuses appends; None while they are accepted."""
     full_since: int = -1
-    """``LogState.changes`` when nothing of the stream could go although it is over ``retain_bytes``."""
+    """``LogState.changes`` when no record of the stream could be removed although it is over ``retain_bytes``."""
     dropping: RangeSet = field(default_factory=RangeSet)
     """Records whose gap notices are queued and not durable yet."""
     held_time: int | None = None
-    """The stream's mark stays below this time; None when nothing holds it."""
+    """Time that the stream's mark must not reach; None if nothing holds it."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Counters:
     records: int = 0
     bytes_written: int = 0
     device_bytes: int = 0
-    """Pages of ``PAGE_BYTES`` that were written, each as often as it was: what a card wears by."""
+    """Bytes of written pages of ``PAGE_BYTES``, counted at each write, which wear a card."""
     payload_bytes: int = 0
     moved_bytes: int = 0
     sync: Histogram = field(default_factory=lambda: Histogram(SYNC_BUCKETS_S))
@@ -85,13 +85,14 @@ class Plan:
     drop_ends: dict[int, int] = field(default_factory=dict)
     """Stream -> records below this are dropped."""
     moved_bytes: int = 0
-    """At most this much is moved."""
+    """Maximum bytes to move."""
     freed_bytes: int = 0
-    """Room won, the moves subtracted."""
+    """Freed room, minus the moves."""
 
 
 class LogState:
-    """The log in memory. Every attribute but the constant ones is guarded by ``changed`` (a lock and its condition)."""
+    """The log in memory. Every attribute except the constant ones is guarded by ``changed`` (a lock and its
+    condition)."""
 
     def __init__(
         self,
@@ -107,50 +108,51 @@ class LogState:
         self.log_id = log_id
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        """Condition of the lock; code that notifies and awaits no change takes ``lock`` itself, which costs less."""
+        """Condition of the lock; code that neither notifies nor waits takes ``lock`` itself, which costs less."""
         self.lanes: dict[int, StreamState] = {}
         self.numbers: dict[str, int] = {}
         self.segments: list[Segment] = []
-        """In log order; the last one is being written."""
+        """Segments in log order; the last one is being written."""
         self.asides: dict[str, int] = {}
-        """Damaged files kept aside whose segment is gone, with their sizes: the first to go when space is needed."""
+        """Damaged files kept aside whose segment is gone, with their sizes: they are deleted first when space is
+        needed."""
         self.queue = PendingQueue(clock_reading)
         self.tail = MemoryTail(settings.tail_bytes)
         self.unmarked: set[int] = set()
-        """Streams that the next commit mark must name: declared, or written by the last commit."""
+        """Streams that the next commit mark must name: newly declared, or written by the last commit."""
         self.counters = Counters()
         self.first_seq = 0
-        """First number of streams that are declared now: a block that cannot be read may hide such a stream's name."""
+        """First sequence number of newly declared streams: an unreadable block may hide such a stream's name."""
         self.owner: Owner | None = None
-        """The log's owner, as every segment that is begun now says; None when nothing ever said it."""
+        """The log's owner, which every new segment states; None if it has none."""
         self.origins = Origins()
         self.clocks = Clocks()
         self.expired = ExpiryLog()
         self.refused_bytes = 0
-        """The longest append that was refused for want of disk since the last one that found room."""
+        """The longest append that was refused for lack of disk space since the last accepted one."""
         self.changes = 0
-        """Counts what may turn a refusal into room: releases, deletions, records dropped."""
+        """Counter of events that may make room after a refusal: releases, deletions, dropped records."""
         self.room_bytes = 0
-        """Uncompressed bytes that may be pending without a closer look: the newest segment takes them."""
+        """Uncompressed bytes that may be pending without a full check: the newest segment has room for them."""
         self.refusal: tuple[int, int, str] | None = None
-        """(``changes`` then, bytes, why) of the last refusal for want of budget: cheap to repeat."""
+        """(``changes`` at that time, bytes, reason) of the last refusal for lack of budget: cheap to repeat."""
         self.promised: Plan | None = None
-        """Plan for the next segment's room, on which the last append was taken."""
+        """Plan for the next segment's room, on which the last append was accepted."""
         self.is_in_place: Callable[[], bool] = lambda: True
-        """Check that ``directory`` still names the directory that was opened."""
+        """Check that ``directory`` is still the opened directory."""
         self.failed: LogFailed | None = None
 
     def check_place(self) -> None:
         """Check the directory before names are made or removed.
 
         Raises:
-            OSError: the directory was moved. What is there now may be another log's.
+            OSError: the directory was moved. The present one may belong to another log.
         """
         if not self.is_in_place():
             raise OSError(errno.ESTALE, "the log's directory was moved or removed while the node ran", self.directory)
 
     def stream_entries(self) -> dict[int, StreamEntry]:
-        """Return all streams as a segment's first entry names them."""
+        """Return all streams for a segment's first entry."""
         return {stream: StreamEntry(lane.name, lane.durable_end) for stream, lane in self.lanes.items()}
 
     def mark_entries(self) -> dict[int, StreamEntry]:
@@ -171,7 +173,8 @@ class LogState:
         return lane
 
     def declare(self, name: str) -> int:
-        """Return the number of a stream, a new one if the name is new. Below ``first_seq`` it needs a notice then."""
+        """Return the number of a stream, a new one if the name is new. A new stream then needs a notice below
+        ``first_seq``."""
         number = self.numbers.get(name)
         if number is None:
             number = self.numbers[name] = max(self.lanes, default=0) + 1
@@ -187,7 +190,7 @@ class LogState:
         lane.dropping.remove(gap.first, gap.end)
 
     def collect_gaps(self) -> None:
-        """Rebuild the lanes' notices from the segments: some went with a segment, or were merged."""
+        """Rebuild the lanes' notices from the segments: some were deleted with a segment, or merged."""
         found = merged(gap for segment in self.segments for gap in segment.index.gaps)
         for lane in self.lanes.values():
             lane.gaps = []
@@ -196,13 +199,13 @@ class LogState:
 
     @property
     def version(self) -> int:
-        """Return the version of the newest format in the log's files: no file that is begun now gains by a lower one,
+        """Return the version of the newest format in the log's files. A new file has no advantage from a lower one,
         since a release that does not read that version refuses the log as a whole."""
         return max((segment.version for segment in self.segments), default=1)
 
     @property
     def budget_bytes(self) -> int:
-        """Return the bytes that the files may take, so that the file with the log's id can be replaced at any time."""
+        """Return the maximum bytes of the files, so that the file with the log's id can be replaced at any time."""
         return self.settings.budget_bytes - IDENTITY_BYTES
 
     def bytes_on_disk(self) -> int:
@@ -222,15 +225,15 @@ def next_held(ranges: RangeSet, seq: int) -> int | None:
 class Clocks:
     """The last notice of each of the last ``BOOTS_MAX`` boots that have one. Guarded by the log's lock.
 
-    Every segment begins with them: the records of a boot may outlive the segment in which its notice stood.
+    Every segment begins with them: the records of a boot may outlive the segment with its notice.
     """
 
     def __init__(self) -> None:
         self.known: dict[int, ClockNotice] = {}
-        """Boot -> notice, the last heard of at the end."""
+        """Boot -> notice, the latest at the end."""
 
     def learn(self, clocks: Iterable[ClockNotice]) -> None:
-        """Take over notices, in the order of the log."""
+        """Add notices, in the order of the log."""
         for clock in clocks:
             self.known.pop(clock.boot_id, None)
             self.known[clock.boot_id] = clock
@@ -241,7 +244,7 @@ class Clocks:
 logger = logging.getLogger(__name__)
 
 LINES_INTERVAL_S = 600.0
-"""Seconds between two lines about one stream. A stream that loses all the time says so now and then."""
+"""Seconds between two lines about one stream, for streams that lose records all the time."""
 
 
 @dataclass
@@ -266,7 +269,7 @@ class ExpiryLog:
         entry.count += end - first
 
     def write(self, now: float) -> None:
-        """Write the lines that are due.
+        """Write the due lines.
 
         Args:
             now: monotonic clock, in seconds.

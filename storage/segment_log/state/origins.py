@@ -1,4 +1,4 @@
-"""Numbers of origins in one log, and what they mean."""
+"""Numbers of origins in one log, and their meanings."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from weft.protocols.origin import HASH_BYTES_MAX, ORIGIN_TEXT_MAX, ORIGINS_MAX, 
 from weft.protocols.segment import encode_body
 
 _OVERHEAD_BYTES = 128
-"""Most bytes that a commit takes beside its origins: its mark, the headers of entries."""
+"""Maximum bytes of a commit beside its origins: its mark, the headers of entries."""
 ORIGIN_BYTES_MAX = _OVERHEAD_BYTES + 2 * (8 * ORIGIN_TEXT_MAX + HASH_BYTES_MAX + 32)
-"""Most bytes that an origin takes in the log."""
+"""Maximum bytes of an origin in the log."""
 
 _Content = tuple[int, str, str, bytes]
 
 
 def origin_bytes(origin: Origin) -> int:
-    """Return the bytes that an origin takes in the log: in an entry of its own, and in the footer."""
+    """Return the bytes of an origin in the log: in an entry of its own, and in the footer."""
     return _OVERHEAD_BYTES + 2 * len(encode_body([origin]))
 
 
 class Origins:
-    """The origins that a log knows, at most ``ORIGINS_MAX``. A number is never given out twice. Guarded by the log's
+    """The known origins of a log, at most ``ORIGINS_MAX``. A number is never assigned twice. Guarded by the log's
     lock."""
 
     def __init__(self) -> None:
         self.known: dict[int, Origin] = {}
         self._numbers: dict[_Content, int] = {}
         self._asked: set[int] = set()
-        """Numbers that this process has asked for."""
+        """Numbers that this process has requested."""
         self._last = 0
 
     def learn(self, origins: Iterable[Origin], last: int = 0) -> None:
-        """Take over what a segment says.
+        """Add the origins of a segment.
 
         Args:
-            last: highest number that a batch of it names, whatever it means.
+            last: highest number in a batch of it, even if unknown.
         """
         for origin in origins:
             self.known[origin.number] = origin
@@ -50,7 +50,7 @@ class Origins:
         """Return the number of an origin, and the origin itself when it is new.
 
         Raises:
-            ValueError: this process has asked for as many origins as a log can know.
+            ValueError: this process has requested as many origins as a log can have.
         """
         content = (kind, name, version, hash_)
         number = self._numbers.get(content)
@@ -64,7 +64,7 @@ class Origins:
         return number, new
 
     def _make_room(self) -> None:
-        """Forget the oldest origin that no one in this process has asked for, if there is no room for one more."""
+        """Forget the oldest origin that this process has not requested, if there is no room for one more."""
         if len(self.known) < ORIGINS_MAX:
             return
         oldest = min(self.known.keys() - self._asked, default=None)

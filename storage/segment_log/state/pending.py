@@ -28,13 +28,13 @@ class Run(NamedTuple):
     """Records of one stream that were appended together."""
 
     time: int
-    """Time of the first record; that of all of them unless ``times`` says more."""
+    """Time of the first record, and of all of them unless ``times`` is set."""
     keys: list[bytes]
     payloads: list[bytes]
     headers: dict[int, HeaderPairs] | None
     flags: dict[int, int] | None
     raw_bytes: int
-    """``run_bytes`` of the above."""
+    """``run_bytes`` of the records."""
     origin: int = 0
     times: list[int] | None = None
     """Time of each record; None for one time for all."""
@@ -43,7 +43,7 @@ class Run(NamedTuple):
         """Return the records ``[first, end)`` of the run.
 
         Args:
-            raw_bytes: theirs, when that is known.
+            raw_bytes: bytes of the part, if known.
         """
         keys, payloads = self.keys[first:end], self.payloads[first:end]
         headers, flags = _between(self.headers, first, end), _between(self.flags, first, end)
@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
 
 class PendingBatch:
-    """Records of one stream that will be one batch."""
+    """Records of one stream for one batch."""
 
     __slots__ = (
         "_flags",
@@ -78,9 +78,9 @@ class PendingBatch:
         self.base_seq = base_seq
         self.raw_bytes = 0
         self.payload_bytes = 0
-        """Known once it is encoded."""
+        """Bytes of its payloads, known after it is encoded."""
         self.clock = clock
-        """Read when its first record was appended."""
+        """Reading of the clocks when its first record was appended."""
         self.last_time = -(1 << 63)
         self._times: list[bytes] = []
         self._keys: list[bytes] = []
@@ -89,8 +89,8 @@ class PendingBatch:
         self._flags: dict[int, int] = {}
 
     def takes(self, run: Run) -> bool:
-        """Return whether a run still fits. Times never go back within a batch, nor leap while the clock is not set
-        (docs/reference/formats/batch.md)."""
+        """Return whether a run still fits. Within a batch, times must not go back, and must not leap while the clock is
+        not set (docs/reference/formats/batch.md)."""
         step = run.time - self.last_time
         return (
             step >= 0
@@ -145,16 +145,16 @@ class PendingCommit:
         self.appends = 0
         """Number of appends; those within ``together`` are one."""
         self.is_told = False
-        """Its callbacks are handed over: what comes now is for another commit."""
+        """True when its callbacks were passed on: later ones are for another commit."""
         self.is_whole = False
-        """Some of its appends belong together: after a crash all of the commit's batches count, or none."""
+        """True if some of its appends belong together: after a crash all of the commit's batches count, or none."""
         self.origins: list[Origin] = []
-        """Origins that nothing in the log names yet."""
+        """Origins that are new to the log."""
         self.clocks: list[ClockNotice] = []
         self._first_time = self._last_time = 0
         self._open: dict[int, PendingBatch] = {}
         self._leading = 0
-        """Number of the batches that stand first because their streams lead."""
+        """Number of batches at its beginning whose streams lead."""
 
     @property
     def empty(self) -> bool:
@@ -178,8 +178,8 @@ class PendingCommit:
         """Add a run to the stream's batch, or to a new one if it has no room.
 
         Args:
-            clock_reading: time of a record -> the clocks as they were then.
-            leads: the stream's batches stand before those of streams that do not lead.
+            clock_reading: function from the time of a record to the clocks at that time.
+            leads: the stream's batches come before those of streams that do not lead.
         """
         pending = self._open.get(stream)
         if pending is None or not pending.takes(run):
@@ -194,31 +194,31 @@ class PendingCommit:
 
 
 class PendingQueue:
-    """Commits in the order they will be made. Guarded by the log's lock."""
+    """Pending commits, in their order. Guarded by the log's lock."""
 
     def __init__(self, clock_reading: Callable[[], ClockReading]) -> None:
         self._clock_reading = clock_reading
         self._commits: deque[PendingCommit] = deque()
         self._in_flight: PendingCommit | None = None
         self.raw_bytes = 0
-        """Estimate of the uncompressed bytes that are not durable, those in flight included."""
+        """Estimate of the uncompressed bytes that are not durable, including those in flight."""
         self.due = False
-        """True if the writer may begin with what is queued: the owner's turn has ended, or a gap notice is queued."""
+        """True if the writer may begin with the queue: the owner's turn has ended, or a gap notice is queued."""
         self.wake_bytes = 0
-        """The writer wants to hear of what is due only once this much is queued."""
+        """Queued bytes from which on the writer must be notified."""
         self.leading: set[int] = set()
-        """Streams whose batches stand first in their commits."""
+        """Streams whose batches come first in their commits."""
         self.reserved_bytes = 0
-        """Appends of up to this many bytes were admitted before."""
+        """Bytes of appends that are admitted already."""
         self.together: list[tuple[int, int, int]] | None = None
-        """(stream, first seq, count) of what was added since ``begin_whole``; None outside."""
+        """(stream, first seq, count) of each append since ``begin_whole``; None outside."""
 
     def __bool__(self) -> bool:
         return bool(self._commits)
 
     @property
     def idle(self) -> bool:
-        """Return whether everything appended is durable and every callback was handed over."""
+        """Return whether everything appended is durable and every callback was passed on."""
         return not self._commits and self._in_flight is None
 
     @property
@@ -228,11 +228,12 @@ class PendingQueue:
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether the writer wants to hear that something is due."""
+        """Return whether the writer must be notified of due work."""
         return self.raw_bytes >= self.wake_bytes
 
     def add(self, stream: int, base_seq: int, run: Run, now: int) -> None:
-        """Queue a run of records; one that is too long for a batch, or of times that no batch may have, is split.
+        """Queue a run of records; a run that is too long for a batch, or has times that one batch must not have, is
+        split.
 
         Args:
             now: the wall clock; ns since 1970.
@@ -242,13 +243,14 @@ class PendingQueue:
         if run.times is None:
             self._add_whole(stream, base_seq, run, self._now)
             return
-        # Hubs correct a clock that is not set by the readings of both clocks: those of the record's time, not of now.
+        # Hubs correct an unset clock by the readings of both clocks, which must be those at the record's time, not the
+        # present ones.
         for part in self._by_times(run, run.times):
             self._add_whole(stream, base_seq, part, lambda time: _earlier(self._clock_reading(), now - time))
             base_seq += len(part.keys)
 
     def _by_times(self, run: Run, times: list[int]) -> Iterator[Run]:
-        """Yield the run as parts in which times neither go back nor leap by more than a batch may."""
+        """Yield the run as parts in which times neither go back nor leap further than a batch allows."""
         leap_max = 1 << 63 if self._clock_reading().state is ClockState.SYNCED else batch.CLOCK_STEP_NS_MAX
         first = 0
         for at, (before, after) in enumerate(pairwise(times), 1):
@@ -286,7 +288,7 @@ class PendingQueue:
         self.raw_bytes += added
 
     def add_origin(self, origin: Origin) -> None:
-        """Queue what the number of an origin means, in front of the batches that will name it."""
+        """Queue an origin, in front of the batches that will name it."""
         commit = self._last()
         commit.origins.append(origin)
         commit.raw_bytes += origin_bytes(origin)
@@ -301,7 +303,7 @@ class PendingQueue:
         self.raw_bytes += BATCH_OVERHEAD_BYTES
 
     def waiting_gaps(self) -> list[GapNotice]:
-        """Gap notices that are not durable yet."""
+        """Return the gap notices that are not durable yet."""
         commits = [self._in_flight, *self._commits] if self._in_flight else self._commits
         return [gap for commit in commits if commit for gap in commit.gaps]
 
@@ -309,20 +311,20 @@ class PendingQueue:
         """Queue a callback behind everything that was queued so far."""
         commit = self._commits[-1] if self._commits else self._in_flight
         if commit is None or commit.is_told:
-            # Nothing is queued behind what is in flight: a commit without records, which writes nothing.
+            # Nothing is queued behind the commit in flight: add a commit without records, which writes nothing.
             commit = PendingCommit()
             self._commits.append(commit)
         commit.callbacks.append(callback)
 
     def begin_whole(self, reserved_bytes: int) -> None:
-        """Put everything from here to ``end_whole`` into one commit, however long that becomes."""
+        """Put everything up to ``end_whole`` into one commit of any length."""
         assert self.together is None, "what is to be one commit cannot be begun within another"
         if self._commits:
             self._last()
         self.together, self.reserved_bytes = [], reserved_bytes
 
     def end_whole(self) -> None:
-        """End the commit of ``begin_whole``: what follows may begin another."""
+        """End the commit of ``begin_whole``: later appends may begin another."""
         if self.together:
             self._commits[-1].is_whole = True
         self.together, self.reserved_bytes = None, 0
@@ -333,20 +335,20 @@ class PendingQueue:
         return self._commits[-1]
 
     def take(self) -> PendingCommit | None:
-        """Take the next commit, which is in flight until ``done``."""
+        """Remove and return the next commit, which is in flight until ``done``."""
         if self._in_flight is None and self._commits:
             self._in_flight = self._commits.popleft()
             self.due = bool(self._commits)
         return self._in_flight
 
     def told(self) -> list[Callback]:
-        """Return the callbacks of the commit in flight, which is durable; it takes no more of them."""
+        """Return the callbacks of the commit in flight, which is durable; it accepts no more of them."""
         assert self._in_flight is not None
         self._in_flight.is_told = True
         return self._in_flight.callbacks
 
     def done(self) -> None:
-        """Forget the commit in flight: it is durable and its callbacks are handed over."""
+        """Forget the commit in flight: it is durable and its callbacks were passed on."""
         assert self._in_flight is not None
         self.raw_bytes -= self._in_flight.raw_bytes
         self._in_flight = None
@@ -358,7 +360,7 @@ class PendingQueue:
         return min(times, default=None)
 
     def take_callbacks(self) -> list[Callback]:
-        """Take all callbacks, in order: the log failed, and this is their last call."""
+        """Remove and return all callbacks, in order: the log failed, and this is their last call."""
         callbacks: list[Callback] = []
         for commit in [self._in_flight, *self._commits]:
             if commit is not None:
@@ -368,17 +370,17 @@ class PendingQueue:
 
 
 def _earlier(reading: ClockReading, ago: int) -> ClockReading:
-    """Return what the clocks showed some ns ago. The monotonic clock of this boot does not know of times before it."""
+    """Return the reading of the clocks some ns ago. The monotonic clock cannot be from before this boot."""
     return reading._replace(monotonic=max(0, reading.monotonic - ago))
 
 
 def parts_max(times: list[int]) -> int:
-    """Return the most batches that records of these times are."""
+    """Return the maximum number of batches for records of these times."""
     return 1 + sum(not 0 <= after - before <= batch.CLOCK_STEP_NS_MAX for before, after in pairwise(times))
 
 
 def _parts(run: Run) -> Iterator[Run]:
-    """Yield the run as the longest parts that fit a batch; two neighbours never fit one together."""
+    """Yield the run as the longest parts that fit a batch; two neighbours never fit into one."""
     first = size = 0
     for at, length in enumerate(record_sizes(run.keys, run.payloads, run.headers)):
         if at > first and (size + length > BATCH_BYTES_MAX or at - first == BATCH_RECORDS_MAX):

@@ -1,4 +1,4 @@
-"""The most bytes that runs of records take in batches, and what no batch can hold."""
+"""Upper bounds of the bytes of runs in batches, and checks for records that no batch can hold."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from weft.storage.segment_log.errors import RecordTooLarge
 from weft.storage.segment_log.settings import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 
 RECORD_OVERHEAD_BYTES = 21
-"""Most bytes that a record takes in a batch beside its key and payload: time, key index, payload offset, flag, and the
+"""Maximum bytes of a record in a batch beside its key and payload: time, key index, payload offset, flag, and the
 offset of its key in the key table."""
 BATCH_OVERHEAD_BYTES = 512
-"""Most bytes that a batch takes on disk beside its records: entry and batch headers, column lengths, commit mark."""
+"""Maximum bytes of a batch on disk beside its records: entry and batch headers, column lengths, commit mark."""
 
 
 def batches_bytes(length: int) -> int:
-    """Return the most bytes that the batches of runs of together ``length`` bytes take beside their records.
+    """Return the maximum bytes of the batches of runs with a total of ``length`` bytes, beside their records.
 
-    One batch for each run is not counted.
+    The first batch of each run is not counted.
     """
     return BATCH_OVERHEAD_BYTES * (2 * (length // BATCH_BYTES_MAX))
 
@@ -30,10 +30,10 @@ def run_bytes(
     headers: dict[int, HeaderPairs] | None,
     payload_bytes: int | None = None,
 ) -> int:
-    """Return the most uncompressed bytes that a run adds to a batch.
+    """Return the maximum uncompressed bytes that a run adds to a batch.
 
     Args:
-        payload_bytes: of all payloads, when that is known.
+        payload_bytes: bytes of all payloads, if known.
     """
     if payload_bytes is None:
         payload_bytes = sum(map(len, payloads))
@@ -44,7 +44,7 @@ def run_bytes(
 
 
 def record_sizes(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> list[int]:
-    """Return ``run_bytes`` of each record alone."""
+    """Return ``run_bytes`` of each single record."""
     sizes = [len(key) + len(payload) + RECORD_OVERHEAD_BYTES for key, payload in zip(keys, payloads, strict=True)]
     for index, pairs in (headers or {}).items():
         sizes[index] += 16 + len(pairs.packed) if type(pairs) is PackedHeaders else _pairs_bytes(pairs)
@@ -60,10 +60,10 @@ def _pairs_bytes(pairs: HeaderPairs) -> int:
 
 
 def check_records(keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs] | None) -> None:
-    """Look at the records one by one: only for runs that are longer than one record may be, which are rare.
+    """Check the records one by one: only for runs longer than the longest record, which are rare.
 
     Raises:
-        RecordTooLarge: one of them can never be taken.
+        RecordTooLarge: one of them can never be stored.
     """
     size = max(record_sizes(keys, payloads, headers))
     if size > RECORD_BYTES_MAX:
@@ -80,7 +80,7 @@ def check_keys(keys: list[bytes]) -> None:
 
 
 def check_headers(headers: dict[int, HeaderPairs]) -> None:
-    """Refuse what no batch can hold. Raises RecordTooLarge."""
+    """Refuse headers that no batch can hold. Raises RecordTooLarge."""
     most = max(map(len, headers.values()))
     if most > batch.HEADER_PAIRS_MAX:
         raise RecordTooLarge(f"a record with {most} headers; the log takes up to {batch.HEADER_PAIRS_MAX} of each")

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 
 _BATCH_OVERHEAD_BYTES = 160
-"""Memory that a batch costs beyond its bytes: the object and its places in the queues."""
+"""Memory of a batch beyond its bytes: the object and its places in the queues."""
 
 
 class MemoryTail:
@@ -31,13 +31,13 @@ class MemoryTail:
             self._bytes -= len(oldest.popleft()) + _BATCH_OVERHEAD_BYTES
 
     def drop(self, stream: int) -> None:
-        """Forget a stream's batches: some of its records were declared lost, and no reader may see those any more."""
+        """Forget a stream's batches: some of its records were declared lost, and readers must no longer see these."""
         _, batches = self._lanes.pop(stream, (deque(), deque()))
         self._bytes -= sum(len(data) + _BATCH_OVERHEAD_BYTES for data in batches)
         self._order = deque(other for other in self._order if other != stream)
 
     def drop_below(self, stream: int, end: int) -> None:
-        """Forget a stream's batches up to ``end``: they were dropped."""
+        """Forget a stream's batches up to ``end``, which were dropped."""
         seqs, batches = self._lanes.get(stream, (deque(), deque()))
         count = 0
         while seqs and seqs[0] < end:
@@ -56,7 +56,7 @@ class MemoryTail:
     def read(self, stream: int, seq: int, bytes_max: int) -> list[bytes] | None:
         """Return batches from the one that holds ``seq`` on, at least one; None when memory does not reach back to it.
 
-        ``seq`` must be below the stream's durable end. Appends leave no holes, so what follows is contiguous.
+        ``seq`` must be below the stream's durable end. Appends leave no holes, so the batches are contiguous.
         """
         lane = self._lanes.get(stream)
         if lane is None:

@@ -1,4 +1,4 @@
-"""Both ends of a segment file: its header, and the footer of one that was sealed."""
+"""Both ends of a segment file: its header, and the footer of a sealed one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.storage.segment_log.walk.frames import SegmentBytes
 
 
 def find_header(source: SegmentBytes, position: int) -> SegmentHeader | None:
-    """Return the header of the segment at a log position; None when it is damaged, or of another place in the log.
+    """Return the header of the segment at a log position; None if it is damaged, or of another position.
 
     Raises:
         UnsupportedVersion: a later release wrote it.

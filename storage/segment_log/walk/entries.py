@@ -1,6 +1,6 @@
-"""Looking into a log directory without opening it: for ``weft log dump``. Takes no lock and changes nothing.
+"""Reading a log directory without opening it: for ``weft log dump``. Takes no lock and changes nothing.
 
-A log that is being written may be looked at: what is read is a moment's view, and its end may look torn.
+A log may be read while it is being written: the result is a momentary view, and its end may look torn.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from weft.storage.segment_log.walk.walker import Damage, Torn, walk
 
 
 class Inspected(NamedTuple):
-    """One thing found in a segment file."""
+    """One item of a segment file: its header, an entry, or bad bytes."""
 
     segment: str
     """File name, without the directory."""
     offset: int
     """Offset of the entry in the file."""
     position: int
-    """Position of the entry in the log; the offset where nothing says more."""
+    """Position of the entry in the log; the offset if it is unknown."""
     kind: EntryKind | None
-    """None for the segment's own header and for bytes that are no entry."""
+    """Kind of the entry; None for the segment's own header and for bytes that are not an entry."""
     value: SegmentHeader | BatchHeader | Body | None
-    """Decoded; None where there is nothing to decode."""
+    """Decoded content; None if there is nothing to decode."""
     data: bytes
     """The whole batch of a ``BATCH`` or ``MOVED`` entry, for ``protocols.batch.records``; empty for others."""
     problem: str | None
-    """Description of what is wrong at this offset, or None."""
+    """Description of the problem at this offset, or None."""
     is_unreadable: bool = False
-    """True if the problem is a block that the device cannot read: no crash leaves one."""
+    """True if the problem is a block that the device cannot read, which a crash never causes."""
     is_torn: bool = False
-    """True if the log ends here, with a commit of which nothing was acknowledged; any other problem is damage."""
+    """True if the log ends here, with an unacknowledged commit; any other problem is damage."""
 
 
 def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterator[Inspected]:
-    """Yield everything in the segments of a log, in log order; report damage and step over it.
+    """Yield everything in the segments of a log, in log order; report damage and skip it.
 
     Raises:
         OSError: the directory or a file cannot be read.
@@ -59,10 +59,10 @@ def inspect_log(directory: str, filesystem: FileSystem | None = None) -> Iterato
 
 
 def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newest: bool) -> Iterator[Inspected]:
-    """Yield everything in one segment file, also one that was kept aside; report damage and step over it.
+    """Yield everything in one segment file, also one that was kept aside; report damage and skip it.
 
     Args:
-        is_newest: no later segment of the log is there, so that this one may end with a torn commit.
+        is_newest: the log has no later segment, so this one may end with a torn commit.
 
     Raises:
         OSError: the file cannot be read.
@@ -73,7 +73,8 @@ def inspect_segment(path: str, filesystem: FileSystem | None = None, *, is_newes
         name = os.path.basename(path)
         head = _inspect_header(file, name)
         yield head
-        # Only with its position can an entry be distinguished from other bytes: by the file's name, or else the header.
+        # An entry can be distinguished from other bytes only with the segment's position, from the file's name or else
+        # the header.
         position = _named_position(name)
         if position is None and isinstance(head.value, SegmentHeader):
             position = head.value.first_position
@@ -112,7 +113,7 @@ def _inspect_entries(file: File, position: int, name: str, *, is_newest: bool, h
         if isinstance(item, Entry):
             yield _inspect_entry(name, position, item)
         elif has_header or item.offset < item.end:
-            # A file without a header and without a byte behind it holds nothing at all, which one line says.
+            # A file without a header and without further bytes is empty, which is reported in one line.
             yield _inspect_problem(name, position, item, source)
     if footer is not None:
         yield Inspected(name, footer[0], position + footer[0], EntryKind.FOOTER, footer[1], b"", None)

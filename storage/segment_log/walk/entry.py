@@ -18,16 +18,16 @@ class Entry(NamedTuple):
     kind: EntryKind
     offset: int
     end: int
-    """Offset of what follows."""
+    """Offset of the next entry."""
     value: BatchHeader | Body
-    """The header of a batch; of other kinds the whole content."""
+    """The header of a batch; for other kinds the whole content."""
     body: Buffer
-    """The bytes, of a batch all of it. As ``read_entry`` gives it: valid until the next read through the same
+    """The bytes; for a batch the whole batch. From ``read_entry``, they are valid until the next read through the same
     ``SegmentBytes``."""
 
 
 def read_entry(source: SegmentBytes, offset: int) -> Entry | None:
-    """Return the entry at ``offset``; None where the bytes are none.
+    """Return the entry at ``offset``; None if the bytes are not an entry.
 
     Raises:
         UnsupportedVersion: a sound entry that only a later release understands.
@@ -43,7 +43,7 @@ def read_entry(source: SegmentBytes, offset: int) -> Entry | None:
 
 
 def why_no_entry(source: SegmentBytes, offset: int) -> str:
-    """Return what is wrong with the bytes at ``offset``, of which ``read_entry`` made nothing."""
+    """Return the problem with the bytes at ``offset``, for which ``read_entry`` returned None."""
     try:
         frame = source.entry(offset)
         if frame is not None:

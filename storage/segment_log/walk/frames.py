@@ -12,7 +12,7 @@ from weft.protocols.segment import ENTRY_HEADER_BYTES, EntryHeader, EntryKind, d
 from weft.storage.filesystem import File
 
 _BLOCK_BYTES = 4096
-"""Unit of bytes that a device reads, or cannot read, as a whole: a page."""
+"""Unit of bytes that a device can or cannot read as a whole: a page."""
 
 
 class Frame(NamedTuple):
@@ -30,8 +30,9 @@ class SegmentBytes:
     """The bytes of one segment, of which a window is in memory. For one thread at a time.
 
     Args:
-        end: bytes from here on are never looked at (what is written there is not durable, or not entries).
-        unreadable_as_zeros: a block that the device cannot read (EIO) counts as zeros, which no entry survives.
+        end: bytes from here on are never read (they are not durable, or not entries).
+        unreadable_as_zeros: a block that the device cannot read (EIO) counts as zeros, which invalidates every entry in
+    it.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class SegmentBytes:
         self._window_bytes = window_bytes
         self._unreadable_as_zeros = unreadable_as_zeros
         self.unreadable = RangeSet()
-        """Offsets that were looked at, and are zeros only because the device cannot read them."""
+        """Offsets that were read as zeros only because the device cannot read them."""
         self.searched_bytes = 0
-        """Claimed by what looked like entries, where they were searched for."""
+        """Bytes claimed by candidates for entries in searches."""
         self._start = 0
         self._window = memoryview(b"")
 
@@ -69,20 +70,20 @@ class SegmentBytes:
         return self._window[at : at + length]
 
     def is_unreadable(self, start: int, end: int) -> bool:
-        """Return whether the device could not read some of these bytes when they were looked at."""
+        """Return whether the device could not read some of these bytes."""
         return start < end and self.unreadable.missing(start, end) != [(start, end)]
 
     def look_again(self) -> None:
-        """Forget what is in memory: another process may have written to the file, and made it longer."""
+        """Forget the bytes in memory: another process may have written to the file, and extended it."""
         self._window = memoryview(b"")
         self.end = max(self.end, self._file.size())
 
     def _read(self, offset: int, length: int) -> bytes:
-        """Read ``length`` bytes from ``offset``, and as many more as the window holds if the device can read them."""
+        """Read ``length`` bytes from ``offset``, and the rest of the window if the device can read it."""
         wished = min(max(length, self._window_bytes), self.end - offset)
         if self.is_unreadable(offset, offset + wished):
             return self._read_blocks(offset, wished)
-        # One bad sector must not take its whole window along.
+        # One bad sector must not make its whole window unreadable.
         try:
             data = self._file.read_at(offset, wished)
             if len(data) == wished or not self._unreadable_as_zeros:
@@ -98,7 +99,8 @@ class SegmentBytes:
             at = offset + len(data)
             size = min(_BLOCK_BYTES - at % _BLOCK_BYTES, length - len(data))
             if self.is_unreadable(at, at + size):
-                # Not tried again: on a failing card each try takes seconds, and what was judged by zeros stays so.
+                # Not repeated: on a failing card each try takes seconds, and decisions based on the zeros must remain
+                # valid.
                 data += bytes(size)
                 continue
             try:
@@ -109,15 +111,15 @@ class SegmentBytes:
                 part = bytes(size)
                 self.unreadable.add(at, at + size)
             if not part:
-                break  # the file was cut meanwhile
+                break  # the file was truncated meanwhile
             data += part
         return bytes(data)
 
     def peek(self, offset: int) -> EntryHeader | None:
-        """Return what the entry at ``offset`` claims to be, unchecked; None where entries end.
+        """Return the unchecked header of the entry at ``offset``; None at the end of the entries.
 
         Raises:
-            Corrupt: no entry is that long, or it would run past the end.
+            Corrupt: no entry can be that long, or it would run past the end.
             OSError: as ``piece``.
         """
         data = self.piece(offset, ENTRY_HEADER_BYTES)
@@ -127,20 +129,20 @@ class SegmentBytes:
         return header
 
     def batch_header(self, offset: int) -> batch.BatchHeader:
-        """Return the unchecked header of the batch whose entry stands at ``offset``.
+        """Return the unchecked header of the batch in the entry at ``offset``.
 
         Raises:
-            CodecError: no batch header is there.
+            CodecError: there is no batch header.
             OSError: as ``piece``.
         """
         return batch.decode_header(self.piece(offset + ENTRY_HEADER_BYTES, batch.HEADER_BYTES))
 
     def entry(self, offset: int) -> Frame | None:
-        """Return the entry at ``offset``, checked against its checksum; None where entries end.
+        """Return the entry at ``offset``, checked against its checksum; None at the end of the entries.
 
         Raises:
             UnsupportedVersion: a sound entry of a kind that this release does not know.
-            CodecError: the bytes are no entry of this log at this place.
+            CodecError: the bytes are not an entry of this log at this place.
             OSError: as ``piece``.
         """
         at = offset - self._start
@@ -150,7 +152,7 @@ class SegmentBytes:
             return Frame(sound[0], offset, body, self._start + sound[1])
         head = self.peek(offset)
         if head is None:
-            # Fewer bytes than a header has, or zeros: decode_entry tells the end from a torn header.
+            # Fewer bytes than a header, or zeros: decode_entry distinguishes the end from a torn header.
             decode_entry(self.piece(offset, ENTRY_HEADER_BYTES), 0, self.first_position + offset)
             return None
         data = self.piece(offset, ENTRY_HEADER_BYTES + head.length)

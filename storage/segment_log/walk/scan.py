@@ -1,4 +1,4 @@
-"""Scan of a whole segment, as in recovery: its index rebuilt, and what was damaged or torn."""
+"""Scan of a whole segment, as in recovery: its rebuilt index, and its damaged or torn parts."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class Scan:
     """Findings of a walk over a segment."""
 
     end: int = HEADER_BYTES
-    """Offset at which the entries that count end. In a segment that may be torn, cut here."""
+    """End of the entries that count. A segment that may be torn is cut here."""
     index: SegmentIndex = field(default_factory=SegmentIndex)
     next_seqs: dict[int, int] = field(default_factory=dict)
     """Stream -> the highest next seq that a mark, batch or notice implies."""
     begins: dict[int, int] = field(default_factory=dict)
-    """Stream -> the first number the segment speaks of."""
+    """Stream -> the first number in the segment."""
     damage: list[tuple[int, int]] = field(default_factory=list)
-    """Byte ranges that are no entries although they had been synced."""
+    """Byte ranges without valid entries although they had been synced."""
     last_mark: int = HEADER_BYTES
     """Offset of the last commit mark."""
     unmarked: set[int] = field(default_factory=set)
-    """Streams of which entries follow the last mark: the next mark must name them."""
+    """Streams with entries after the last mark: the next mark must name them."""
     torn_bytes: int = 0
-    """Bytes after ``end`` up to the last that is not zero."""
+    """Bytes after ``end`` up to the last non-zero one."""
     unreadable_bytes: int = 0
     """Bytes of the damage with blocks that the device cannot read, in a segment that was not sealed."""
     hidden_max: int = 0
-    """Most records of each stream that stood there with nothing after them to tell of them; see ``exact``."""
+    """Maximum number of records of each stream that were there without later evidence of them; see ``exact``."""
     exact: set[int] = field(default_factory=set)
-    """Streams that new records, marks or ``KEPT`` entries after the last damage name: their ``next_seqs`` are right all
-    the same. Notices and moved records are of old numbers and tell nothing."""
+    """Streams named by new records, marks or ``KEPT`` entries after the last damage: their ``next_seqs`` are right
+    nevertheless. Notices and moved records have old numbers and are no evidence."""
     last_origin: int = 0
-    """Highest number of an origin that a batch names."""
+    """Highest origin number in a batch."""
     _resumed: set[tuple[int, bool]] = field(default_factory=set)
 
     def accept(self, entry: Entry) -> None:
-        """Take an entry into the account."""
+        """Add an entry."""
         value = entry.value
         self.end = entry.end
         if isinstance(value, BatchHeader):
@@ -85,18 +85,18 @@ class Scan:
         self.next_seqs[stream] = max(self.next_seqs.get(stream, 0), end)
 
     def hurt(self, damage: Damage, *, may_be_torn: bool) -> None:
-        """Take damage into the account."""
+        """Add damage."""
         self.damage.append((damage.offset, damage.end))
         if may_be_torn and damage.is_unreadable:
             self.unreadable_bytes += damage.end - damage.offset
         self.hidden_max += damage.hidden_max
-        # What stands behind it is found by points of its own, and what was said before it may be out of date.
+        # Entries behind it need index points of their own, and numbers named before it may be out of date.
         self._resumed.clear()
         self.exact.clear()
 
 
 def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
-    """Take account of all entries of a segment after its header.
+    """Read all entries of a segment after its header.
 
     Args:
         may_be_torn: as for ``walk``.
@@ -112,6 +112,6 @@ def scan_segment(source: SegmentBytes, *, may_be_torn: bool) -> Scan:
         elif isinstance(item, Torn):
             scan.torn_bytes = item.end - item.offset
         elif item.kind is not EntryKind.FOOTER:
-            # A footer says nothing that the entries do not; one that is met here is part of a sealing that a crash cut.
+            # A footer only repeats the entries; one found here is from a sealing that a crash interrupted.
             scan.accept(item)
     return scan

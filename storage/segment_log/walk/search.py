@@ -1,8 +1,8 @@
-"""Finding the next entry after bytes that are none.
+"""Finding the next entry after invalid bytes.
 
-It is found by the length in the bad entry's header if that leads to a sound entry, so that a payload which poses as an
-entry is stepped over, and otherwise by looking for the shape of one. Either way it counts only if its checksum, which
-is seeded with its place in the log, is right.
+The length in the bad entry's header is used if it leads to a sound entry, so that a payload which looks like an entry
+is skipped. Otherwise the search looks for the shape of an entry. Either way, an entry counts only if its checksum,
+which is seeded with its position in the log, is right.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from weft.storage.segment_log.walk.frames import SegmentBytes
 
 _SEARCH_BYTES = 1 << 20
 _SEARCHED_TIMES_MAX = 8
-"""Most checked bytes of a search for entries after bad bytes, in lengths of the segment."""
+"""Maximum checked bytes of a search for entries after bad bytes, in lengths of the segment."""
 _SEARCHED_BYTES_MIN = 64 << 20
-"""Most checked bytes of a search in a short segment: the larger of the two limits counts."""
+"""Maximum checked bytes of a search in a short segment: the larger of the two limits counts."""
 _MARK_BYTES_MAX = 8 << 10
-"""Longest commit mark that the search still finds beyond these limits: it names some hundred streams."""
+"""Longest commit mark that the search finds beyond these limits, with some hundred streams."""
 _KIND_AT = 8
 """Offset of the kind byte in an entry's header."""
 _SHAPE = re.compile(
@@ -62,9 +62,9 @@ def find_entry(source: SegmentBytes, bad: int) -> int | None:
 
 
 def hides_entries(source: SegmentBytes, end: int) -> bool:
-    """Return whether a block that the device cannot read may hold entries, behind those that were found up to ``end``.
+    """Return whether a block that the device cannot read may hold entries behind the found ones, which end at ``end``.
 
-    Where the next entry's header can be read and is zeros, no commit was ever synced.
+    If the next entry's header can be read and is zeros, no commit was ever synced there.
     """
     if source.unreadable.end <= end:
         return False
@@ -72,7 +72,7 @@ def hides_entries(source: SegmentBytes, end: int) -> bool:
 
 
 def last_nonzero(source: SegmentBytes, start: int) -> int:
-    """Return the offset behind the last byte from ``start`` on that is not zero; ``start`` when all are."""
+    """Return the offset after the last non-zero byte from ``start`` on; ``start`` if all are zero."""
     end = source.end
     while end > start:
         at = max(start, end - _SEARCH_BYTES)
@@ -84,14 +84,15 @@ def last_nonzero(source: SegmentBytes, start: int) -> int:
 
 
 def _is_zeros(block: bytes) -> bool:
-    # Most of what is searched is space that was reserved and not written. To compare takes 0.05 ms a block, where
-    # stripping takes 2 ms and the expression for shapes 20 ms.
+    # Most of the searched bytes are reserved space that was never written. Comparing takes 0.05 ms a block, stripping 2
+    # ms and the expression for shapes 20 ms.
     return block == (_ZEROS if len(block) == _SEARCH_BYTES else _ZEROS[: len(block)])
 
 
 def _is_worth_a_look(source: SegmentBytes, offset: int) -> bool:
-    """Return whether an entry may be looked for here. Its checksum takes as long as the length that it claims, and a
-    payload can claim much in every few bytes: past the bound only commit marks count, of a length that marks have."""
+    """Return whether to check a candidate here. The time of its checksum depends on the length that it claims, and a
+    payload can claim great lengths in every few bytes: past the bound, only commit marks of a plausible length are
+    checked."""
     try:
         head = source.peek(offset)
     except CodecError:

@@ -1,25 +1,25 @@
-"""The one rule that tells an entry, damage and a torn end from each other, for everything that reads segment files.
+"""The one rule that distinguishes an entry, damage and a torn end, for all readers of segment files.
 
 Every commit is one write that begins with a ``STREAMS`` entry (the *commit mark*), and the writer begins a commit only
-after the fsync of the one before. So bytes that are no valid entry may be
+after the fsync of the previous one. So bytes that are not a valid entry may be
 
-- *torn*: part of the last commit, whose fsync never returned. Nothing of that commit was acknowledged, and whatever
-  follows the bad bytes may go with them.
-- *damaged*: a commit mark stands somewhere after them. Then the commit they belong to had been synced, and its records
-  acknowledged. Cutting there would throw away acknowledged records in silence; the bad bytes alone are lost, and what
-  follows them counts.
-- *unreadable*: the device fails to read a block (EIO) where entries may stand. No crash leaves that, so it is damage,
-  also with no mark after it. What stood there is not known; what may have stood there is bounded by its length.
+- *torn*: part of the last commit, whose fsync never returned. Nothing of that commit was acknowledged, so all bytes
+  after the bad ones may be cut too.
+- *damaged*: a commit mark follows somewhere after them. Then their commit had been synced, and its records
+  acknowledged. Cutting there would lose acknowledged records silently; only the bad bytes are lost, and the following
+  entries count.
+- *unreadable*: the device fails to read a block (EIO) that may hold entries. A crash does not cause that, so it is
+  damage, even without a later mark. The lost entries are unknown; their number is bounded by the block's length.
 
-A commit whose batches must not be parted has a ``WHOLE`` entry before them. Torn anywhere in what that claims, the log
-ends before it. Damage, which takes bytes that had been synced, takes no more than them there either.
+A commit whose batches must not be separated has a ``WHOLE`` entry before them. If the bytes that it claims are torn
+anywhere, the log ends before it. Damage, which concerns synced bytes, loses only the bad bytes there too.
 
-Only the newest segment can be torn, and only while it is not sealed. Its first entry cannot: a segment gets its name
-when its opening is on the disk.
+Only the newest segment can be torn, and only while it is not sealed. Its first entry cannot be torn: a segment gets its
+name when its opening is on the disk.
 
-The one case that cannot be distinguished is readable damage to the very last commit of an unsealed segment: it reads as
-torn. A mark names the streams that the commit before it wrote, with their next seq, so that no lost entry can make a
-sequence number be given out twice.
+One case cannot be distinguished: readable damage to the very last commit of an unsealed segment looks like a torn one.
+A mark names the streams that the previous commit wrote, with their next seq, so that a lost entry can never cause a
+sequence number to be assigned twice.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _BATCH_BYTES_MIN = ENTRY_HEADER_BYTES + batch.HEADER_BYTES
 
 
 class Damage(NamedTuple):
-    """Bytes that hold no entry although what stood there had been synced. The walk goes on behind them."""
+    """Synced bytes without a valid entry. The walk continues after them."""
 
     offset: int
     end: int
     is_unreadable: bool = False
     """True if the device cannot read some of them."""
     hidden_max: int = 0
-    """Most records of each stream that stood there with nothing that follows to tell of them."""
+    """Maximum number of records of each stream that were there without later evidence of them."""
 
 
 class Torn(NamedTuple):
@@ -55,7 +55,7 @@ class Torn(NamedTuple):
 
     offset: int
     end: int
-    """Offset behind the last byte that is not zero."""
+    """Offset after the last non-zero byte."""
 
 
 Item = Entry | Damage | Torn
@@ -69,15 +69,15 @@ def walk(
     is_growing: bool = False,
     searches_zeros: bool = True,
 ) -> Iterator[Item]:
-    """Yield what stands in a segment from ``offset`` on, in order; a footer is the last entry.
+    """Yield the items of a segment from ``offset`` on, in order; a footer is the last entry.
 
     Args:
-        offset: where an entry begins.
+        offset: beginning of an entry.
         may_be_torn: it is the log's newest segment and not sealed. Otherwise entries must reach to ``source.end``.
-        is_growing: another process may be writing the file. Bytes are written in their order: what seems to be missing
-            before others that are there is looked at a second time.
-        searches_zeros: look for entries behind zeros. A reader that has seen the whole file and waits at its end may
-            do without: a search reads all the space that is reserved.
+        is_growing: another process may be writing the file. It writes bytes in order, so bytes that seem to be missing
+            before existing ones are read a second time.
+        searches_zeros: look for entries behind zeros. A reader that has read the whole file and waits at its end does
+            not need this: a search reads all reserved space.
 
     Raises:
         UnsupportedVersion: a sound entry that only a later release understands.
@@ -99,7 +99,7 @@ def walk(
                     return
             yield entry
             if entry.kind is EntryKind.FOOTER:
-                # A crash came while the segment was sealed, or this is the end of one that was.
+                # A crash interrupted the sealing of this segment, or this is the end of a sealed one.
                 return
             offset = entry.end
             continue
@@ -124,9 +124,9 @@ def walk(
 
 
 def _first_missing(source: SegmentBytes, start: int, length: int) -> int | None:
-    """Return the offset of the first bytes that are no entry, of those that belong together; None when all are there.
+    """Return the offset of the first invalid bytes among entries that belong together; None if all are valid.
 
-    Nothing is looked at when a mark or a footer follows, as in every commit but the last: then all had been synced.
+    Nothing is checked if a mark or a footer follows, as for every commit except the last: then all had been synced.
     """
     end = start + length
     if end + ENTRY_HEADER_BYTES <= source.end:
@@ -143,10 +143,10 @@ def _first_missing(source: SegmentBytes, start: int, length: int) -> int | None:
 
 @dataclass
 class _Ahead:
-    """Findings of a look ahead from a first hole."""
+    """Findings of a search from a first hole on."""
 
     end: int
-    """Offset at which the look ended: at a mark, or where nothing follows any more."""
+    """Offset at which the search ended: at a mark, or after the last entry."""
     holes: dict[int, Damage] = field(default_factory=dict)
     is_proven: bool = False
     """True if the holes had been synced."""
@@ -154,12 +154,12 @@ class _Ahead:
     """True if no entry follows ``end``."""
 
     def has_seen(self, offset: int) -> bool:
-        """Return whether it is known what to make of bad bytes at ``offset``."""
+        """Return whether the findings decide about bad bytes at ``offset``."""
         return offset in self.holes or (self.is_last and offset == self.end)
 
 
 def _look_ahead(source: SegmentBytes, offset: int, *, may_be_torn: bool) -> _Ahead:
-    """Look for what decides about the bad bytes at ``offset``: a mark or a footer anywhere after them."""
+    """Search for the evidence about bad bytes at ``offset``: a mark or a footer anywhere after them."""
     start, spans = offset, []
     is_marked = is_last = False
     while True:
@@ -187,7 +187,7 @@ def _look_ahead(source: SegmentBytes, offset: int, *, may_be_torn: bool) -> _Ahe
 
 
 def _end(source: SegmentBytes, offset: int, ahead: _Ahead, *, may_be_torn: bool) -> Iterator[Damage | Torn]:
-    """Yield what stands behind the last entry, if anything does."""
+    """Yield the item after the last entry, if there is one."""
     if not may_be_torn:
         if offset < source.end:
             yield Damage(offset, source.end, source.is_unreadable(offset, source.end))
@@ -197,7 +197,7 @@ def _end(source: SegmentBytes, offset: int, ahead: _Ahead, *, may_be_torn: bool)
         yield Damage(offset, end, is_unreadable=True, hidden_max=_hidden_max(offset, end))
         return
     if ahead.is_proven:
-        # What the device cannot read made damage of the holes before; no byte says any more what was synced here.
+        # Unreadable blocks have turned the earlier holes into damage; nothing shows any longer what was synced here.
         return
     end = last_nonzero(source, offset)
     if offset == HEADER_BYTES:
@@ -207,12 +207,12 @@ def _end(source: SegmentBytes, offset: int, ahead: _Ahead, *, may_be_torn: bool)
 
 
 def _hidden_max(start: int, end: int) -> int:
-    # Compressed, any number of equal records takes next to nothing: only batches have a least size.
+    # Compressed, any number of equal records takes almost no bytes: only batches have a minimum size.
     return -(-(end - start) // _BATCH_BYTES_MIN) * BATCH_RECORDS_MAX
 
 
 def _is_one_entry(source: SegmentBytes, start: int, end: int) -> bool:
-    """Return whether a single entry was lost, which cannot hide a number when a mark follows."""
+    """Return whether a single entry was lost, which cannot hide a number if a mark follows."""
     try:
         head = source.peek(start)
     except CodecError:

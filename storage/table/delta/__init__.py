@@ -1,1 +1,1 @@
-"""Delta tables through deltalake and pyarrow, as the hub, the proofs and the sinks share them."""
+"""Delta tables through deltalake and pyarrow, shared by the hub, the proofs and the sinks."""

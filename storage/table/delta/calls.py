@@ -16,11 +16,11 @@ _CAUSE = re.compile(r"\s*(?:\x1b\[\d+m)?\u21b3(?:\x1b\[0m)?\s*(.+)")
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """Return what a call returns.
+    """Return the result of a call.
 
     Raises:
         TableConflict: another writer was first.
-        TableError: anything else, Rust panics included; its cause is the error.
+        TableError: any other error, including Rust panics, with the original as its cause.
     """
     try:
         return call()
@@ -39,8 +39,8 @@ def guarded(call: Callable[[], T]) -> T:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return an error as a sentence: its first line, for deltalake appends a backtrace, and of a tree of causes behind
-    it the innermost."""
+    """Return an error as a sentence: its first line, since deltalake appends a backtrace, or the innermost cause of a
+    tree of causes."""
     first, *lines = str(error).splitlines() or [type(error).__name__]
     causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
     return ": ".join([first, *causes[-1:]])

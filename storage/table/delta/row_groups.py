@@ -15,7 +15,7 @@ class RowGroups:
     """A Parquet file in memory, compressed a row group at a time. Its methods block.
 
     Args:
-        bytes_max: bytes of rows, in memory, that make a row group; ``ROWS_MAX`` rows make one as well.
+        bytes_max: bytes of rows in memory at which a row group is complete; ``ROWS_MAX`` rows complete one as well.
         options: further arguments of pyarrow's writer.
     """
 
@@ -28,7 +28,7 @@ class RowGroups:
             schema,
             compression="zstd",
             compression_level=COMPRESSION_LEVEL,
-            # A flipped bit in a page without a checksum is mostly read as another value, without an error.
+            # Without a checksum, a flipped bit in a page mostly reads as another value, without an error.
             write_page_checksum=True,
             **options,
         )
@@ -42,11 +42,11 @@ class RowGroups:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that the file takes in memory, unfinished row group included."""
+        """Return the bytes of the file in memory, including the unfinished row group."""
         return self.written + self._group_bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of the schema."""
+        """Add rows of the schema."""
         self._group.append(batch)
         self._group_rows += batch.num_rows
         self._group_bytes += batch.nbytes

@@ -1,4 +1,4 @@
-"""Bounds of a file's columns, as the Delta protocol's "Per-file Statistics" has them.
+"""Bounds of a file's columns, in the form of the Delta protocol's "Per-file Statistics".
 
 Engines skip a file whose bounds rule a filter out, so a bound may be wider than the values and never narrower.
 """
@@ -14,14 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 TEXT_CHARACTERS_MAX = 64
-"""Longest bound of a text column: the name of an edge node is never cut. Delta's own writer cuts at 32."""
+"""Longest bound of a text column: the name of an edge node is never truncated. Delta's own writer truncates at 32."""
 _CHARACTER_MAX = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOMENT_MAX = datetime.max.replace(tzinfo=UTC)
 _MOMENTS_US = (-62_135_596_800_000_000, 253_402_300_799_999_999)
-"""First and last microsecond of the years 1 to 9999, which the text of a bound can name. Spark's times go further."""
+"""First and last microsecond of the years 1 to 9999, which the text of a bound can express. Spark's times go
+further."""
 _DAYS = (-719_162, 2_932_896)
 """First and last day of these years, counted from 1970."""
 
@@ -35,7 +36,7 @@ class FileStatistics:
         self._bounds: dict[str, tuple[Any, Any]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take further rows."""
+        """Add further rows."""
         self.rows += batch.num_rows
         for name in self._nulls:
             column = batch.column(name)
@@ -47,7 +48,7 @@ class FileStatistics:
                 self._bounds[name] = min(low, known[0]), max(high, known[1])
 
     def bounds(self, name: str) -> tuple[Any, Any]:
-        """Return the least and the greatest value of a column that has one."""
+        """Return the lowest and the highest value of a column with values."""
         return self._bounds[name]
 
     def to_json(self) -> str:
@@ -64,9 +65,10 @@ class FileStatistics:
 
 
 def bounds_of(column: pa.Array | pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return the least and the highest value of a column, None without any.
+    """Return the lowest and the highest value of a column, None without any.
 
-    Times outside the years 1 to 9999 count as the nearest moment of these: a device's faulty stamp ends no query.
+    Times outside the years 1 to 9999 count as the nearest moment within them, so that a device's faulty timestamp does
+    not end a query.
     """
     found = pc.min_max(column)
     low, high = found["min"], found["max"]
@@ -80,7 +82,7 @@ def bounds_of(column: pa.Array | pa.ChunkedArray) -> tuple[Any, Any]:
 
 
 def after_cut(bound: datetime) -> datetime:
-    """Return the moment up to which values of a bound can reach: engines cut bounds of times to milliseconds."""
+    """Return the latest value that a bound may stand for: engines truncate bounds of times to milliseconds."""
     return min(bound, _MOMENT_MAX.replace(tzinfo=bound.tzinfo) - _MILLISECOND) + _MILLISECOND
 
 
@@ -105,7 +107,8 @@ def _upper(value: Any) -> Any:
     if isinstance(value, str):
         return _upper_text(value)
     if isinstance(value, datetime) and value.microsecond % 1000:
-        # Statistics of times have milliseconds. Cut instead of rounded up, the last microseconds would be skipped.
+        # Statistics of times have milliseconds. If the bound were truncated instead of rounded up, engines would skip
+        # rows of the last microseconds.
         value = after_cut(value)
     return _time(value)
 
@@ -118,7 +121,7 @@ def _time(value: Any) -> Any:
 
 
 def _upper_text(text: str) -> str:
-    """Return a short text that is not below ``text``: its beginning, with the last character that can be raised."""
+    """Return a short text that is not below ``text``: its beginning, with the last possible character raised."""
     if len(text) <= TEXT_CHARACTERS_MAX:
         return text
     for at in reversed(range(TEXT_CHARACTERS_MAX)):

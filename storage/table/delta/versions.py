@@ -1,6 +1,6 @@
 """Readings of a Delta table, and versions on top of them. All of it blocks; ``calls.guarded`` names the errors.
 
-deltalake does not refuse a transaction version that is already there. So what is decided from a reading is committed on
+deltalake does not refuse a transaction version that exists already. So a decision from a reading must be committed on
 top of the version that was read, or not at all.
 """
 
@@ -16,12 +16,12 @@ from deltalake.exceptions import TableNotFoundError
 from weft.storage.table_log import ACTIONS_KEY
 
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Properties that turn deltalake's own checkpoints off: they are not synced. Who writes a table makes checkpoints when
-the log before them is durable."""
+"""Properties that turn deltalake's own checkpoints off: they are not synced. The writer of a table makes checkpoints
+when the log before them is durable."""
 
 
 def open_table(uri: str, options: dict[str, str], version: int | None = None) -> DeltaTable | None:
-    """Return a table, as it is now or as of a version, or None when there is none."""
+    """Return a table, its newest or a given version, or None if there is none."""
     try:
         return DeltaTable(uri, version, storage_options=options)
     except TableNotFoundError:
@@ -38,7 +38,7 @@ def create_table(
     """Create an empty table unless one exists (reader version 1, writer version 2: every engine reads it).
 
     Args:
-        configuration: properties, which may have names of our own beside Delta's.
+        configuration: properties, with names of Delta's or of Weft's own.
     """
     DeltaTable.create(
         uri,
@@ -72,7 +72,7 @@ def write(
     schema: Any,
     partition_by: Sequence[str] = (),
 ) -> None:
-    """Commit actions and transactions (application -> version), in one version on top of the table's."""
+    """Commit actions and transactions (application -> version) as one version on top of the table's."""
     made = [Transaction(app_id, version) for app_id, version in transactions.items()]
     table.create_write_transaction(
         actions,
