@@ -10,7 +10,7 @@ from weft.protocols.shard.placement import is_shard_count, nearest_shard_counts
 
 
 def check(config: HubConfig) -> list[Finding]:
-    """Return everything that is wrong with ``config``, without touching store or network."""
+    """Return all errors of ``config``, without access to store or network."""
     findings = []
     if config.anonymous == "loopback" and config.tokens_file is None and not parse_bind(config.listen).is_loopback:
         findings.append(

@@ -1,6 +1,6 @@
 """A hub process, put together: store, a sequencer per shard, the HTTP server. All state is in the store.
 
-A node can be killed at any instant and started again anywhere; ``close`` is only a courtesy to connected peers.
+A node can be killed at any instant and started again anywhere; ``close`` only spares connected peers a time-out.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_SILENCE_S = 15.0
-"""Silence of the store after which a shard makes the node not ready. Idle shards ask the store every 2 s, so one slow
-response or one retry does not count, and a load balancer notices an outage before edges fill their windows."""
+"""Silence of the store after which a shard makes the node not ready. Idle shards read the store every 2 s, so one slow
+response or one retry does not count, and a load balancer detects an outage before edges fill their windows."""
 TABLES_LISTED_MAX = 1000
-"""Maximum number of tables in the status; those in trouble come first."""
+"""Maximum number of tables in the status; failing ones come first."""
 SHUTDOWN_S = 2.0
 """Longest time that requests may take to end when the node closes."""
 
@@ -92,7 +92,7 @@ class Hub:
         store: instead of opening ``settings.store``.
         wall_clock: nanoseconds since 1970.
         boot_clock: nanoseconds on a clock that counts suspend.
-        rules: what the release writes and folds.
+        rules: rules by which the release writes and folds chunks.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Hub:
 
     @property
     def sequencers(self) -> list[Sequencer]:
-        """Return the sequencers of the shards that this process holds at the moment."""
+        """Return the sequencers of the shards that this process holds at present."""
         return list(self._shards) if self._shards is not None else []
 
     @property
     def url(self) -> str:
-        """Return the URL of the node, once started."""
+        """Return the URL of the started node."""
         assert self._server.addresses, "the hub has not been started"
         host, port = self._server.addresses[0]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -141,9 +141,9 @@ class Hub:
         """Open the store, load every shard, and listen.
 
         Raises:
-            StoreUnfit, StoreError: the store does not keep its promises, or does not answer.
-            ClusterUnusable: the store is not this hub's.
-            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be had.
+            StoreUnfit, StoreError: the store breaks its promises, or does not answer.
+            ClusterUnusable: the store is not usable for this hub.
+            TokensUnusable, OSError: the tokens file cannot be used, or the port cannot be bound.
         """
         settings = self._settings
         self._tokens = TokenFile(settings.tokens_file) if settings.tokens_file else None
@@ -191,7 +191,7 @@ class Hub:
     def _start_tables(self, store: ObjectStore) -> None:
         if self._settings.table_interval_s is not None and self._settings.process == 0:
             from weft.cloud_hub.tables.service import (
-                TableService,  # pulls in pyarrow, which a node without tables spares
+                TableService,  # imports pyarrow, which a node without tables does not need
             )
             from weft.cloud_hub.tables.settings import TableSettings
 
@@ -214,7 +214,7 @@ class Hub:
             self._collector.start()
 
     async def _listen(self, shards: Shards) -> None:
-        # Thousands of edges come back at once after a restart.
+        # Thousands of edges connect at once after a restart.
         link_log.logger.addFilter(self._throttle)
         peers, links = self._settings.peers, self._links
         moments = StreamCompleteness(
@@ -258,14 +258,14 @@ class Hub:
             raise SettingError(("listen",), why_not_listening(error, Address(host, port))) from None
 
     def reload(self) -> None:
-        """Read the tokens file again, changed or not. If it cannot be used, the tokens read before stay in force."""
+        """Read the tokens file again, changed or not. If it cannot be used, the earlier tokens remain in force."""
         if self._tokens is None:
             logger.info("SIGHUP: no tokens_file is set, there is nothing to read again")
         elif self._tokens.reload():
             logger.info("SIGHUP: read the tokens file again; tokens: %d", self._tokens.count)
 
     async def close(self) -> None:
-        """Close the links and stop. Edges still have everything that was not acknowledged."""
+        """Close the links and stop. Edges still have all unacknowledged records."""
         link_log.logger.removeFilter(self._throttle)
         await self._links.close()
         await self._server.stop_listening()
@@ -316,7 +316,7 @@ class Hub:
         return response
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Return the number of records of a stream that are table rows; None when this node does not know it."""
+        """Return the number of records of a stream that are table rows; None if this node does not know it."""
         return self._tables.rows(tenant, stream) if self._tables else None
 
     def table_view(self, tenant: str, stream: str) -> View | None:
@@ -330,7 +330,7 @@ class Hub:
     def unhealthy(self) -> list[str]:
         """Return the reasons to restart the node; empty when a restart would not help.
 
-        A store in trouble or a damaged shard is no reason: a new process would find the same.
+        A failing store or a damaged shard is not a reason: a new process would have the same problem.
         """
         ended = [sequencer.log.shard for sequencer in self._own() if not sequencer.is_running]
         reasons = [f"the work on shard {shard} has ended" for shard in ended]
@@ -339,9 +339,9 @@ class Hub:
         return reasons
 
     def unready(self) -> list[str]:
-        """Return the reasons why the node takes no links and answers no readers; empty when it does.
+        """Return the reasons why the node accepts no links and answers no readers; empty if it does.
 
-        One shard that works is enough: a shard in trouble costs its own edges only, and is in trouble on every node.
+        One working shard is enough: a failing shard affects only its own edges, and fails on every node.
         """
         reasons = []
         if self._membership is not None and self._membership.is_outdated:

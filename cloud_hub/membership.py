@@ -1,7 +1,7 @@
-"""Membership of a hub process in its cluster: its entry among the running nodes, and the level that it may write.
+"""Membership of a hub process in its cluster: its entry among the running nodes, and its level.
 
-A release that adds something to the log's format knows a higher level, and writes the addition only once the cluster
-has that level. ``finalize`` raises it when every running node knows it (docs/how-to/upgrade-a-hub.md).
+A release that extends the log's format knows a higher level, and writes the extension only when the cluster has that
+level. ``finalize`` raises it when every running node knows it (docs/how-to/upgrade-a-hub.md).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 READ_INTERVAL_S = 30.0
 """Interval at which a node reads the cluster's level again."""
 ANNOUNCE_INTERVAL_S = 60.0
-"""Interval at which a node writes its entry again; five missed ones and it counts as gone."""
+"""Interval at which a node writes its entry again; after five missed ones it counts as gone."""
 
 
 class NotFinalized(Exception):
-    """The level cannot be raised. The sentence says why and what to do."""
+    """The level cannot be raised. The message has the reason and advice."""
 
 
 class Membership:
     """A node's part in its cluster.
 
     Args:
-        node_id: another one for each process and each start.
-        level: the cluster's, as it was just read.
+        node_id: unique for each process and each start.
+        level: the cluster's level, just read.
         release_level: the highest level that this release knows.
         clock: held against the store's each time that the entry is written again.
     """
@@ -64,7 +64,7 @@ class Membership:
 
     @property
     def writes(self) -> int:
-        """Return the level of what the node may write."""
+        """Return the level up to which the node may write."""
         return min(self.level, self.release_level)
 
     @property
@@ -86,7 +86,7 @@ class Membership:
         ]
 
     async def close(self) -> None:
-        """Stop, and take the entry back. One that stays counts as gone after five minutes."""
+        """Stop, and remove the entry. A remaining entry counts as gone after five minutes."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""Checks of what a hub's configuration names: tokens, the store, the port."""
+"""Checks of the objects that a hub's configuration names: tokens, the store, the port."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 @dataclass
 class HubFindings:
-    """Findings about a hub's machine, by what becomes of the hub."""
+    """Findings about a hub's machine, by their effect on the hub."""
 
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the hub from starting."""
     doubtful: list[Finding] = field(default_factory=list)
-    """Findings with which the hub works, perhaps not as intended."""
+    """Findings that let the hub run, perhaps not as intended."""
 
 
 def look(config: HubConfig, *, offline: bool = True) -> HubFindings:
-    """Open what the configuration names, except the port. Blocks; leaves nothing behind.
+    """Open the objects that the configuration names, except the port. Blocks; leaves nothing behind.
 
     Args:
-        offline: contact no store in a bucket. Otherwise the store is probed as a hub does it when it starts.
+        offline: contact no store in a bucket. Otherwise probe the store as a starting hub does.
     """
     found = HubFindings()
     if config.tokens_file is None:
@@ -61,7 +61,7 @@ def ports(addresses: Sequence[Address]) -> tuple[list[Finding], list[Finding]]:
     """Bind the addresses for a moment. Blocks.
 
     Returns:
-        Findings that would keep the hub from listening; and what was not tried, because a hub answers there.
+        Findings that would keep the hub from listening; and addresses that were not tried, because a hub answers there.
     """
     taken, untried = [], []
     for address in addresses:
@@ -95,7 +95,7 @@ def _look_at_tokens(path: str, found: HubFindings) -> None:
 
 
 def _tokens_in_clear_text(config: HubConfig) -> Iterator[Finding]:
-    """Find ways to the hub on which others can read its tokens."""
+    """Yield paths to the hub on which others can read its tokens."""
     if not parse_bind(config.listen).is_loopback:
         message = (
             f"the hub speaks plain HTTP: tokens cross the network in clear text to {config.listen}. Listen on "
@@ -117,7 +117,7 @@ def _look_at_store(config: HubConfig, found: HubFindings, *, offline: bool) -> N
         return
     if (is_folder and not os.path.exists(path)) or (offline and not is_folder):
         return
-    # Files that another user than the hub's makes in its folder would be in the hub's way.
+    # Files in its folder that are owned by another user could not be changed by the hub.
     probed = not offline and (not is_folder or os.stat(path).st_uid == os.geteuid())
     try:
         asyncio.run(_open_store(config, probed=probed))

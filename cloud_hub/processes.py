@@ -18,9 +18,9 @@ def cores() -> int:
 
 
 def process_count(config: HubConfig, asked: int | None, cores: int) -> int:
-    """Return the number of processes: what is asked for, else the setting, else one per core. Never more than shards.
+    """Return the number of processes: the requested one, else the setting, else one per core. Never more than shards.
 
-    Port 0 gives each process any free port, which the others could not know: there is one process.
+    With port 0, each process would get any free port, which the others could not know: then there is one process.
     """
     if parse_bind(config.listen).port == 0:
         return 1
@@ -28,13 +28,13 @@ def process_count(config: HubConfig, asked: int | None, cores: int) -> int:
 
 
 def addresses(config: HubConfig, processes: int) -> list[Address]:
-    """Return the address of each process: the port of ``listen`` and those after it."""
+    """Return the address of each process: the port of ``listen`` and the following ones."""
     host, port = parse_bind(config.listen)
     return [Address(host, port + number) for number in range(processes)]
 
 
 def check_processes(config: HubConfig, processes: int) -> list[Finding]:
-    """Return what keeps this many processes from running."""
+    """Return the findings that keep this many processes from running."""
     findings = []
     last = addresses(config, processes)[-1]
     if last.port > PORT_MAX:

@@ -1,4 +1,4 @@
-"""Processes of one node: which one has a shard, and where the others answer."""
+"""Processes of one node: the owner of each shard, and the addresses of the others."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.cloud_hub.settings import HubSettings
 
 
 def elsewhere(settings: HubSettings, host_header: str) -> Callable[[int], str | None]:
-    """Return the URL, by shard, of the process that an edge should go to; None where this one has the shard.
+    """Return a function from shard to the URL of its process; None if this process has the shard.
 
     Args:
-        host_header: of the edge's request: processes without ``advertise`` are at the name that it used.
+        host_header: Host header of the edge's request: processes without ``advertise`` have the same host.
     """
     host = _host_of(host_header)
 
@@ -46,7 +46,7 @@ def _port(settings: HubSettings, process: int) -> int:
 
 
 def _host_of(header: str) -> str | None:
-    """Return the host of a Host header, in brackets when it is an IPv6 address; None when there is none."""
+    """Return the host of a Host header, in brackets if it is an IPv6 address; None without one."""
     try:
         host = urlsplit(f"//{header}").hostname
     except ValueError:

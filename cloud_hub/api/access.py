@@ -13,7 +13,7 @@ from weft.cloud_hub.api.tokens import Scope, TokenFile, TokenIdentity
 
 
 class ApiError(Exception):
-    """An error response: HTTP status, what is wrong, and what to do."""
+    """An error response: HTTP status, the error, and advice."""
 
     def __init__(self, status: int, error: str, advice: str) -> None:
         super().__init__(error)
@@ -23,11 +23,11 @@ class ApiError(Exception):
 
 
 class Access:
-    """Checks of requests against the tokens, or without tokens against the peer's address.
+    """Checks of requests by token, or without tokens by the peer's address.
 
     Args:
         open_to_network: without tokens, admit peers of other machines too.
-        hosts: without tokens, names under which readers may call the hub, beside addresses; None: any.
+        hosts: without tokens, names of the hub that readers may use, beside addresses; None: any.
     """
 
     def __init__(self, tokens: TokenFile | None, open_to_network: bool, hosts: Collection[str] | None = None) -> None:
@@ -68,7 +68,7 @@ class Access:
         return wanted or identity.tenant
 
     def tenants(self, request: web.Request) -> str | None:
-        """Return the tenant whose edges a request may see; None for all: of an admin, or where there are no tokens.
+        """Return the tenant whose edges a request may see; None for all: for an admin, or without tokens.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -79,7 +79,7 @@ class Access:
         return self.tenant(request)
 
     def owner(self, request: web.Request) -> Owner:
-        """Return whom a reader's request is charged to: its token, or without tokens its address.
+        """Return the owner that is charged for a reader's request: its token, or without tokens its address.
 
         Raises:
             ApiError: 401, 403, 421.
@@ -100,7 +100,8 @@ class Access:
             raise ApiError(403, f"the token {identity.name!r} has the scope {identity.scope}", "use an admin token")
 
     def _reader(self, request: web.Request) -> TokenIdentity | None:
-        """Return the identity of a reader. A page of a stranger in a browser has no token, but a name for the hub."""
+        """Return the identity of a reader. A foreign page in a browser has no token, but a name of its own for the
+        hub."""
         hosts = request.headers.getall("Host", ())
         if self._tokens is None and self._hosts is not None and is_misdirected(hosts, self._hosts):
             error = "the hub is not read under this name"

@@ -1,4 +1,4 @@
-"""Long answers: how many bytes of them one owner may have under way, and how long a reader may take for them."""
+"""Long answers: bounds on the bytes in progress for one owner, and on the time of a reader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from weft.bounds import Owner, Refusals, Shares
 from weft.cloud_hub.api.access import ApiError
 
 AT_ONCE = 16
-"""Answers of the longest size that all readers together have under way."""
+"""Number of answers of maximum size that may be in progress for all readers together."""
 AT_ONCE_OF_OWNER = 4
 WAITING_MAX = 64
 """Maximum number of requests of one owner that wait until its earlier answers are read."""
 WAIT_S = 10.0
 BOUND = "limits.response"
-"""Name under which refusals are counted: the longest answer is what shares are counted in."""
+"""Setting under which refusals are counted: shares are multiples of the longest answer."""
 JSON = "application/json"
 PIECE_BYTES = 256 << 10
 PIECE_S = 10.0
@@ -29,7 +29,7 @@ PIECE_S = 10.0
 
 
 class LongAnswer(NamedTuple):
-    """A JSON document in parts. Megabytes are not put together, which alone would take a long step."""
+    """A JSON document in parts. Joining megabytes alone would block the event loop too long."""
 
     parts: Sequence[bytes | msgspec.Raw]
 
@@ -52,7 +52,7 @@ def pieces(parts: Iterable[bytes | msgspec.Raw]) -> Iterator[bytes]:
 
 
 class Answers:
-    """Bounds on the answers that are made and not read yet.
+    """Bounds on the answers that readers have not read yet.
 
     Args:
         bytes_max: longest answer.
@@ -67,12 +67,12 @@ class Answers:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes that answers under way may take."""
+        """Return the maximum bytes of the answers in progress."""
         return self._shares.used
 
     @contextlib.asynccontextmanager
     async def room(self, owner: Owner) -> AsyncIterator[None]:
-        """Wait until the owner may have another answer under way.
+        """Wait until the owner may have another answer in progress.
 
         Raises:
             ApiError: 429: it did not read its earlier ones.
@@ -105,7 +105,7 @@ class Answers:
         )
 
     async def send(self, request: web.Request, answer: LongAnswer | web.Response, owner: Owner) -> web.StreamResponse:
-        """Send an answer in pieces, and disconnect a reader that does not take them."""
+        """Send an answer in pieces, and disconnect a reader that does not read them."""
         if isinstance(answer, web.Response):
             assert isinstance(answer.body, bytes), "answers are documents"
             answer = LongAnswer([answer.body])
@@ -120,7 +120,7 @@ class Answers:
                 for piece in pieces(answer.parts):
                     limit.reschedule(asyncio.get_running_loop().time() + PIECE_S)
                     await stream.write(piece)
-                    await asyncio.sleep(0)  # a write waits only for a reader that is slower than the node
+                    await asyncio.sleep(0)  # the write alone yields only for a reader that is slower than the node
                 await stream.write_eof()
         except TimeoutError:
             self._refusals.note(BOUND, owner, "disconnected it in an answer. It reads too slowly or not at all")

@@ -1,6 +1,6 @@
 """The hub's HTTP API: ``GET /v1/...`` for readers, ``/v1/link`` for edges, ``/metrics``, ``/healthz`` and ``/readyz``.
 
-Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tenant where the token allows it.
+Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tenant if the token allows it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HubNode(Protocol):
-    """The hub node besides its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
+    """The hub node apart from its shards: ``cloud_hub.hub.Hub``, which makes the API and so is not imported here."""
 
     def status(self) -> View:
         """Return the node, its shards and its links."""
         ...
 
     def table_rows(self, tenant: str, stream: str) -> int | None:
-        """Return the number of records of a stream that are table rows; None when the node does not know it."""
+        """Return the number of table rows of a stream's records; None if the node does not know it."""
         ...
 
     def unhealthy(self) -> list[str]:
@@ -72,11 +72,11 @@ class HubNode(Protocol):
         ...
 
     def table_payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return the payload kind of a stream's table; None when the node does not know it."""
+        """Return the payload kind of a stream's table; None if the node does not know it."""
         ...
 
     def table_view(self, tenant: str, stream: str) -> View | None:
-        """Return a stream's table for readers; None when the node does not know it."""
+        """Return a stream's table for readers; None if the node does not know it."""
         ...
 
     async def serve_link(self, request: web.Request) -> web.StreamResponse:
@@ -95,7 +95,7 @@ class Api:
     Args:
         response_bytes_max: longest answer, in payload bytes.
         edges: makes the views of edges for one request.
-        refusals: counts the requests of readers that do not read their answers.
+        refusals: counter of refused requests of readers that do not read their answers.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Api:
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn every failure into JSON that says what to do."""
+        """Turn every failure into JSON with advice."""
         try:
             return await handler(request)
         except ApiError as error:
@@ -144,7 +144,7 @@ class Api:
         except (StoreError, NotFound) as error:
             return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
         except CodecError as error:
-            # Readers ask again and again for what cannot be read.
+            # Logged with a limit: readers request unreadable records again and again.
             count = self._repeats.say(str(error), self._monotonic())
             if count is not None:
                 logger.error("the log is damaged: %s%s", error, left_out(count))
@@ -172,7 +172,7 @@ class Api:
         return application
 
     def _bounded(self, handler: Callable[[web.Request], Awaitable[web.Response | LongAnswer]]) -> Handler:
-        """Return the handler with a bound on the answers that its readers have under way."""
+        """Return the handler with a bound on the answers in progress for its readers."""
 
         async def bounded(request: web.Request) -> web.StreamResponse:
             owner = self._access.owner(request)
@@ -182,8 +182,8 @@ class Api:
         return bounded
 
     async def _view_of_shards(self, *, own: bool = False) -> _ShardsView:
-        """Return the shards as a reader sees them now. One in trouble is left out and named; its part of a stream is
-        missing in the response, which says so.
+        """Return the present shards for a reader. A failing shard is left out and named; the response reports that its
+        part of a stream is missing.
 
         Args:
             own: only those of this process.
@@ -253,7 +253,7 @@ class Api:
         return shards.unclaimed(view)
 
     async def _payload(self, shards: _ShardsView, tenant: str, stream: str) -> PayloadKind:
-        """Return the payload kind of the table, or before there is a table, the kind that it would get now."""
+        """Return the payload kind of the table, or before there is a table, the kind that a new one would get."""
         known = self._node.table_payload(tenant, stream)
         return (await self._moments.summarise(shards.states, tenant, stream)).payload if known is None else known
 
@@ -266,7 +266,7 @@ class Api:
     async def _lanes(
         self, request: web.Request, shards: _ShardsView, stream: StreamKey, view: Callable[[Lane, LaneState, int], View]
     ) -> tuple[list[LaneOf], str | None, list[msgspec.Raw]]:
-        """Return a page of a stream's lanes, where the next one begins, and their views."""
+        """Return a page of a stream's lanes, the start of the next page, and the lanes' views."""
         limit = integer(request, "limit", PAGE_DEFAULT, 1, PAGE_MAX)
         try:
             lanes, more = await lanes_after(shards.states, *stream, request.query.get("after"), limit)
@@ -318,7 +318,7 @@ class Api:
                 shards.missing[shard] = str(error)
                 continue
             next_offset[str(shard)] = offset
-        page = await encoded(records, lambda record: record, sys.maxsize)  # as many as were read: the reader bounds it
+        page = await encoded(records, lambda record: record, sys.maxsize)  # the reader bounds them
         head = msgspec.json.encode({"tenant": tenant, "stream": stream})[:-1] + b',"records":['
         rest = {"next_offset": next_offset, "next_chunk": next_chunk, **shards.missing_view()}
         parts: list[bytes | msgspec.Raw] = [head]
@@ -330,7 +330,7 @@ class Api:
         return LongAnswer(parts)
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
-        """Return the numbers of the shards that a request asks for and that can be read."""
+        """Return the numbers of the requested shards, which must be readable."""
         if "shard" in request.query:
             shard = integer(request, "shard", 0, 0, self._shards.count - 1)
             if shard in shards.missing:
@@ -352,22 +352,23 @@ class Api:
 
 
 class _ShardsView(NamedTuple):
-    """The shards as one request sees them. The states change with the next await."""
+    """The shards for one request. The states change with the next await."""
 
     readers: dict[int, RecordReader]
     states: list[ShardState]
-    """States of the shards that can be read."""
+    """States of the readable shards."""
     missing: dict[int, str]
-    """Numbers of the shards that cannot be read, and why."""
+    """Numbers of the unreadable shards, with the reasons."""
 
     def missing_view(self) -> View:
-        """Return the part of a response that names the missing shards; nothing while all are there."""
+        """Return the part of a response that names the missing shards; nothing if all are there."""
         if not self.missing:
             return {}
         return {"missing_shards": [{"shard": shard, "trouble": why} for shard, why in self.missing.items()]}
 
     def unclaimed(self, view: View) -> View:
-        """Return a view that claims no completeness while a shard is missing: it may hold lanes of the stream."""
+        """Return a view without a claim of completeness while a shard is missing: the shard may hold lanes of the
+        stream."""
         return {**view, "complete_up_to": None} if self.missing else view
 
 

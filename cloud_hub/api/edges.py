@@ -1,8 +1,8 @@
-"""Edges that the hub knows: those that are linked, and those that are not any more.
+"""Known edges: linked ones, and disconnected ones.
 
 An edge is known by its lanes in the folded state of its shard (one shard has all of an edge), so a list of edges reads
-no log and no store. The release of an edge is not in that state. This process knows it of edges that have been linked
-to it since it started.
+no log and no store. The release of an edge is not in that state. This process knows it for edges that were linked to it
+since it started.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 SLICE_EDGES = 5_000
-"""Number of names that are looked through without a pause: some milliseconds."""
+"""Number of names that are processed without a pause: some milliseconds."""
 LOGS_SHOWN_MAX = 8
-"""Maximum number of an edge's logs that a view names, the last heard of first."""
+"""Maximum number of an edge's logs in a view, the most recently active first."""
 
 
 class EdgeOf(NamedTuple):
@@ -36,11 +36,11 @@ class EdgeOf(NamedTuple):
 async def edges_after(
     states: Sequence[ShardState], tenant: str | None, after: str | None, limit: int
 ) -> tuple[list[EdgeOf], bool]:
-    """Return edges by tenant and name, and whether there are more of them.
+    """Return edges in the order of tenant and name, and whether there are more.
 
     Args:
-        tenant: only the edges of this one; None: of all.
-        after: where the page before ended, as TENANT/EDGE.
+        tenant: only the edges of this tenant; None: of all.
+        after: end of the previous page, as TENANT/EDGE.
     """
     floor = ("", "") if after is None else tuple(after.split("/", 1))
     found: list[tuple[tuple[str, str], int]] = []
@@ -61,13 +61,14 @@ class EdgeViews:
     """Views of edges, one after the other, for one request.
 
     Args:
-        states: of all shards that can be read; the two names of a renamed edge may be in different ones.
-        linked: when each edge with a link to this process connected (nanoseconds since 1970), and its release.
-        last_release: release of an edge whose link has ended; None when it is unknown.
+        states: states of all readable shards; the two names of a renamed edge may be in different ones.
+        linked: for each edge with a link to this process: time of its connection (nanoseconds since 1970), and its
+            release.
+        last_release: release of an edge whose link has ended; None if unknown.
         now: nanoseconds since 1970 by the hub's clock.
-        peers: whether another cluster may have what this one lacks.
-        behind: for lanes whose edges are linked to this node (``completeness``).
-        lost: what this hub lacks of a lane that it had acknowledged (``completeness``).
+        peers: whether another cluster may have records that this one lacks.
+        behind: step of the clock, for lanes whose edges are linked to this node (``completeness``).
+        lost: acknowledged records of a lane that this hub lacks (``completeness``).
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EdgeViews:
         self._clock = clock
 
     async def view(self, edge: EdgeOf) -> View:
-        """Return everything that the hub says of an edge; lanes with many ranges are counted in slices."""
+        """Return the hub's view of an edge; lanes with many ranges are counted in slices."""
         name, began = edge.name, self._clock()
         known = _EdgeFacts()
         lanes = list(edge.state.edge_lanes(*name).items())
@@ -131,23 +132,23 @@ class EdgeViews:
 
 
 class _EdgeFacts:
-    """Facts about the lanes of one edge, which come one by one."""
+    """Facts about the lanes of one edge, added one by one."""
 
     def __init__(self) -> None:
         self.last_seen = 0
         self.missing = 0
-        """Number of records that the edge has announced and that are not here."""
+        """Number of records that the edge has announced and the hub lacks."""
         self.is_retired = True
-        """True while every lane that said anything is retired."""
+        """True while every lane that is not empty is retired."""
         self._seen: dict[int, int] = {}
         self._earliest: int | None = None
         self._is_known = True
         self._counts = False
         self._alarms: dict[str, tuple[HeldBack, str, int]] = {}
-        """Reason -> the lane that it holds back the most, the stream of that, and the number of lanes."""
+        """Reason -> the lane that it holds back the most, that lane's stream, and the number of lanes."""
 
     def add(self, lane: Lane, held: LaneState, peers: bool, alarm: HeldBack | None) -> None:
-        """Take a lane into account."""
+        """Add a lane."""
         self.last_seen = max(self.last_seen, held.last_seen)
         self._seen[lane.log_id] = max(self._seen.get(lane.log_id, 0), held.last_seen)
         self.is_retired &= held.retired is not None
@@ -169,15 +170,15 @@ class _EdgeFacts:
 
     @property
     def complete_up_to(self) -> int | None:
-        """Return the moment up to which all of the edge is here; None while that is not known."""
+        """Return the moment up to which the hub has all of the edge; None if unknown."""
         return self._earliest if self._is_known and self._counts else None
 
     def newest_logs(self) -> Iterable[int]:
-        """Return the ids of the edge's logs, the last heard of first."""
+        """Return the ids of the edge's logs, the most recently active first."""
         return sorted(self._seen, key=lambda log: -self._seen[log])[:LOGS_SHOWN_MAX]
 
     def alarms(self) -> list[View]:
-        """Return what is wrong with the edge: an entry for each reason, with the lane that it holds back the most."""
+        """Return the alarms of the edge: an entry for each reason, with the lane that it holds back the most."""
         return [
             {
                 "reason": worst.reason.value,

@@ -27,12 +27,12 @@ class Metrics:
 
     Args:
         sequencers: the shards that this process holds at the moment.
-        streams: figures of streams, over all shards; None in a process that leaves them to another.
+        streams: figures of streams, over all shards; None if another process computes them.
         links: the open links.
         clock: the node's; while it is wrong, no stream is complete up to any time.
         collected: the shards whose old chunks this process deletes.
-        tables: the tables; None in a process that leaves them to another.
-        refusals: what bounds refused.
+        tables: the tables; None if another process keeps them.
+        refusals: refusals by bound.
     """
 
     def __init__(

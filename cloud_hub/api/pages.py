@@ -1,4 +1,4 @@
-"""Pages of long lists, made in slices: no number of lanes or streams holds the loop."""
+"""Pages of long lists, made in slices, so that any number of lanes or streams never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_MAX = 10_000
 LOG_DIGITS = 16
 SLICE_LANES = 2_000
 SLICE_S = 0.002
-"""Time after which a walk lets others go on."""
+"""Time after which a walk yields to others."""
 
 
 class Page(NamedTuple):
@@ -27,19 +27,19 @@ class Page(NamedTuple):
 
     views: list[msgspec.Raw]
     is_whole: bool
-    """True when all of them fitted."""
+    """True when all views fitted."""
 
 
 async def lanes_after(
     states: Sequence[ShardState], tenant: str, stream: str, after: str | None, limit: int
 ) -> tuple[list[LaneOf], bool]:
-    """Return lanes of a stream by edge and log, and whether there are more of them.
+    """Return lanes of a stream in the order of edge and log, and whether there are more.
 
     Args:
-        after: where the page before ended (``position``).
+        after: end of the previous page (``position``).
 
     Raises:
-        ValueError: ``after`` is no such place.
+        ValueError: ``after`` is not such a place.
     """
     floor = None if after is None else _parsed(after)
     found: list[tuple[str, int, int]] = []
@@ -78,7 +78,7 @@ async def encoded(
     bytes_max: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Page:
-    """Return views of items, as many as fit and at least one."""
+    """Return views of items, as many as fit, but at least one."""
     views: list[msgspec.Raw] = []
     size, began = 0, clock()
     for item in items:

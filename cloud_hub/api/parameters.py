@@ -10,7 +10,7 @@ from weft.cloud_hub.api import views
 from weft.cloud_hub.api.access import ApiError
 
 DIGITS_MAX = 20
-"""Longest number. Python refuses to read one of some thousand digits, with an error of its own."""
+"""Longest number. Python refuses numbers of some thousand digits with an error of its own."""
 
 
 def integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
@@ -28,7 +28,7 @@ def integer(request: web.Request, name: str, default: int, least: int, most: int
 
 
 def choice(request: web.Request, name: str, known: Sequence[str]) -> str:
-    """Return one of several words from the query; the first where it is not there.
+    """Return one of several words from the query; the first if it is missing.
 
     Raises:
         ApiError: 400.
@@ -40,7 +40,7 @@ def choice(request: web.Request, name: str, known: Sequence[str]) -> str:
 
 
 def moment(request: web.Request, name: str) -> int | None:
-    """Return a time from the query, nanoseconds since 1970; None when it is not there.
+    """Return a time from the query, nanoseconds since 1970; None if it is missing.
 
     Raises:
         ApiError: 400.

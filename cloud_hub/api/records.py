@@ -22,8 +22,8 @@ from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, know
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record in a shard."""
 SEARCHED_MAX = 256
-"""Maximum number of chunks in which one request looks for the first record, in all shards together; a little more than
-there are between two snapshots of a busy shard."""
+"""Maximum number of chunks that one request searches for the first record, in all shards together; slightly more than
+the chunks between two snapshots of a busy shard."""
 
 HEADER_BYTES = 16
 """Bytes of a header pair in an answer, beside name and value."""
@@ -35,26 +35,27 @@ class Helping(NamedTuple):
     records: list[View]
     next_offset: int
     next_chunk: int | None = None
-    """Number of the chunk to continue from; None unless the bound on chunks has ended the reading."""
+    """Number of the chunk to continue from; None unless the bound on chunks ended the read."""
 
 
 class Beginning(NamedTuple):
     """The place in a shard from which a request reads."""
 
     offset: int | None
-    """None if the search for it has come to its bound."""
+    """None if the search for it has reached its bound."""
     chunk: int
-    """Number of a chunk that has the offset, or stands before the one that has; where the search goes on, else."""
+    """Number of the chunk with the offset, or of an earlier one; without an offset, the chunk at which the search
+    continues."""
 
 
 class Search:
-    """The chunks in which one request may still look for the first records."""
+    """Budget of chunks that one request may search for the first records."""
 
     def __init__(self, left: int = SEARCHED_MAX) -> None:
         self.left = left
 
     def goes_on(self) -> bool:
-        """Count a chunk in which nothing was found. Return whether there may be more of them."""
+        """Count a chunk without a result. Return whether the search may continue."""
         self.left -= 1
         return self.left > 0
 
@@ -67,7 +68,7 @@ class _Wanted(NamedTuple):
 
 
 class RecordReader:
-    """A reader of one shard's part of a stream in the store, whatever this node holds in memory."""
+    """A reader of one shard's part of a stream in the store, independent of this node's memory."""
 
     def __init__(self, log: ShardLog, bytes_max: int) -> None:
         self._log = log
@@ -79,13 +80,13 @@ class RecordReader:
     ) -> Helping:  # fmt: skip
         """Return records ``[offset, end)``, at most ``limit`` and about ``bytes_max`` bytes of payload, at least one.
 
-        There may be none if ``search`` comes to its end.
+        The result may be empty if ``search`` reaches its bound.
 
         Args:
             end: the stream's next offset in this shard: never read beyond what is committed.
             payload: the stream's payload kind.
-            chunk: number of a chunk before which the offset is not.
-            search: bounds the chunks in which the first record is looked for.
+            chunk: number of a chunk; the offset is not in an earlier one.
+            search: budget for the search of the first record.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
@@ -98,7 +99,8 @@ class RecordReader:
         async for each in self._log.indexes(max(chunk, await self._log.locate(*stream, offset))):
             section = _section(each.footer, stream)
             if section is not None and section.base_offset > offset == began and chunk:
-                return await self.read(stream, offset, end, limit, payload=payload, search=search)  # it was before
+                # The given chunk is too late: the offset is in an earlier one, so read without it.
+                return await self.read(stream, offset, end, limit, payload=payload, search=search)
             if section is not None and section.base_offset + section.count > offset:
                 data = await self._log.section(each.header.n, section)
                 wanted = _Wanted(offset, limit - len(found), left, payload)
@@ -118,10 +120,10 @@ class RecordReader:
     async def first(
         self, state: ShardState, stream: StreamKey, search: Search, *, since: int = 0, chunk: int | None = None
     ) -> Beginning:
-        """Return where the first record stands that was committed at or after ``since`` (ns, the hub's clock).
+        """Return the place of the first record that was committed at or after ``since`` (ns, the hub's clock).
 
-        Chunks name only the streams that they have records of, so a search passes those of others. Snapshots know
-        every stream: where two of them give a stream one offset, no chunk between them is looked at.
+        Chunks name only streams with records in them, so a search may pass many chunks of other streams. Snapshots have
+        every stream: if two of them have the same offset of the stream, no chunk between them is read.
 
         Args:
             chunk: number of the first chunk, instead of ``since``.
@@ -223,7 +225,7 @@ def _views(
             view["edge_time"] = moment(stamp)
         if taken.origin is not None:
             view["origin"] = taken.origin
-        # In a stream of JSON this is where the table has a payload: in `payload`, or in `_payload_bytes`.
+        # In a stream of JSON, this decides as the table does between `payload` and `_payload_bytes`.
         if keeps(max(payload, PayloadKind.TEXT), record.payload):
             view["payload"] = record.payload.decode()
         else:

@@ -1,4 +1,4 @@
-"""Completeness of a hub's streams: from the states of its shards, and what the configuration expects."""
+"""Completeness of a hub's streams: from the states of its shards, and the expected edges of the configuration."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class StreamCompleteness:
     """The moments of all streams.
 
     Args:
-        shards: the shards that this process holds at the moment.
-        expected: stream -> names and patterns of edges without which it is never complete.
-        clock: the node's; while it is wrong, nothing is claimed.
-        peers: whether another cluster may have what this one lacks.
-        table_error: returns why a stream's table is not being updated; None when it is.
+        shards: the shards that this process holds at present.
+        expected: stream -> names and patterns of edges that it needs to be complete.
+        wall_clock: nanoseconds since 1970.
+        peers: whether another cluster may have records that this one lacks.
+        table_error: returns the reason why a stream's table is not being updated; None if it is.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class StreamCompleteness:
         self._clock = clock
 
     async def of(self, states: Sequence[ShardState], tenant: str, stream: str) -> Completeness:
-        """Return the moment up to which a stream is complete, and what holds it back, without holding the loop.
+        """Return the moment up to which a stream is complete, and the reasons that hold it back, without blocking the
+        event loop.
 
-        Chunks may be applied meanwhile: moments only move on, so an older one claims nothing false.
+        Chunks may be applied meanwhile: moments only advance, so an older one claims nothing false.
 
         Args:
             states: of all shards.
@@ -76,31 +77,32 @@ class StreamCompleteness:
         return answer
 
     async def summarise(self, states: Sequence[ShardState], tenant: str, stream: str) -> StreamSummary:
-        """Return facts about a stream's lanes, its moment among them, without holding the loop."""
+        """Return facts about a stream's lanes, including its moment, without blocking the event loop."""
         expected = self._expected.get((tenant, stream), ())
         found = await summarise(states, tenant, stream, expected, peers=self.peers)
         return found if self._clock.wrong() is None else found._replace(complete_up_to=None)
 
     def expecting(self) -> dict[StreamKey, Callable[[], Awaitable[int | None]]]:
-        """Return the streams that expect edges, each with a function that returns its moment."""
+        """Return the streams with expected edges, each with a function that returns its moment."""
         return {key: partial(self._moment, *key) for key, edges in self._expected.items() if edges}
 
     async def _moment(self, tenant: str, stream: str) -> int | None:
         return (await self.summarise([sequencer.state for sequencer in self._shards], tenant, stream)).complete_up_to
 
     def lost(self, lane: Lane, held: LaneState) -> LostRecords | None:
-        """Return what this hub lacks of a lane that it had acknowledged, as a linked edge says; None when nothing."""
+        """Return the acknowledged records of a lane that this hub lacks, by a linked edge's account; None without
+        any."""
         found = (sequencer.sessions.lost_of(lane, held) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)
 
     def behind(self, lane: Lane) -> int | None:
-        """Return the nanoseconds by which the clock of a linked edge was set back; None when it was not."""
+        """Return the nanoseconds by which the clock of a linked edge was set back; None if it was not."""
         found = (sequencer.sessions.behind.get(lane) for sequencer in self._shards)
         return next((each for each in found if each is not None), None)
 
 
 def _stands_still(tenant: str, stream: str, error: str) -> HeldBack:
-    """Return the reason that a reader of the table alone needs: the moment speaks of the log."""
+    """Return the reason for a reader of only the table: the moment is about the log."""
     return HeldBack(
         "", None, Reason.TABLE, None, None,
         f"the moment speaks of the log, and the table of {tenant}/{stream} is not being updated: {error}",

@@ -1,7 +1,7 @@
 """Figures by stream for the metrics: records in the log, lag of the tables, completeness.
 
-A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which no
-link would be served. So they are walked in slices between which the loop does other work, at most once in
+A hub of 10,000 edges with 20 streams holds 200,000 lanes. Walking them takes a good part of a second, during which the
+hub could not serve links. So they are walked in slices, between which the event loop does other work, at most once in
 ``REFRESH_S``, and only when metrics are requested.
 """
 
@@ -28,12 +28,12 @@ LAG_INTERVAL_S = 5.0
 STREAMS_MAX = 500
 """Maximum number of streams with figures of their own; each is four series in Prometheus."""
 STREAMS_OF_TENANT_MAX = 400
-"""Maximum number of them of one tenant: the others still have some."""
+"""Maximum number of these streams for one tenant, so that others still have some."""
 OTHERS = ("(other)", "(other)")
-"""Tenant and stream under which the other streams are added up. No stream can have this name."""
+"""Tenant and stream for the sums of all other streams. No stream can have this name."""
 NOTES_MAX = 256
 _UNKNOWN = -(1 << 63)
-"""A value below every moment, so that the earliest of several is unknown when one is."""
+"""A value below every moment, so that the earliest of several is unknown if one of them is."""
 
 
 class StreamFigure(NamedTuple):
@@ -45,20 +45,20 @@ class StreamFigure(NamedTuple):
     complete_up_to: int | None
     """Nanoseconds since 1970; None while an edge has not reported, or a shard is not loaded."""
     lag_records: int | None
-    """Records that are not yet table rows; None while this node does not know."""
+    """Records that are not table rows yet; None while this node does not know it."""
     lag_seconds: float | None
     """None when this node does not keep tables."""
 
 
 class TableLag:
-    """The time that the oldest record without a table row has waited. Records become rows in their order.
+    """The waiting time of the oldest record without a table row. Records become rows in order.
 
     ``now`` is monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, int]] = deque()
-        """Times at which the log was first seen with a number of records that are not all rows."""
+        """Times at which the log was first seen with a number of records, while not all of them are rows."""
         self._noted = 0
 
     def note(self, now: float, records: int, rows: int) -> None:
@@ -69,11 +69,11 @@ class TableLag:
         while self._notes and rows >= self._notes[0][1]:
             self._notes.popleft()
         if len(self._notes) > NOTES_MAX:
-            # The oldest stays: it is what the lag is counted from. Later the count is coarser.
+            # The oldest note remains, since the lag is counted from it. Later notes become coarser.
             self._notes = deque(list(self._notes)[::2])
 
     def seconds(self, now: float) -> float:
-        """Return the lag, to ``LAG_INTERVAL_S``; 0 when the table has everything."""
+        """Return the lag with a precision of ``LAG_INTERVAL_S``; 0 if the table has everything."""
         return now - self._notes[0][0] if self._notes else 0.0
 
 
@@ -81,12 +81,12 @@ class StreamFigures:
     """The figures of all streams of a hub node.
 
     Args:
-        sequencers: the shards; those that are there at a refresh are counted.
-        table_rows: (tenant, stream) -> records that are rows; None while that is not known.
+        sequencers: the shards; those present at a refresh are counted.
+        table_rows: (tenant, stream) -> records that are rows; None while unknown.
         keeps_tables: true when this node makes table rows.
         monotonic: seconds.
-        expected: the streams that expect edges, and for each of them its moment.
-        peers: whether another cluster may have what this one lacks.
+        expected: the streams with expected edges, each with its moment.
+        peers: whether another cluster may have records that this one lacks.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class StreamFigures:
         self._refreshed_at: float | None = None
         self._named: Shares[str] = Shares(STREAMS_MAX, STREAMS_OF_TENANT_MAX)
         self._labels: dict[StreamKey, StreamKey] = {}
-        """Streams in the order of first sight, so that a stream that has series keeps them."""
+        """Streams in the order of their first appearance, so that a stream with series keeps them."""
         self._lags: dict[StreamKey, TableLag] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to note the tables' positions."""
+        """Start noting the tables' positions."""
         if self._keeps_tables:
             self._task = asyncio.create_task(self._note_lags(), name="table-lag")
 
     async def close(self) -> None:
-        """Stop to note the tables' positions."""
+        """Stop noting the tables' positions."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -175,9 +175,9 @@ class StreamFigures:
         earliest: dict[StreamKey, int] = {}
         ended: dict[StreamKey, set[Lane]] = {}
         for sequencer in list(self._sequencers):
-            # Copies, since chunks are applied between slices. Marks only move on: an older one claims nothing false.
-            # Two lists of what is there anyway: a list of pairs makes so many new objects that Python's collector
-            # walks everything, which holds the loop for a quarter of a second.
+            # Copies, since chunks are applied between slices. Marks only advance, so an older one claims nothing false.
+            # Two lists of existing objects: a list of pairs would make so many new objects that Python's collector
+            # scans everything, which blocks the event loop for a quarter of a second.
             lanes, states = list(sequencer.state.lanes), list(sequencer.state.lanes.values())
             for start in range(0, len(lanes), SLICE_LANES):
                 end = start + SLICE_LANES

@@ -1,7 +1,7 @@
-"""Rates of streams: records that came into the log in the last minutes.
+"""Rates of streams: records added to the log in the last minutes.
 
-Positions of all streams are noted once a minute, and a request compares the newest ones with those. Nothing is read for
-it: a shard of this process is followed anyway, and those of others by the work on the tables.
+Positions of all streams are noted once a minute, and a request compares the newest ones with these. This needs no
+reads: this process follows its own shards anyway, and others for the work on the tables.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 
 NOTE_INTERVAL_S = 60.0
-"""Interval of notes: a rate is that of one to two of them."""
+"""Interval of notes: a rate covers one to two of them."""
 AGE_S_MIN = 10.0
-"""Minimum age of the notes that a rate is made of. Less says what a few commits brought, not how much comes."""
+"""Minimum age of the notes for a rate. Over a shorter time, a rate would show single commits."""
 
 
 class ShardPositions(NamedTuple):
@@ -70,23 +70,23 @@ class StreamRates:
     async def _run(self) -> None:
         while True:
             await self.note()
-            # What a start finds in the store is known only after a while: the first notes are made again soon.
+            # A start needs some time to read the store, so the first notes are replaced soon.
             await asyncio.sleep(NOTE_INTERVAL_S if self._older else AGE_S_MIN)
 
     async def note(self) -> None:
-        """Note the positions of now."""
+        """Note the present positions."""
         noted = {}
         for each in list(self._positions()):
             noted[each.shard] = each._replace(ends=dict(each.ends))
             await asyncio.sleep(0)
-        # A shard that is followed since this note only has a rate from it.
+        # A shard that is new in this note has a rate only from it on.
         self._older, self._newer = {**noted, **self._newer}, noted
 
     def rate(self, states: Sequence[ShardState], key: StreamKey) -> float | None:
-        """Return the records per second of a stream over the last one to two minutes; None while that is unknown.
+        """Return the records per second of a stream over the last one to two minutes; None while unknown.
 
         Args:
-            states: of all shards, as they are now.
+            states: present states of all shards.
         """
         now, total = self._monotonic(), 0.0
         for state in states:

@@ -1,4 +1,4 @@
-"""Summaries of streams for their list: counted in slices, so that no number of lanes holds the loop.
+"""Summaries of streams for their list: counted in slices, so that any number of lanes never blocks the event loop.
 
 Ten thousand edges with twenty streams are 200,000 lanes, and a walk over them takes a good part of a second.
 """
@@ -27,7 +27,8 @@ class StreamSummary(NamedTuple):
     payload: PayloadKind
     """The payload kind that a new table of the stream would get: the strictest kind that an edge declares."""
     complete_up_to: int | None
-    """Nanoseconds since 1970; None while a lane that counts, or an expected edge, has not said anything."""
+    """Nanoseconds since 1970; None while the hub has heard nothing from a lane that counts, or from an expected
+    edge."""
 
 
 def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, peers: bool) -> set[Lane]:
@@ -46,13 +47,13 @@ def renamed_lanes(states: Sequence[ShardState], tenant: str, stream: str, *, pee
 async def summarise(
     states: Sequence[ShardState], tenant: str, stream: str, expected: Iterable[str] = (), *, peers: bool = False
 ) -> StreamSummary:
-    """Return the summary of a stream. Chunks may be applied meanwhile: moments only move on, so an older one claims
+    """Return the summary of a stream. Chunks may be applied meanwhile: moments only advance, so an older one claims
     nothing false.
 
     Args:
         states: of all shards.
-        expected: names and patterns of edges without which there is no moment.
-        peers: whether another cluster may have what this one lacks.
+        expected: names and patterns of edges; without all of them there is no moment.
+        peers: whether another cluster may have records that this one lacks.
     """
     lanes = 0
     edges: set[str] = set()

@@ -1,7 +1,7 @@
-"""Tokens that permit an edge to link, or a client to read or administer. The file keeps only their SHA-256; a lost
-token is replaced by a new one.
+"""Tokens that permit an edge to link, or a client to read or administer. The file has only their SHA-256; a lost token
+must be replaced by a new one.
 
-A token is 32 random bytes, so a fast hash is safe: no dictionary helps to guess it.
+A token is 32 random bytes, so a fast hash is safe: a dictionary cannot help to guess it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scope(StrEnum):
 
 
 class TokensUnusable(ValueError):
-    """An invalid tokens file, or a token that cannot be created as asked. The sentence says where and why."""
+    """An invalid tokens file, or a token that cannot be created. The message names the place and the reason."""
 
 
 class TokenIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -69,7 +69,7 @@ class _TokensFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def hash_token(token: str) -> str:
-    """Return the hash that the file keeps of a token."""
+    """Return a token's hash for the file."""
     return sha256(token.encode()).hexdigest()
 
 
@@ -96,9 +96,11 @@ def read_tokens(data: bytes, path: str) -> list[TokenIdentity]:
 
 
 def _load(text: str) -> Any:
-    """Return what the YAML says. A fleet has a token for each edge, which the loader in C reads in a tenth of the time.
+    """Return the value of the YAML. A fleet has a token for each edge, which the loader in C reads in a tenth of the
+    time.
 
-    Deep nesting makes that loader crash, so it gets only what `weft token` writes: a name and a value a line.
+    Deep nesting makes that loader crash, so it gets only texts in the form that `weft token` writes: a name and a value
+    a line.
     """
     plain = all(map(_PLAIN_LINE.fullmatch, text.splitlines()))
     return yaml.load(text, _FAST_LOADER if plain else yaml.SafeLoader)  # noqa: S506  (both are safe)
@@ -174,7 +176,7 @@ class TokenFile:
     """The tokens of a hub node, read again whenever the file changes.
 
     Raises:
-        TokensUnusable, OSError: at the start. Later a file that cannot be used leaves the last good one in force.
+        TokensUnusable, OSError: at the start. Later, an unusable file leaves the last good one in force.
     """
 
     def __init__(self, path: str, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -189,12 +191,13 @@ class TokenFile:
         if not token or len(token) > TOKEN_CHARACTERS_MAX:
             return None
         self._reload_if_changed()
-        # What the time of a look-up tells is about the SHA-256 of what was presented. To steer that towards the hash of
-        # a token of 256 random bits is as hard as to guess the token, so no comparison in constant time is needed.
+        # The time of a look-up only reveals something about the SHA-256 of the presented token. Steering that towards
+        # the hash of a token of 256 random bits is as hard as guessing the token, so a comparison in constant time is
+        # not needed.
         return self._identities.get(hash_token(token))
 
     def revoked(self, identities: Iterable[TokenIdentity]) -> list[TokenIdentity]:
-        """Return those identities whose tokens are not in force any more, as they were."""
+        """Return the identities whose tokens are no longer in force unchanged."""
         self._reload_if_changed()
         return [identity for identity in identities if self._identities.get(identity.sha256) != identity]
 
@@ -204,7 +207,7 @@ class TokenFile:
         return len(self._identities)
 
     def reload(self) -> bool:
-        """Read the file again, changed or not. Return False when it cannot be used; the log says why."""
+        """Read the file again, changed or not. Return False if it cannot be used; the log has the reason."""
         self._version = None
         return self._reload_if_changed()
 
@@ -224,7 +227,7 @@ class TokenFile:
         return True
 
     def _say_unusable(self, reason: str) -> None:
-        # A file that is gone is met at every request.
+        # Logged with a limit: every request finds that the file is gone.
         count = self._repeats.say(reason, self._monotonic())
         if count is not None:
             logger.error(

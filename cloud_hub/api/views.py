@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _NS = 1_000_000_000
 
 LOST_LISTED_MAX = 1000
-"""Most lanes with lost records that a status names."""
+"""Maximum number of lanes with lost records in a status."""
 View = dict[str, Any]
 
 RETIRED_LOOKED_AT_MAX = 2_000
-"""Retired lanes of which one answer looks for open gaps, those that retired last."""
+"""Maximum number of retired lanes that one answer checks for open gaps, the last retired ones."""
 
 
 def moment(time: int | None) -> str | None:
-    """Return nanoseconds since 1970 as text. None stays None; a time outside the calendar stays a number."""
+    """Return nanoseconds since 1970 as text. None remains None; a time outside the calendar remains a number."""
     if time is None:
         return None
     seconds, rest = divmod(time, _NS)
@@ -80,7 +80,7 @@ LaneOf = tuple[int, Lane, LaneState]
 
 
 def lane_view(lane: Lane, held: LaneState, shard: int) -> View:
-    """Return everything that the hub knows of a lane."""
+    """Return the hub's knowledge of a lane."""
     return {
         **_who(lane, shard),
         "epoch": held.epoch,
@@ -121,7 +121,7 @@ def open_gap_view(gap: OpenGap | None) -> View | None:
 
 
 def skipped_views(states: Iterable[ShardState], tenant: str, stream: str) -> list[View]:
-    """Return the offsets of a stream that operators took out of its table."""
+    """Return the offsets of a stream that operators skipped in its table."""
     return [
         {
             "shard": state.shard,
@@ -140,7 +140,7 @@ def skipped_views(states: Iterable[ShardState], tenant: str, stream: str) -> lis
 
 
 def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = False) -> View:
-    """Return the moment up to which a lane is complete, what can never come and why, and what is still to come.
+    """Return the moment up to which a lane is complete, its gaps with reasons, and its missing records.
 
     Args:
         peers: whether ABSENT gaps, which another cluster's records may fill, hold the lane back.
@@ -161,7 +161,7 @@ def completeness_view(lane: Lane, held: LaneState, shard: int, *, peers: bool = 
 
 
 def held_back_view(each: HeldBack) -> View:
-    """Return one reason why a stream's moment stands still."""
+    """Return one reason why a stream's moment does not advance."""
     return {
         "edge": each.edge,
         "log": None if each.log_id is None else format_log_id(each.log_id),
@@ -182,10 +182,10 @@ def stream_completeness_view(
     skipped: Sequence[View] = (),
     renamed: Set[Lane] = frozenset(),
 ) -> View:
-    """Return a stream's moment, the lanes that it speaks of, what holds it back, and what its table skips.
+    """Return a stream's moment, its lanes, the reasons that hold it back, and the skipped offsets of its table.
 
     Args:
-        lanes: some of the stream's; the moment speaks of those of all its lanes that count.
+        lanes: some of the stream's lanes; the moment covers all lanes that count.
         renamed: lanes that ended by a rename, which do not count.
     """
     return {
@@ -242,7 +242,7 @@ def conflict_views(states: Iterable[ShardState]) -> list[View]:
 
 
 def open_gap_views(states: Iterable[ShardState]) -> View:
-    """Return the open gaps of retired lanes, the latest first, and how many more there are at least."""
+    """Return the open gaps of retired lanes, the latest first, and a lower bound of the number of others."""
     retired = [(state, lane) for state in states for lane in islice(reversed(state.retired), RETIRED_LOOKED_AT_MAX)]
     found = [
         (gap, lane, state.shard)
@@ -258,7 +258,7 @@ def open_gap_views(states: Iterable[ShardState]) -> View:
 
 
 def lost_views(sequencers: Iterable[Sequencer]) -> list[View]:
-    """Return the lanes of which the hub lacks records that it had acknowledged, at most ``LOST_LISTED_MAX``."""
+    """Return the lanes with acknowledged records that the hub lacks, at most ``LOST_LISTED_MAX``."""
     found = (
         {
             "tenant": lane.tenant, **_who(lane, sequencer.log.shard), "stream": lane.stream, "records": lost.records,
@@ -303,11 +303,11 @@ def stream_view(
     """Return a stream over all shards.
 
     Args:
-        table_rows: records that are table rows; None when that is not known.
+        table_rows: records that are table rows; None if unknown.
         payload: the payload kind.
         summary: facts about its lanes.
-        rate: records per second; None while that is unknown.
-        table: the table; None when this node does not know it.
+        rate: records per second; None while unknown.
+        table: the table; None if this node does not know it.
     """
     offsets = {
         str(state.shard): state.next_offset[tenant, stream]

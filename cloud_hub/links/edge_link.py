@@ -1,4 +1,4 @@
-"""The hub's side of one link: opens sessions for its lanes in their shards, and passes frames on to them."""
+"""The hub's side of one link: opens sessions for its lanes in their shards, and forwards frames to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 
 LOGS_AT_ONCE = 256
-"""Logs of one number that hear of a clock before others have their turn. Two nodes have the same only by design."""
+"""Number of logs with one id that get a clock notice without a pause. Two nodes have the same id only on purpose."""
 
 
 class _OpenedLane(NamedTuple):
     session: LaneSession
     sequencer: Sequencer
     acknowledged: Sequence[Range] = ()
-    """Records that this hub had acknowledged before, as the edge says."""
+    """Records that this hub had acknowledged before, by the edge's account."""
 
 
 @dataclass(slots=True)
 class _Log:
-    """One log of which the link has lanes open."""
+    """One log with open lanes on the link."""
 
     clocks: ClockNotices = field(default_factory=ClockNotices)
     lanes: dict[int, _OpenedLane] = field(default_factory=dict)
@@ -52,10 +52,10 @@ class EdgeLink:
         shards: the shards of the store.
         identity: the identity of the link's token; None when the hub has no tokens.
         wall_clock: nanoseconds since 1970.
-        log: logs when the link is taken and when it is over.
-        peer: the address that the link comes from.
-        refusals: counts the lanes for which there is no room.
-        elsewhere: shard -> the URL of the process that it belongs to; None when it is this one, or is not known.
+        log: log of the link's acceptance and end.
+        peer: the peer's address.
+        refusals: counter of the lanes refused for lack of room.
+        elsewhere: shard -> the URL of its process; None if it is this one, or unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class EdgeLink:
         self._refusals = refusals
         self._is_sent_on = False
         self._end: LinkRefused | None = None
-        """The reason for which the hub ended the link by itself."""
+        """The reason why the hub ended the link by itself."""
         self._link: LinkSession
         self._is_taken = False
         self._lanes: dict[int, _OpenedLane] = {}
@@ -86,19 +86,19 @@ class EdgeLink:
         self._full: list[_OpenedLane] = []
         """Lanes whose shards had no more room after the last of their batches."""
         self._claims: dict[Lane, LaneClaim] = {}
-        """Claims of this connection, also to lanes that were closed since."""
+        """Claims of this connection, including those to lanes that were closed since."""
         self._has_told_of_loss = False
-        """True once the log says that the store was put back; the status names every lane."""
+        """True after one loss was logged; the status names every lane."""
         self._refusal = ""
         """The last reason for closing a lane."""
         self._asked: dict[Lane, tuple[Sequencer, LaneClaim]] = {}
-        """Lanes that the edge opened as its own, at most one for each of its streams."""
+        """Lanes that the edge opened as its own, at most one for each stream."""
         self._conflict = ""
-        """Reason for which the shard refused the edge's identity as the link began; empty when it did not."""
+        """Reason why the shard refused the edge's identity at the start of the link; empty if it did not."""
         self._clocks: dict[tuple[int, int], Clock] = {}
-        """(log id, boot) -> what the edge learned of its clock."""
+        """(log id, boot) -> the edge's clock notice."""
         self._logs: dict[int, dict[NodeName, _Log]] = {}
-        """Log id -> logs of the open lanes: a node's own, and those that it passes on."""
+        """Log id -> logs of the open lanes: a node's own, and relayed ones."""
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
 
@@ -113,7 +113,7 @@ class EdgeLink:
         return max((opened.session.epoch for opened in self._lanes.values()), default=0)
 
     async def open(self, hello: Hello, link: LinkSession) -> None:
-        """Take the link.
+        """Accept the link.
 
         Raises:
             LinkRefused: the token is for another edge, or another process has the edge's shard.
@@ -137,7 +137,7 @@ class EdgeLink:
         return self._end is not None
 
     def end(self, code: RefuseCode, message: str, advice: str) -> None:
-        """Refuse the link from now on, whatever it has done so far."""
+        """Refuse the link from now on, in any state."""
         self._end = LinkRefused(code, message, advice)
         if self.hello is not None:
             self._link.refuse(code, message, advice)
@@ -154,7 +154,7 @@ class EdgeLink:
             )
 
     async def open_lane(self, opening: LaneOpen) -> None:
-        """Begin to make a lane's epoch durable in its shard; the edge hears then what is held."""
+        """Begin to make a lane's epoch durable in its shard; the edge then gets the held ranges."""
         try:
             opened = await self._open_lane(opening)
         except LinkRefused as refusal:
@@ -216,7 +216,7 @@ class EdgeLink:
 
     async def _sequencer(self, shard: int) -> Sequencer:
         known = self._sequencers.get(shard)
-        # One lane waits for a shard that is slow to load; the edge's other lanes are answered at once.
+        # A lane may have to wait for a slow shard, while the edge's other lanes are answered at once.
         if known is None or (known.loaded and not known.is_running):
             known = self._sequencers[shard] = await self._shards.get(shard)
         return known
@@ -228,7 +228,7 @@ class EdgeLink:
         if isinstance(error, SessionRefused):
             if error.code is RefuseCode.IDENTITY_CONFLICT:
                 self._conflict = self._conflict or error.message
-            # Its epoch may be durable all the same: offered again on this link, it would look like another node's.
+            # Its epoch may be durable nevertheless: if offered again on this link, it would look like another node's.
             self._close_lane(number, error.code, error.message, error.advice, ends_link=True)
             return
         if not self._is_taken and self.hello is not None:
@@ -239,9 +239,9 @@ class EdgeLink:
         self._link.lane_opened(number, held.result())
 
     def _compare(self, number: int, held: RangeSet) -> None:
-        """Note what the shard no longer has of the records that it had acknowledged to the edge."""
+        """Note the records that the shard had acknowledged to the edge and no longer has."""
         opened = self._lanes[number]
-        # Ranges of one edge's choice: those that lie over each other are looked at once.
+        # The edge chooses these ranges, so overlapping ones are joined, to compare each number once.
         said = RangeSet((first, end) for first, end in opened.acknowledged if first < end)
         lost = RangeSet(part for first, end in said for part in held.missing(first, end))
         opened.sequencer.sessions.note_lost(opened.session.lane, lost)
@@ -250,12 +250,12 @@ class EdgeLink:
             self._log.has_lost(_named(self.hello), opened.session.lane.stream, lost.count(), next(iter(lost))[0])
 
     def _close_lane(self, number: int, code: RefuseCode, message: str, advice: str, *, ends_link: bool = False) -> None:
-        """Close a lane that its shard does not go on with.
+        """Close a lane that its shard no longer accepts.
 
         An edge's own lanes share its identity, so a conflict in one ends the link, and so does the end of a conflict.
 
         Args:
-            ends_link: the edge has to come again with a new epoch. A relay has none.
+            ends_link: the edge has to connect again with a new epoch. A relay has none.
         """
         opened = self._take_out(number)
         self._refusal = f"refused: {message}; {advice}"
@@ -275,19 +275,20 @@ class EdgeLink:
                 del self._logs[lane.log_id][NodeName(lane.tenant, lane.edge)]
                 if not self._logs[lane.log_id]:
                     del self._logs[lane.log_id]
-        # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open lanes without end.
+        # Only granted claims are kept, because their lanes count against the hub's limit: a peer may open any number of
+        # lanes.
         if opened is not None and not opened.session.claim.granted:
             self._claims.pop(opened.session.lane, None)
         return opened
 
     def close_lane(self, lane: int) -> None:
-        """Handle that the edge closed a lane: what it brought is still committed."""
+        """Handle the edge's closing of a lane: its received records are still committed."""
         opened = self._take_out(lane)
         if opened is not None:
             opened.sequencer.leave(opened.session)
 
     def add_origins(self, frame: LaneOrigins) -> None:
-        """Take further origins of a lane's batches."""
+        """Add further origins of a lane's batches."""
         opened = self._lanes.get(frame.lane)
         if opened is None:
             return
@@ -298,7 +299,7 @@ class EdgeLink:
             self._link.close_lane(frame.lane, RefuseCode.OVERLOADED, full.reason, ADVICE)
 
     async def clock(self, clock: Clock) -> None:
-        """Take what the edge learned of its clock, for the chunks that will hold batches of that boot."""
+        """Store a measurement of the edge's clock, for the chunks with batches of that boot."""
         if len(self._clocks) < BOOTS_MAX or (clock.log_id, clock.boot) in self._clocks:
             self._clocks[clock.log_id, clock.boot] = clock
         for at, log in enumerate(list(self._logs.get(clock.log_id, {}).values()), 1):
@@ -320,7 +321,8 @@ class EdgeLink:
             await opened.sequencer.put_gap(opened.session, gap)
 
     async def room(self) -> None:
-        """Wait until the shards that the link has filled have room. Have them commit soon when its window fills up."""
+        """Wait until the shards that the link has filled have room. Make them commit soon if its window is filling
+        up."""
         if self.hello is not None and self._link.window_is_half_used:
             for sequencer in self._sequencers.values():
                 sequencer.hurry()
@@ -331,8 +333,8 @@ class EdgeLink:
     def marks(self, time: int, lanes: list[tuple[int, int]]) -> None:
         """Pass marks to the shards of their lanes.
 
-        A mark for a moment in the future is taken as one for now, which it includes: an edge whose clock runs ahead
-        must not claim that the future is complete.
+        A mark for a moment in the future is treated as one for the present, which it includes: an edge with a fast
+        clock must not claim that the future is complete.
         """
         self._put_marks(time, lanes, last=False)
 
@@ -349,8 +351,8 @@ class EdgeLink:
         self._put_marks(time, lanes, last=True)
 
     def refused_claims(self) -> list[tuple[ShardLog, dict[Lane, int]]]:
-        """Return the epochs that the edge claimed and that are another node's, by shard; nothing when it was not
-        refused for that."""
+        """Return the edge's claimed epochs that belong to another node, by shard; nothing if it was not refused for
+        that."""
         found: dict[int, tuple[ShardLog, dict[Lane, int]]] = {}
         for lane, (sequencer, claim) in self._asked.items() if self._conflict else ():
             held = sequencer.state.lanes.get(lane)
@@ -360,7 +362,7 @@ class EdgeLink:
 
     @property
     def conflict(self) -> str:
-        """Return the reason why the edge's identity was refused; empty when it was not."""
+        """Return the reason why the edge's identity was refused; empty if it was not."""
         return self._conflict
 
     def closed(self, reason: str) -> None:
@@ -368,7 +370,7 @@ class EdgeLink:
         if not self._lanes and self._refusal:
             reason = self._refusal
         if self._is_sent_on:
-            pass  # an everyday thing: it goes to another process of this node
+            pass  # normal: the edge connects to another process of this node
         elif self.hello is None:
             self._log.turned_away(self._peer, reason)
         elif self._is_taken:
@@ -380,7 +382,7 @@ class EdgeLink:
 
 
 def _offered_end(opening: LaneOpen) -> int | None:
-    """Return where the sender's log ended. One that let go of all its records, or has very many holes, does not say."""
+    """Return the end of the sender's log; None if it has deleted all its records, or has very many holes."""
     ranges = opening.ranges
     return max(end for _, end in ranges) if 0 < len(ranges) < RANGES_MAX else None
 

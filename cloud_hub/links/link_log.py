@@ -1,7 +1,7 @@
-"""Log lines of a hub about links: edges that connected, disconnected, were refused, and came back.
+"""Log lines of a hub about links: edges that connected, disconnected, were refused, or connected again.
 
-A token's holder chooses the edge's name, and anyone can cause lines with an address. Names are checked before they come
-here, and the log's formatter escapes and bounds every line.
+A token's holder chooses the edge's name, and anyone can cause lines with an address. Names are checked before they are
+logged, and the log's formatter escapes and bounds every line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class _Edge:
     def __init__(self, now: float) -> None:
         self.state = UpAndDown(now)
         self.links = 0
-        """Open links. An edge that lost its network comes back before the hub notices that the old link is dead."""
+        """Number of open links. An edge that lost its network connects again before the hub detects that the old link
+        is dead."""
 
 
 class HubLinkLog:
@@ -41,11 +42,11 @@ class HubLinkLog:
         """Requests for a link that were answered before the edge's name was known."""
 
     def connected(self, edge: str, peer: str, log_id: str, software: str) -> None:
-        """Log that an edge's link was taken.
+        """Log that an edge's link was accepted.
 
         Args:
             edge: tenant and name.
-            peer: the address that it came from.
+            peer: the edge's address.
         """
         known = self._edge(edge)
         known.links += 1
@@ -61,7 +62,7 @@ class HubLinkLog:
         )  # fmt: skip
 
     def has_lost(self, edge: str, stream: str, records: int, first: int) -> None:
-        """Log that an edge says what this hub has lost, for the first of its streams."""
+        """Log this hub's loss by an edge's account, for the first of its streams."""
         logger.error(
             "edge %s: this hub lacks %d records of stream %s, from seq %d on, that it had acknowledged. Its store was "
             "restored to an earlier state, or lost objects. The edge sends again what it still has; `weft hub status` "
@@ -69,7 +70,7 @@ class HubLinkLog:
         )  # fmt: skip
 
     def disconnected(self, edge: str, peer: str, reason: str) -> None:
-        """Log that a link that was taken is over."""
+        """Log the end of an accepted link."""
         known = self._edge(edge)
         known.links = max(0, known.links - 1)
         if known.links:
@@ -83,7 +84,7 @@ class HubLinkLog:
             )  # fmt: skip
 
     def refused(self, edge: str, peer: str, reason: str) -> None:
-        """Log that a link was refused after the edge gave its name."""
+        """Log the refusal of a link after the edge has sent its name."""
         known = self._edge(edge)
         if known.links:
             self._say_replaced(edge, peer, reason)
@@ -93,13 +94,14 @@ class HubLinkLog:
             logger.warning("edge %s at %s: %s%s", edge, peer, reason, left_out(told.left_out))
 
     def turned_away(self, peer: str, reason: str) -> None:
-        """Log that a request for a link failed before the edge gave its name."""
+        """Log the failure of a request for a link before the edge has sent its name."""
         count = self._strangers.say(f"{peer} {reason}", self._monotonic())
         if count is not None:
             logger.warning("a link from %s: %s%s", peer, reason, left_out(count))
 
     def _say_replaced(self, edge: str, peer: str, reason: str) -> None:
-        # Two nodes with one identity take turns; an edge that comes back after a broken network does this once.
+        # Two nodes with one identity do this in turns; an edge that connects again after a network failure does it
+        # once.
         count = self._strangers.say(f"{edge} at {peer}", self._monotonic())
         if count is not None:
             logger.warning(

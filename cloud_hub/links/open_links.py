@@ -1,4 +1,4 @@
-"""The links of one hub process: how many a token may have, and their end when their token is revoked."""
+"""The links of one hub process: their maximum for each token, and their end when their token is revoked."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 
 LOOK_INTERVAL_S = 2.0
-"""Interval at which open links are held against the tokens file."""
+"""Interval at which open links are checked against the tokens file."""
 BOUND = "limits.links_per_token"
 RELEASE_CHARACTERS_MAX = 64
 RELEASES_KEPT_MAX = 20_000
-"""Maximum number of edges whose release is known after their links have ended; the one gone longest goes first."""
+"""Maximum number of disconnected edges with a known release; the longest disconnected one is dropped first."""
 
 
 class OpenLinks:
     """The open links, each with its token.
 
-    Where a token has its share, its oldest link ends: an edge whose network comes and goes leaves links behind, of
-    which the hub does not know yet that they are dead.
+    If a token has reached its share, its oldest link ends: an edge with an unstable network leaves dead links behind,
+    which the hub has not detected yet.
 
     Args:
         links_max: links of all tokens.
         per_token_max: links of one token.
-        refusals: counts the links that ended for a newer one.
+        refusals: counter of the links that ended for a newer one.
         wall_clock: nanoseconds since 1970.
     """
 
@@ -51,11 +51,11 @@ class OpenLinks:
         return len(self._since)
 
     def views(self) -> list[View]:
-        """Return the links as status pages show them."""
+        """Return the links for status pages."""
         return [_view(link, since) for link, since in self._since.items()]
 
     def by_edge(self) -> dict[NodeName, tuple[int, str]]:
-        """Return when each linked edge connected (nanoseconds since 1970), and its release."""
+        """Return for each linked edge the time of its connection (nanoseconds since 1970), and its release."""
         return {
             NodeName(hello.tenant, hello.edge): (since, hello.software)
             for link, since in self._since.items()
@@ -63,7 +63,7 @@ class OpenLinks:
         }
 
     def last_release(self, edge: NodeName) -> str | None:
-        """Return the release of an edge whose link has ended since this process started; None when it is unknown."""
+        """Return the release of an edge whose link has ended since this process started; None if unknown."""
         return self._releases.get(edge)
 
     def check_room(self, identity: TokenIdentity | None) -> None:
@@ -88,7 +88,7 @@ class OpenLinks:
 
     @contextlib.contextmanager
     def opened(self, link: EdgeLink, identity: TokenIdentity | None) -> Iterator[None]:
-        """Have a link among the others while it is open."""
+        """Register a link while it is open."""
         self._since[link] = self._wall_clock()
         if identity is not None:
             self._by_token.setdefault(identity, {})[link] = None
@@ -112,12 +112,12 @@ class OpenLinks:
                 self._releases.popitem(last=False)
 
     def start(self, tokens: TokenFile | None) -> None:
-        """Begin to look whether tokens are in force still; a hub may have none."""
+        """Begin checking whether tokens are still in force; a hub may have none."""
         if tokens is not None:
             self._task = asyncio.create_task(self._look(tokens), name="open-links")
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -128,7 +128,7 @@ class OpenLinks:
             self.end_revoked(tokens)
 
     def end_revoked(self, tokens: TokenFile) -> None:
-        """End the links of tokens that are not in force any more."""
+        """End the links of tokens that are no longer in force."""
         for identity in tokens.revoked(self._by_token):
             for link in self._by_token[identity]:
                 link.end(

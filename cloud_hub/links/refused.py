@@ -1,4 +1,4 @@
-"""Notes of links that were refused because another node has their identity, so that completeness waits."""
+"""Records of links that were refused because another node has their identity, so that completeness waits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from weft.cloud_hub.shard.conflicts import note_conflicts
 async def note_refused(
     link: EdgeLink, response: web.StreamResponse, wall_clock: Callable[[], int], random_bits: Callable[[int], int]
 ) -> None:
-    """Note the conflicts of a link that is over.
+    """Record the conflicts of a closed link.
 
     Args:
-        response: as the link left it. Only a node that is there answers a refusal by closing the connection; one that
-            its edge gave up long ago, and that only now was read, is no second node.
+        response: the response at the end of the link. Only a live node answers a refusal by closing the connection; a
+    connection that its edge dropped long ago, and that was read only now, is not from a second node.
     """
     if isinstance(response, web.WebSocketResponse) and response.close_code == aiohttp.WSCloseCode.OK:
         for log, refused in link.refused_claims():

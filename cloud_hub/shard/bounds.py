@@ -1,4 +1,4 @@
-"""Bounds on what one edge and one tenant put into a shard's state."""
+"""Bounds on the parts of one edge and one tenant in a shard's state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADVICE = "end lanes of edges that are gone (`weft hub retire`), or raise the hub
 
 
 class Full(NamedTuple):
-    """A bound of a shard's state that has no room for more."""
+    """A reached bound of a shard's state."""
 
     reason: str
     setting: str
@@ -39,11 +39,11 @@ class _Share:
 
 
 class Told:
-    """An account of new lanes, topic patterns and origins that sessions have told, and the state does not have yet.
+    """An account of new lanes, topic patterns and origins that sessions have declared and the state does not have yet.
 
-    They count beside the state: all that comes at once would find the same room otherwise. A session counts until the
-    state has what it told, or it is over. Sessions of one lane count once for it, and with the longest of their topics:
-    one takes the other's place.
+    They count beside the state: otherwise all concurrent sessions would find the same room. A session counts until the
+    state has its declarations, or it is over. Sessions of one lane count for it once, with the longest of their topics,
+    because one replaces the other.
     """
 
     def __init__(self) -> None:
@@ -58,11 +58,11 @@ class Told:
         self._shares: dict[LaneSession, _Share] = {}
 
     def lane_topic_bytes(self, lane: Lane) -> int:
-        """Return the bytes of topics that count for a lane."""
+        """Return the counted bytes of topics for a lane."""
         return max(self._topics.get(lane, {}).values(), default=0)
 
     def begins(self, session: LaneSession, state: ShardState) -> None:
-        """Count what a session begins with."""
+        """Count the opening of a session."""
         lane = session.lane
         topics = topic_bytes(new_topics(state, lane, session.topics))
         self._count(session, lanes=int(lane not in state.lanes), topics=topics)
@@ -74,12 +74,12 @@ class Told:
         self._count(session, origins=before + origin_bytes(new_origins(state, session.lane, origins)))
 
     def waits(self, session: LaneSession) -> bool:
-        """Return whether a session has origins that count."""
+        """Return whether origins of a session are counted."""
         share = self._shares.get(session)
         return share is not None and share.origins > 0
 
     def settle(self, session: LaneSession, held: LaneState | None) -> None:
-        """Take away what the state has of what a session told, and what no chunk will tell any more."""
+        """Subtract the parts of a session that the state has now, and those that no chunk will add any more."""
         share = self._shares.get(session)
         if share is None or held is None:
             return
@@ -90,13 +90,13 @@ class Told:
         self._count(session, lanes=0, topics=topics, origins=origins)
 
     def over(self, session: LaneSession) -> None:
-        """Take away all that a session counts."""
+        """Subtract everything that is counted for a session."""
         self._count(session, lanes=0, topics=0, origins=0)
 
     def _count(
         self, session: LaneSession, *, lanes: int | None = None, topics: int | None = None, origins: int | None = None
     ) -> None:
-        """Let a session count so much; None leaves it as it was."""
+        """Set the counts of a session; None leaves one unchanged."""
         share = self._shares.get(session, _Share())
         lane, node = session.lane, NodeName(session.lane.tenant, session.lane.edge)
         if lanes is not None and lanes != share.lanes:
@@ -131,10 +131,10 @@ class GapBounds:
         self._settings = settings
         self._of_edge: dict[NodeName, int] = {}
         self._n = -2
-        """Number of the state's last chunk when edges were counted."""
+        """Number of the state's last chunk at the last count of edges."""
 
     def is_full(self, state: ShardState, lane: Lane) -> bool:
-        """Return whether the lane takes no gap more."""
+        """Return whether the lane has no room for another gap."""
         held = state.lanes.get(lane)
         if held is not None and len(held.gaps) >= self._settings.gaps_per_lane_max:
             return True
@@ -151,12 +151,12 @@ class GapBounds:
 
 
 class Room:
-    """Room of a shard's state for what edges tell.
+    """Room of a shard's state for the declarations of edges.
 
-    One edge is refused for what it has itself, and one tenant for what it has, whatever others have.
+    An edge is refused only because of its own use, and a tenant because of its own, independent of others.
 
     Args:
-        told: what sessions have told, and the state does not have yet.
+        told: declarations of sessions that the state does not have yet.
     """
 
     def __init__(self, settings: SequencerSettings, told: Told) -> None:
@@ -167,11 +167,12 @@ class Room:
     def for_lane(
         self, state: ShardState, lane: Lane, topics: Sequence[str], origins: Iterable[Origin] = ()
     ) -> Full | None:
-        """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
+        """Return the bound that leaves no room for a lane with these topic patterns and origins; None if there is
+        room."""
         return self._for_topics(state, lane, topics) or self._for_origins(state, lane, origins)
 
     def tell_origins(self, session: LaneSession, state: ShardState, origins: Iterable[Origin]) -> Full | None:
-        """Give further origins to a session. Return why the state has no room for them; None when it has."""
+        """Add further origins to a session. Return the bound that leaves no room for them; None if there is room."""
         new = [origin for origin in origins if session.origins.get(origin.number) != origin]
         full = self._for_origins(state, session.lane, new)
         if full is None and new and session.registered:
@@ -233,7 +234,7 @@ def _node(lane: Lane) -> NodeName:
 
 
 def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str]:
-    """Return the topic patterns that the state does not have of a lane."""
+    """Return the topic patterns that are new to the state of a lane."""
     known = state.lanes.get(lane, NOTHING).topics
     if not topics or topics == known:
         return []
@@ -242,7 +243,7 @@ def new_topics(state: ShardState, lane: Lane, topics: Sequence[str]) -> list[str
 
 
 def new_origins(state: ShardState, lane: Lane, origins: Iterable[Origin]) -> list[Origin]:
-    """Return the origins that the state does not have of a lane."""
+    """Return the origins that are new to the state of a lane."""
     told = by_number(origins)
     known = by_number(state.lanes.get(lane, NOTHING).origins) if told else {}
     return [origin for number, origin in told.items() if known.get(number) != origin]

@@ -1,4 +1,5 @@
-"""Builder of the next chunk from pending items and a shard's state: trims, assigns offsets, touches no record."""
+"""Builder of the next chunk from pending items and a shard's state: it trims and assigns offsets, without reading
+records."""
 
 from __future__ import annotations
 
@@ -30,27 +31,27 @@ from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.table.record_time import BootKey, behind, shift
 
 INDEX_BYTES_MAX = 8 << 20
-"""Bytes of topics, origins, ranges and the like of which one chunk takes no more: its footer has to stay readable
-(``chunk_footer.FOOTER_BYTES_MAX``), whatever all edges tell at once."""
+"""Maximum bytes of topics, origins, ranges and the like in one chunk: its footer must remain readable
+(``chunk_footer.FOOTER_BYTES_MAX``), even if all edges declare theirs at once."""
 
 
 LOOKS_PER_EDGE = 1024
-"""Items of one edge, and pieces of them, of which one chunk takes no more: what it takes is one step of the hub's loop,
-and an item may be of a few bytes. The rest comes with the next chunk."""
+"""Maximum number of items of one edge, and their pieces, in one chunk: building it is one step of the hub's event loop,
+and an item may have only a few bytes. The rest goes into the next chunk."""
 TEXTS_PER_EDGE = 256 << 10
-"""Bytes of the index that lanes of one edge take which open or tell origins: what goes on past it waits for the next
-chunk, as above."""
+"""Maximum bytes of the index for lanes of one edge that open or declare origins: the rest waits for the next chunk, as
+above."""
 CLOCK_BYTES = 512
-"""Bytes in the footer that a clock takes at most, with its names."""
+"""Maximum bytes of a clock in the footer, with its names."""
 
 
 class Draft(NamedTuple):
-    """A chunk that is ready to be created."""
+    """A chunk ready for creation."""
 
     data: bytes
     chunk: Chunk
     openings: list[LaneSession]
-    """Sessions whose epoch the chunk makes their lane's."""
+    """Sessions whose epoch becomes their lane's with the chunk."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class _Section:
     last_time: int = 0
 
     def add(self, lane: int, skip: int, take: int, batch: ReceivedBatch, correction: int) -> None:
-        """Add an entry, of which the rows get the batch's times and this on top."""
+        """Add an entry; its rows get the batch's times plus ``correction``."""
         head = chunks.encode_entry_header(lane, skip, take, len(batch.data), batch.received)
         self.crc = crc32c(batch.data, crc32c(head, self.crc))
         self.parts += (head, batch.data)
@@ -82,9 +83,9 @@ class ChunkBuilder:
     """A builder of chunk ``state.n + 1``. One use: ``add`` each lane, then ``finish``.
 
     Args:
-        bytes_max: pending bytes of which the chunk takes no more.
-        level: the cluster's, which bounds what may be written.
-        ended: lanes that left the state, as far as they are known.
+        bytes_max: maximum pending bytes in the chunk.
+        level: the cluster's level, which limits the features that may be written.
+        ended: known lanes that left the state.
     """
 
     def __init__(self, state: ShardState, bytes_max: int, level: int = 1, ended: EndedLanes | None = None) -> None:
@@ -98,37 +99,38 @@ class ChunkBuilder:
         self._sections: dict[StreamKey, _Section] = {}
         self._lanes: list[LaneDraft] = []
         self._after: dict[Lane, LaneState] = {}
-        """Lanes as they will be after the chunk, of which it has records or gaps."""
+        """States after the chunk of lanes with records or gaps in it."""
         self._runs: dict[Lane, Range] = {}
-        """Lanes of which the chunk has one run of new records, and what ``_after`` does not have yet."""
+        """Lanes with one run of new records in the chunk, which ``_after`` does not have yet."""
         self._clocks: dict[BootKey, ClockUpdate] = {}
         self._notices: set[ClockNotices] = set()
-        """Those whose clocks are taken."""
+        """Notices whose clocks are in the chunk."""
         self._epochs: dict[Lane, int] = {}
         self._looks: dict[tuple[str, str], int] = {}
-        """(tenant, edge) -> how many more of its items and their pieces the chunk takes."""
+        """(tenant, edge) -> number of its items and pieces for which the chunk still has room."""
         self._texts: dict[tuple[str, str], int] = {}
-        """(tenant, edge) -> bytes that its lanes have told."""
+        """(tenant, edge) -> bytes that its lanes have declared."""
         self._left_out: set[Lane] = set()
-        """Lanes that have to wait for the next chunk: no later session of theirs comes before an earlier one."""
+        """Lanes that have to wait for the next chunk: a later session of theirs must not precede an earlier one."""
         self._substantial = False
 
     def add(self, session: LaneSession, *, tells_origins: bool = True) -> None:
-        """Take the items that the state lacks, as far as the chunk has room.
+        """Add the items that the state lacks, as far as the chunk has room.
 
-        Several sessions may add to one lane: the items of an older one, then a newer one's epoch. Never the other way
-        round, and never two that want the same epoch: the second is left out and then fenced by the first.
+        Several sessions may add to one lane: the items of an older one, then a newer one's epoch. The reverse is not
+        possible, nor are two sessions with the same epoch: the second is left out and then fenced by the first.
 
         Args:
-            tells_origins: the state may lack some of the session's origins. Those that batches name are taken anyway.
+            tells_origins: the state may lack some of the session's origins. Those that batches name are added in any
+        case.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
-            return  # its turn comes in a later chunk
+            return  # it is added to a later chunk
         taken, epoch, ungranted = self._epochs.get(session.lane, -1), session.epoch, session.ungranted
         if not session.is_relay and (epoch < taken or (epoch == taken and ungranted)):
             return
         if self._ended is not None and self._ended.is_open(self._state, session.lane):
-            return  # it came since ended lanes were looked up, and may have been here before
+            return  # opened after the look-up of ended lanes, so it may be one of them
         edge, is_long = (session.lane.tenant, session.lane.edge), ungranted or tells_origins or bool(session.clocks)
         is_full = self._texts.get(edge, 0) >= TEXTS_PER_EDGE
         if session.lane in self._left_out or (is_full and is_long):
@@ -157,7 +159,8 @@ class ChunkBuilder:
         self._index_bytes += size
         if is_long:
             self._texts[edge] = self._texts.get(edge, 0) + size
-        # Items of a lane that left are answered from the state, also when the hub had all of them: it has to be back.
+        # Items of a lane that left are acknowledged from the state, even if the hub had all of them: so the lane must
+        # return.
         returns = bool(session.items) and session.lane not in self._state.lanes
         told = draft.run is not None or draft.pieces is not None or bool(draft.gaps or draft.origins)
         substantial = told or ungranted or returns or (draft.mark is not None and session.says_last_word)
@@ -170,8 +173,7 @@ class ChunkBuilder:
             self._substantial |= substantial
 
     def _take_clocks(self, clocks: ClockNotices) -> int:
-        """Take the clock notices that the state lacks, once for all sessions that have them. Return how many are
-        taken."""
+        """Add the clock notices that the state lacks, once for all sessions that have them. Return their number."""
         if not clocks or clocks in self._notices:
             return 0
         self._notices.add(clocks)
@@ -181,7 +183,7 @@ class ChunkBuilder:
         return len(news)
 
     def _take_items(self, draft: LaneDraft, held: LaneState) -> None:
-        """Take what is new of a session's items, one after the other."""
+        """Add the new parts of a session's items, one after the other."""
         lane = draft.session.lane
         edge = lane.tenant, lane.edge
         left = self._looks.get(edge, LOOKS_PER_EDGE)
@@ -198,9 +200,9 @@ class ChunkBuilder:
         self._looks[edge] = left
 
     def _take_run(self, draft: LaneDraft, held: LaneState) -> bool:
-        """Take all items of a session at once when they are one run of new records, as they nearly always are.
+        """Add all items of a session at once if they are one run of new records, as they nearly always are.
 
-        Return False when they are not, or the chunk may have no room for all.
+        Return False if they are not, or the chunk may have no room for all.
         """
         session, lane = draft.session, draft.session.lane
         first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
@@ -232,7 +234,7 @@ class ChunkBuilder:
         return section
 
     def _settle_times(self, draft: LaneDraft, batch: ReceivedBatch, held: LaneState, end: int) -> int:
-        """Note the mark that a batch may contradict. Return what the chunk corrects its times by."""
+        """Note the mark that a batch may contradict. Return the chunk's correction of its times."""
         header = batch.header
         correction = 0 if header.clock is ClockState.SYNCED else self._correction(draft.session, header)
         contradicted = held.contradicted(header.first_time + correction, end)
@@ -241,14 +243,14 @@ class ChunkBuilder:
         return correction
 
     def _state_after(self, lane: Lane, held: LaneState) -> LaneState:
-        """Return a lane as it will be after what the chunk has of it so far."""
+        """Return the state of a lane after the present contents of the chunk."""
         if lane in self._runs:
             self._after[lane] = held.copy()
             self._after[lane].add_records([self._runs.pop(lane)])
         return self._after.get(lane, held)
 
     def _held(self, lane: Lane) -> tuple[LaneState, Control | None]:
-        """Return a lane's state, and the record by which a lane that ended comes back."""
+        """Return a lane's state, and the control record by which an ended lane returns."""
         body = self._ended.get(self._state, lane) if self._ended is not None else None
         kept = self._ended.state(self._state, lane) if self._ended is not None else None
         if body is not None and kept is not None:
@@ -270,7 +272,8 @@ class ChunkBuilder:
             draft.told.add_gaps([gap])
             return
         self._after[lane].add_records([piece])
-        # A gap that the same link told before its records: the chunk has only the records, which a footer counts first.
+        # A gap that the same link sent before its records: the chunk gets only the records, which a footer counts
+        # first.
         if draft.told is not None:
             draft.told.gaps.remove(first, end)
         draft.pieces = draft.pieces if draft.pieces is not None else RangeSet()
@@ -283,7 +286,7 @@ class ChunkBuilder:
         self._bytes += len(item.data)
 
     def _correction(self, session: LaneSession, header: BatchHeader) -> int:
-        """Return what the chunk corrects a batch's times by, of a boot whose clock was not set. The clock notice goes
+        """Return the chunk's correction for a batch's times, from a boot with an unset clock. The clock notice goes
         into the same chunk, so that every reader corrects them alike, whenever it reads."""
         lane = session.lane
         key = (lane.tenant, lane.edge, lane.log_id, header.boot_id)
@@ -297,12 +300,12 @@ class ChunkBuilder:
         return correction
 
     def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
-        """Return the chunk, or None when there is nothing to write.
+        """Return the chunk, or None if there is nothing to write.
 
         Args:
             created: nanoseconds since 1970.
-            nonce: 64 random bits, other ones for each attempt.
-            marks_due: whether marks alone are reason enough.
+            nonce: 64 random bits, new ones for each attempt.
+            marks_due: whether marks alone are sufficient for a chunk.
         """
         if not (self._substantial or ((self._lanes or self._clocks) and marks_due)):
             return None
@@ -316,7 +319,7 @@ class ChunkBuilder:
                 section.last_time = max(section.last_time, behind(draft.floor))
         lanes = [draft.update() for draft in self._lanes]
         extensions, level = self._extensions(lanes)
-        # The level of the log is carried on, also one that this release does not know.
+        # The level of the log is carried over, even if this release does not know it.
         footer = ChunkFooter(
             header,
             0,
@@ -333,7 +336,7 @@ class ChunkBuilder:
         return Draft(b"".join(parts), Chunk(header, footer, footer_crc), openings)
 
     def _extensions(self, lanes: list[LaneUpdate]) -> tuple[dict[int, bytes], int]:
-        """Return what the release adds at the cluster's level, and the highest level of it."""
+        """Return the release's extensions at the cluster's level, and their highest level."""
         written, highest = dict[int, bytes](), 1
         for number, extension in self._state.rules.extensions.items():
             data = extension.write(lanes) if extension.level <= self._level else None

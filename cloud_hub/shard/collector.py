@@ -1,9 +1,9 @@
-"""Collector of a hub: deletes chunks that are in the tables and older than the settings keep.
+"""Collector of a hub: deletes chunks that are in the tables and older than the retention of the settings.
 
-Readers and writers may be paused at any moment, so deleting has two steps. First the manifest's watermark is raised:
-who looks at it knows that chunks below it are of no more use. Only ``grace_s`` later, far longer than any look at the
-watermark is believed, the chunks go. Below a watermark all is in the tables and in snapshots, so what a paused writer
-makes there again was never acknowledged, and goes too.
+Readers and writers may be paused at any moment, so deleting has two steps. First the manifest's watermark is raised: it
+shows readers that chunks below it are no longer needed. The chunks are deleted only ``grace_s`` later, far longer than
+a read watermark is valid. All records below a watermark are in the tables and in snapshots, so a chunk that a paused
+writer makes there again was never acknowledged, and is deleted too.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ LISTED_MAX = 1000
 _NS = 1_000_000_000
 
 Tabled = Callable[[int], Awaitable[int | None]]
-"""From a shard: the number of the first chunk with records that a table lacks. None while that is not certain."""
+"""Function from a shard to the number of its first chunk with records that a table lacks; None while that is not
+certain."""
 
 
 class ShardCollector:
-    """The collector of one shard. Any number may work on one shard: each waits on its own.
+    """The collector of one shard. Any number may work on one shard: each waits independently.
 
     Args:
-        retain_s: time that chunks are kept at least, by the time at which they were made.
-        clock: the node's; while it is wrong, nothing is deleted.
+        retain_s: minimum age of deleted chunks, by their creation time.
+        wall_clock: nanoseconds since 1970.
+        boot_clock: nanoseconds on a clock that counts suspend.
     """
 
     def __init__(
@@ -65,20 +67,20 @@ class ShardCollector:
         self._clock = clock
         self._grace = int(grace_s * _NS)
         self._seen: deque[tuple[int, int]] = deque()
-        """Watermarks with the boot time at which this node knew of them, ascending."""
+        """Watermarks with the boot time at which this node learned of them, ascending."""
 
     async def look(self) -> bool:
         """Do one round: raise the watermark, and delete what has been below it for long enough.
 
-        Return whether there is more to delete at once.
+        Return whether there are more chunks to delete at once.
 
         Raises:
-            StoreError, Corrupt, NotFound, CollectedPast, ClockWrong: the next round will do.
+            StoreError, Corrupt, NotFound, CollectedPast: the next round tries again.
         """
         self._clock.sound()
         tabled = await self._tabled(self.shard)
         if tabled is None:
-            return False  # also for what is below the watermark: someone may need it to mend a table
+            return False  # nothing is deleted, even below the watermark: chunks may be needed to repair a table
         manifest, etag = await self._log.manifest()
         self._note(manifest.watermark)
         wanted = await self._wanted(manifest, tabled)
@@ -88,28 +90,28 @@ class ShardCollector:
         return await self._delete_below(min(self._ripe(), tabled))
 
     def _note(self, watermark: int) -> None:
-        """Note a watermark that the manifest has by now."""
+        """Note a watermark of the manifest."""
         if watermark < self.watermark:
-            # The store was restored to an earlier state. What is known of the later one says nothing about it.
+            # The store was restored to an earlier state, and the noted watermarks do not apply to it.
             self._seen.clear()
         if not self._seen or self._seen[-1][1] < watermark:
             self._seen.append((self._clock.boot(), watermark))
         self.watermark = watermark
 
     def _ripe(self) -> int:
-        """Return the newest watermark that every reader and writer has had the time to see."""
+        """Return the newest watermark that every reader and writer has had time to read."""
         until = self._clock.boot() - self._grace
         while len(self._seen) > 1 and self._seen[1][0] <= until:
             self._seen.popleft()
         return self._seen[0][1] if self._seen and self._seen[0][0] <= until else 0
 
     async def _wanted(self, manifest: Manifest, tabled: int) -> int:
-        """Return how far the watermark may be raised."""
+        """Return the number up to which the watermark may be raised."""
         snapshots = [n for n, _ in await self._log.snapshots() if n <= manifest.snapshot_n][-SNAPSHOTS_TO_START:]
         if not snapshots or manifest.snapshot is None:
             return 0
-        # Never above a snapshot's n: a node that starts from it would take itself for passed. And any of the newest
-        # snapshots can be lost as long as the chunks after the oldest of them are there.
+        # Never above a snapshot's n: a node that starts from it would treat itself as passed by the collector. Below
+        # the oldest of the newest snapshots, so that any of them can be lost while the chunks after the oldest exist.
         high = min(tabled, snapshots[0])
         if high <= manifest.watermark:
             return 0
@@ -126,7 +128,7 @@ class ShardCollector:
                 raise Corrupt(
                     f"{hub_keys.chunk_key(self.shard, middle)} is missing; nothing is deleted from this shard"
                 )
-            if chunk.header.created <= until:  # it never goes back from chunk to chunk
+            if chunk.header.created <= until:  # creation times never go back from chunk to chunk
                 low = middle + 1
             else:
                 high = middle
@@ -187,7 +189,7 @@ class Collector:
         self._task = asyncio.create_task(self._run(), name="collector")
 
     async def close(self) -> None:
-        """Stop. A round may stop anywhere; the next one, of any node, goes on."""
+        """Stop. A round may stop anywhere; the next one, of any node, continues."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -199,7 +201,7 @@ class Collector:
             await asyncio.sleep(INTERVAL_S_MIN if more else self._interval_s)
 
     async def look(self) -> bool:
-        """Do one round over the shards. Return whether there is more to delete."""
+        """Do one round over the shards. Return whether there are more chunks to delete."""
         more = False
         for shard in self.shards:
             try:

@@ -1,7 +1,7 @@
-"""Conflicts of identity as records of the log: a second node claims a lane's log, and completeness stands still.
+"""Conflicts of identity as control records of the log: a second node claims a lane's log, and completeness stops.
 
-A refused opening alone is no conflict: a connection that its edge gave up long ago may arrive late, too, and is refused
-likewise. So a conflict is noted only when the refused node has answered the refusal.
+A refused opening alone is not a conflict: a connection that its edge dropped long ago may also arrive late, and is
+refused in the same way. So a conflict is recorded only when the refused node has answered the refusal.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 
 def conflicts(state: ShardState, refused: Mapping[Lane, int], reason: str) -> list[Control]:
-    """Return the records of refused claims that the log lacks: one for each lane, until an operator has decided.
+    """Return the control records of refused claims that the log lacks: one for each lane, until an operator has
+    decided.
 
     Args:
-        refused: lane -> the epoch that was refused.
-        reason: for people, as the refused node got it.
-        wall_clock: nanoseconds since 1970; it may raise ``ClockWrong``.
+        refused: lane -> the refused epoch.
+        reason: for people; the refused node got the same.
     """
     found = []
     for lane, epoch in refused.items():
@@ -49,12 +49,12 @@ async def note_conflicts(
     wall_clock: Callable[[], int],
     random_bits: Callable[[int], int],
 ) -> None:
-    """Write the records of refused claims, beside the nodes that write the shard. A store in trouble is no error: the
-    node is refused again, and that is noted.
+    """Write the control records of refused claims, concurrently with the nodes that write the shard. A failing store is
+    not an error: the node will be refused again, and then recorded.
 
     Args:
-        refused: lane -> the epoch that was refused.
-        reason: for people, as the refused node got it.
+        refused: lane -> the refused epoch.
+        reason: for people; the refused node got the same.
     """
 
     async def plan(state: ShardState) -> Ending:

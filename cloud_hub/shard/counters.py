@@ -24,7 +24,7 @@ class ShardCounters:
     put: Histogram = field(default_factory=Histogram)
     """Times that the store took to write one chunk."""
     commit: Histogram = field(default_factory=Histogram)
-    """Time per commit from the first batch that waited for it until its acknowledgements."""
+    """Time per commit from the first waiting batch until its acknowledgements."""
 
     def count(self, chunk: Chunk, own_bytes: int | None) -> None:
         """Count a chunk of the log; of this node's own with its length."""

@@ -1,4 +1,4 @@
-"""The next chunk of a shard from what its sessions have: one session that has what no chunk can have refuses itself."""
+"""The next chunk of a shard from the items of its sessions: a session with items that no chunk can hold is refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Finish = Callable[[ChunkBuilder], Draft | None]
 
 
 class Drafted(NamedTuple):
-    """A chunk that is ready to be created, and what it makes of the state.
+    """A chunk ready for creation, and its effect on the state.
 
-    It is folded before it is written: a chunk is permanent, and one that does not fit would end the shard's log.
+    It is folded before it is written: a chunk is permanent, and an invalid one would end the shard's log.
     """
 
     draft: Draft
@@ -32,7 +32,7 @@ class Drafting:
 
     Args:
         builder: makes a builder of the next chunk.
-        finish: ends one.
+        finish: finishes a builder's chunk.
         tells_origins: whether the state may lack some of a session's origins.
     """
 
@@ -49,10 +49,10 @@ class Drafting:
         self._finish = finish
 
     def draft(self, sessions: ShardSessions) -> Drafted | None:
-        """Return the next chunk, None when there is nothing to write.
+        """Return the next chunk, or None if there is nothing to write.
 
-        Sessions of which not even each alone makes a chunk are refused. Where only all together do not, the one that
-        waits longest has a chunk for itself.
+        Sessions that cannot make a chunk even alone are refused. If only all together cannot, the longest waiting one
+        gets a chunk for itself.
 
         Raises:
             Exception: no session is the cause.

@@ -9,12 +9,12 @@ from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.lane_state import LaneState
 
 LANE_BYTES, RANGE_BYTES = 512, 24
-"""Bytes in the footer that a lane and a range or gap take at most, the lane with its names."""
+"""Maximum bytes of a lane with its names, and of a range or gap, in the footer."""
 _LAST_WORD = int(LaneFlag.LAST_WORD)
 
 
 class LaneDraft:
-    """Additions of the chunk to one lane. Most have a run of records and a mark, and nothing else is made for them."""
+    """Additions of the chunk to one lane. Most have only a run of records and a mark, and need no other objects."""
 
     __slots__ = ("floor", "index", "mark", "named", "origins", "payload", "pieces", "run", "session", "told", "topics")
 
@@ -22,17 +22,17 @@ class LaneDraft:
         self.session = session
         self.index = index
         self.run: Range | None = None
-        """The records, when they are one run that was taken at once."""
+        """The records, if they are one run that was added at once."""
         self.pieces: RangeSet | None = None
-        """The records, when they are not."""
+        """The records, if they are not one run."""
         self.told: LaneState | None = None
-        """Gaps that the chunk adds, in ascending order, however the sender told them."""
+        """Gaps that the chunk adds, in ascending order, independent of the sender's order."""
         self.mark: Mark | None = None
         self.topics: list[str] | None = None
         self.payload: int | None = None
         self.origins: list[Origin] = []
         self.named: set[int] | None = None
-        """Numbers of origins that the records' batches name; None when all are of devices."""
+        """Numbers of origins that the records' batches name; None if all are of devices."""
         self.floor: Mark | None = None
 
     @property
@@ -51,8 +51,8 @@ class LaneDraft:
         self.named.add(number)
 
     def take_origins(self, held: LaneState, tells: bool) -> None:
-        """Take what the chunk says of origins: all that its batches name, so that its rows are made alike whatever is
-        told, changed or forgotten later, and with ``tells`` those that the lane does not know yet."""
+        """Choose the chunk's origins: all that its batches name, so that its rows do not depend on later declarations,
+        and with ``tells`` those that are new to the lane."""
         told = self.session.origins
         found = by_number(held.new_origins(told.values())) if tells else {}
         if self.named:
@@ -62,7 +62,7 @@ class LaneDraft:
         self.origins = [found[number] for number in sorted([*found][:ORIGINS_MAX])]
 
     def index_bytes(self) -> int:
-        """Return about how many bytes of the footer the lane takes, rather too many."""
+        """Return an upper estimate of the lane's bytes in the footer."""
         if self.topics is None and not self.origins and self.pieces is None and self.told is None:
             return LANE_BYTES + RANGE_BYTES
         topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
@@ -70,7 +70,7 @@ class LaneDraft:
         return LANE_BYTES + topics + origins + RANGE_BYTES * (len(self.ranges) + len(self.gaps))
 
     def update(self) -> LaneUpdate:
-        """Return what the footer says of the lane."""
+        """Return the footer's entry of the lane."""
         session, flags = self.session, self.session.flags
         if self.mark is not None and session.says_last_word:
             flags |= _LAST_WORD

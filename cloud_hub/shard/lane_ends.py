@@ -1,8 +1,8 @@
-"""Ends of lanes: a lane leaves completeness (RETIRE), later the state (DROP), and comes back as it was (ADOPT).
+"""Ends of lanes: a lane leaves completeness (RETIRE), later the state (DROP), and returns unchanged (ADOPT).
 
 These are control records of the log. Any process may write them, whether hub nodes run or not: like all chunks they are
 created at the next number, or not at all. Before a DROP the lane's state is stored as an object of its own. So an edge
-that comes back years later is asked only for what the hub never had, and nothing is stored twice.
+that comes back years later sends only records that the hub never had, and nothing is stored twice.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from weft.storage.open_gaps import named
 logger = logging.getLogger(__name__)
 
 EMPTY_NS = 3600 * 10**9
-"""Age at which a lane leaves the state of which nothing was ever said but that it is there. Edges say something each
+"""Age at which an empty lane, of which only the existence is known, leaves the state. Edges send something each
 minute."""
 LOOK_UPS_MAX, LOOK_UPS_AT_ONCE = 1024, 64
-"""Lanes that are looked up in the store before one commit, and at a time."""
+"""Maximum number of lanes looked up in the store before one commit, and at one time."""
 DROPS_MAX = 128
-"""Retired lanes that leave the state in one round: each may leave an open gap among its stream's, which takes a part of
-a millisecond in every node's loop. The others leave in the next rounds."""
+"""Maximum number of retired lanes that leave the state in one round: each may leave an open gap with its stream, which
+takes a part of a millisecond of every node's event loop. The others leave in the next rounds."""
 LOGGED_MAX = 10
-"""Lanes of one chunk that the log names."""
+"""Maximum number of lanes of one chunk in log lines."""
 ATTEMPTS_MAX = 100
-"""Number of attempts at a chunk number that other nodes take first. Each is a round trip behind them."""
+"""Maximum number of attempts at chunk numbers that other nodes may take first. Each attempt is one round trip behind
+them."""
 
 
 class Ending(NamedTuple):
@@ -53,23 +54,24 @@ class Ending(NamedTuple):
 
 
 Plan = Callable[[ShardState], Awaitable[Ending]]
-"""From the state at the log's head, what to change; nothing when all is as it should be."""
+"""Function from the state at the log's head to the changes; none if there is nothing to do."""
 
 
 class EndedLanes:
-    """Lanes that left the state and have a link again, as far as they were looked up. Part of one sequencer."""
+    """Lanes that left the state and have a link again, with the results of their look-up. Part of one sequencer."""
 
     def __init__(self, log: ShardLog) -> None:
         self._log = log
         self._found: dict[Lane, bytes | None] = {}
         self._decoded: dict[Lane, LaneState] = {}
-        """Those of them whose state was asked for."""
+        """Decoded states of the requested lanes."""
 
     async def look_up(self, state: ShardState, lanes: Iterable[Lane]) -> None:
-        """Find what is kept of the lanes that are not in the state, of so many that the others' commit hardly waits.
+        """Look up the stored states of lanes that are not in the state, of a limited number, so that the commit of
+        others hardly waits.
 
         Args:
-            lanes: those with something pending. What was found of any others is forgotten.
+            lanes: the lanes with pending items. Results for any other lanes are forgotten.
 
         Raises:
             StoreError: the store did not answer.
@@ -86,22 +88,22 @@ class EndedLanes:
             self._found.update(zip(part, kept, strict=True))
 
     def is_open(self, state: ShardState, lane: Lane) -> bool:
-        """Return whether it is not known yet what is kept of a lane: nothing may be added to it."""
+        """Return whether a lane still has to be looked up: until then nothing may be added to it."""
         return self._unknown(state, lane)
 
     def get(self, state: ShardState, lane: Lane) -> bytes | None:
-        """Return what is kept of a lane that is not in the state; None when nothing is."""
+        """Return the stored state of a lane that is not in the state; None without one."""
         return None if lane in state.lanes else self._found.get(lane)
 
     def state(self, state: ShardState, lane: Lane) -> LaneState | None:
-        """Return the state of a lane that left, as far as it was looked up. Do not change it."""
+        """Return the state of a lane that left, if it was looked up. The caller must not change it."""
         body = self.get(state, lane)
         if body is not None and lane not in self._decoded:
             self._decoded[lane] = snapshots.lane_state(snapshots.decode_lane(body))
         return None if body is None else self._decoded[lane]
 
     def states(self, state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, LaneState]]:
-        """Return the states of those of the lanes that left, as far as they were looked up."""
+        """Return the states of the lanes that left, as far as they were looked up."""
         if not state.drops:
             return []
         kept = ((lane, self.state(state, lane)) for lane in dict.fromkeys(lanes))
@@ -123,18 +125,19 @@ class EndedLanes:
 
 
 def adoption(lane: Lane, body: bytes = b"") -> Control:
-    """Return the record that makes a lane count again; with ``body``, puts back a lane that left the state."""
+    """Return the control record that makes a lane count again; with ``body``, it restores a lane that left the
+    state."""
     return Control(ControlKind.ADOPT, *lane, body)
 
 
 def retirement(lane: Lane, by: RetiredBy, reason: str, missing: Missing = Missing.UNSAID) -> Control:
-    """Return the record that takes a lane out of completeness."""
+    """Return the control record that removes a lane from completeness."""
     return Control(ControlKind.RETIRE, *lane, msgspec.msgpack.encode(RetireBody(by, reason, missing)))
 
 
 def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
-    """Return the gap notices, of reason OPERATOR, for all that the edge told of and never sent; None when there is
-    nothing."""
+    """Return the gap notices, with reason OPERATOR, for all records that the edge announced and never sent; None
+    without any."""
     newest = held.newest_mark
     told = max(held.ranges.end, newest.seq if newest else 0)
     gaps = [GapRange(first, end, int(GapReason.OPERATOR)) for first, end in held.ranges.missing(0, told)]
@@ -145,14 +148,14 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
 async def write_ending(
     log: ShardLog, plan: Plan, *, wall_clock: Callable[[], int], random_bits: Callable[[int], int]
 ) -> Ending:
-    """Bring the plan's changes into the log, beside any nodes that write it.
+    """Write the plan's changes to the log, concurrently with any nodes that write it.
 
     Args:
         wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
         random_bits: for the chunk's nonce.
 
     Returns:
-        The changes that this call made; none when the plan found nothing to do.
+        The changes of this call; none if the plan found nothing to do.
 
     Raises:
         StoreError: the store did not answer; call again.
@@ -178,7 +181,7 @@ async def write_ending(
         try:
             await log.create(header.n, chunks.encode_header(header) + tail)
         except AlreadyExists:
-            continue  # another node's chunk, or this one's earlier attempt: what is still to do, the next state shows
+            continue  # another node's chunk, or this one's earlier attempt: the next state shows the remaining changes
         manifest, _ = await log.manifest()
         if manifest.watermark <= header.n:
             return ending
@@ -186,14 +189,15 @@ async def write_ending(
 
 
 async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control]) -> None:
-    """Store the state of lanes that are about to leave. A second attempt at the same chunk stores the same bytes."""
+    """Store the states of leaving lanes. A second attempt at the same chunk stores the same bytes."""
     for control in controls:
         lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
         if control.kind == ControlKind.DROP:
             kept = _kept(lane, state.lanes[lane])
             await log.put_ended(lane, state.n, kept)
             if await log.ended(lane, state.n) != kept:
-                # A log that was rolled back left it under the same name. The lane would come back as another one.
+                # A log that was rolled back left it under the same name. With it, the lane would return with another
+                # state.
                 key = ended_key(log.shard, lane, state.n)
                 raise Corrupt(f"{key} is of another history of this log: move it away")
 
@@ -203,16 +207,16 @@ def _kept(lane: Lane, held: LaneState) -> bytes:
 
 
 async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing: Missing = Missing.UNSAID) -> Ending:
-    """Plan an operator's retirement of lanes: out of completeness, and what never came is named as given up.
+    """Plan an operator's retirement of lanes: remove them from completeness, and record missing records as gaps.
 
     Args:
-        missing: the operator's word on what the hub never got. It may be given later, too.
+        missing: the operator's statement about records that the hub never got. It may be given later, too.
     """
     ending = Ending([], [])
     for lane in lanes:
         held = state.lanes.get(lane)
         if held is None:
-            continue  # it has left the state, and counts for nothing
+            continue  # it has left the state, and does not count
         retired = held.retired
         if retired is None or retired.by != RetiredBy.OPERATOR or (missing and retired.missing != missing):
             ending.controls.append(retirement(lane, RetiredBy.OPERATOR, reason, missing))
@@ -223,7 +227,7 @@ async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing:
 
 
 def open_gaps(state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, OpenGap]]:
-    """Return the open gaps of lanes: of their retirement, and of nodes that an operator decided against."""
+    """Return the open gaps of lanes: of their retirement, and of nodes that an operator rejected."""
     found = []
     for lane in dict.fromkeys(lanes):
         held = state.lanes.get(lane)
@@ -235,7 +239,7 @@ def open_gaps(state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, Open
 
 
 def log_ends(state: ShardState, folded: Folded) -> None:
-    """Log what a chunk says of retired lanes: open gaps that begin, and those that are closed.
+    """Log a chunk's changes of retired lanes: new open gaps, and closed ones.
 
     Args:
         state: the state before the chunk.
@@ -263,10 +267,10 @@ def log_ends(state: ShardState, folded: Folded) -> None:
 
 
 async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing: Missing = Missing.UNSAID) -> Ending:
-    """Plan that lanes count again, also those that left the state.
+    """Plan to make lanes count again, including those that left the state.
 
     Args:
-        missing: the operator's word on what a node took in that an operator decided against.
+        missing: the operator's statement about records of a rejected node.
     """
     ending = Ending([], [])
     for lane in lanes:
@@ -285,16 +289,16 @@ async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing
 def by_age(
     state: ShardState, now: int, retired_after: int, dropped_after: int, is_tiered: Callable[[Lane], bool]
 ) -> Ending:
-    """Plan the ends of lanes that were not seen for long and whose records are all in tables, and of empty ones.
+    """Plan the ends of lanes that were not seen for long and have all records in tables, and of empty ones.
 
     Args:
         now: nanoseconds since 1970 by the hub's clock.
-        retired_after: nanoseconds since a lane was last seen after which it no longer counts.
-        dropped_after: nanoseconds after that when it leaves the state.
+        retired_after: nanoseconds without a sign of a lane after which it no longer counts.
+        dropped_after: further nanoseconds after which it leaves the state.
     """
     ending, drops = Ending([], []), 0
     if not state.is_whole:
-        return ending  # a later release knows more of these lanes than this one would keep
+        return ending  # a later release has more facts about these lanes than this one would store
     for lane, held in state.lanes.items():
         silent = now - held.last_seen
         if held.is_empty and held.conflict is None and silent > EMPTY_NS:
@@ -303,7 +307,7 @@ def by_age(
             days = retired_after // (86_400 * 1_000_000_000)
             ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
-            # One that could not come back, because no record has room for its state, stays.
+            # A lane remains if no control record has room for its state, since it could not return.
             leaves = drops < DROPS_MAX and len(_kept(lane, held)) <= CONTROL_BYTES_MAX
             ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if leaves else [])
             drops += leaves

@@ -1,4 +1,4 @@
-"""Keeper of a hub's lanes: ends those of edges that were not seen for long, as the settings say."""
+"""Keeper of a hub's lanes: ends lanes of edges that were not seen for the time in the settings."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ from weft.storage.object_store import StoreError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
-"""Interval at which lanes are looked through. A round reads the state of every shard once."""
+"""Interval at which lanes are checked. A round reads the state of every shard once."""
 TWICE_NS = 3_590 * 1_000_000_000
-"""Time between two looks that both found a lane silent, before it ends. A clock that is set meanwhile, a store that is
-restored or a hub that was down for long shows by then: edges that are there have said something."""
 PART_MAX = 10
-"""A round ends at most one lane in so many of a shard, unless all are of one edge. A fleet that falls silent at once is
-an outage, or a clock that is wrong."""
 _NS = 1_000_000_000
 _NEVER = 1 << 63
 
 TablePosition = Callable[[str, str, int], int | None]
-"""From tenant, stream and shard: the offset below which all records are in the table; None while that is unknown."""
+"""Function from tenant, stream and shard to the offset below which all records are in the table; None while unknown."""
 
 
 class LaneKeeper:
-    """The rounds of one hub process. Several may run on one store: what one has ended, the others find ended.
+    """The rounds of one hub process. Several may run on one store: the others find the lanes that one has ended.
 
     Args:
         logs: the logs of all shards.
-        position: how far the tables are. A lane ends only after all of it is in its table.
+        position: position of the tables. A lane ends only after all of it is in its table.
         settings: ``retired_after_s`` and ``dropped_after_s``.
         clock: the node's; while it is wrong, no lane ends.
         random_bits: for nonces.
@@ -63,9 +59,9 @@ class LaneKeeper:
         self._clock = clock
         self._random_bits = random_bits
         self._ends: dict[tuple[str, str, int], tuple[int, int]] = {}
-        """Per stream and shard, an end that the log had, and when: a table need not reach an end that moves on."""
+        """Per stream and shard, an end of the log and its time: a table need not reach the present end, which moves
+        on."""
         self._silent: dict[int, dict[Lane, int]] = {}
-        """Shard -> the lanes that the last look found silent for too long, and the boot time of the first that did."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -95,7 +91,7 @@ class LaneKeeper:
                 logger.warning("shard %d: lanes were not looked through: %s", log.shard, error)
                 continue
             except Exception:
-                # A mistake of ours must not end the rounds for good, nor those of the other shards.
+                # A bug must not end the rounds for good, nor those of the other shards.
                 logger.exception("shard %d: lanes were not looked through", log.shard)
                 continue
             for control in ending.controls:
@@ -136,7 +132,7 @@ class LaneKeeper:
         return found._replace(controls=[each for each in found.controls if each.kind != ControlKind.RETIRE])
 
     def _is_tiered(self, state: ShardState, lane: Lane) -> bool:
-        """Return whether the table has come past an end that the log had after the lane was last seen."""
+        """Return whether the table has passed an end of the log from after the lane was last seen."""
         key = lane.tenant, lane.stream, state.shard
         end, then = self._ends.get(key, (0, -1))
         if then <= state.lanes[lane].last_seen:

@@ -1,4 +1,4 @@
-"""One lane of one link: its epoch, and what was handed over and is not committed yet."""
+"""One lane of one link: its epoch, and its uncommitted items."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import LaneState
 
 GAP_BYTES = 64
-"""Bytes that a gap notice counts as against the bounds on pending bytes."""
+"""Bytes of a gap notice for the bounds on pending bytes."""
 GAPS_PENDING_MAX = 1024
-"""Gap notices of a session that wait for a commit. The link reads no further with more: against the bounds on gaps
-count those of the state, so this is how far they can be passed."""
+"""Maximum number of gap notices of a session that wait for a commit; with more, the link stops reading. The bounds on
+gaps count only the state's, so they can be exceeded by this number."""
 SETTLED_MAX = 8192
-"""Items that one look at the state settles: a sender may repeat what is there at will, which takes several looks."""
+"""Maximum number of items settled in one call: a sender may repeat stored records at will, which then takes several
+calls."""
 RECOUNTED_MAX = 256
-"""Items among which a run of records is looked for again, after others were settled."""
+"""Maximum number of items that are checked for being one run again, after others were settled."""
 
 _RELAY = int(LaneFlag.RELAY)
 Acknowledge = Callable[[RangeSet], None]
@@ -33,7 +34,7 @@ Refuse = Callable[[RefuseCode, str, str], None]
 
 
 class SessionRefused(Exception):
-    """The session does not get its lane: ``LaneSession.opened`` ends with this."""
+    """The error with which ``LaneSession.opened`` ends if the session does not get its lane."""
 
     def __init__(self, code: RefuseCode, message: str, advice: str) -> None:
         super().__init__(message)
@@ -60,7 +61,7 @@ def bounds(item: PendingItem) -> tuple[int, int]:
 
 
 def weight(item: PendingItem) -> int:
-    """Return the bytes that an item counts as."""
+    """Return the counted bytes of an item."""
     return GAP_BYTES if isinstance(item, GapRange) else len(item.data)
 
 
@@ -73,12 +74,12 @@ class LaneClaim:
     def __init__(self, epoch: int, offered_end: int | None = None) -> None:
         self.epoch = epoch
         self.offered_end = offered_end
-        """Number after the last record that the sender's log had when it opened the lane; None when that is unknown."""
+        """Number after the last record of the sender's log when it opened the lane; None if unknown."""
         self.granted = False
-        """True once a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
+        """True when a chunk of this node has made ``epoch`` the lane's: the sessions may write until a higher one
         comes."""
         self.is_over = False
-        """True once an operator has decided about the lane: its next session needs another epoch, so the link ends."""
+        """True when an operator has decided about the lane: its next session needs another epoch, so the link ends."""
 
 
 class LaneSession:
@@ -86,11 +87,11 @@ class LaneSession:
 
     Args:
         claim: the lane's epoch.
-        acknowledge: called with the lane's ranges after each commit that took an item from here.
-        payload: the kind of the stream's payloads as the edge told it.
+        acknowledge: called with the lane's ranges after each commit with an item of the session.
+        payload: the kind of the stream's payloads, declared by the edge.
         origins: meanings of the numbers of origins in the lane's batches.
         flags: ``LaneFlag`` bits.
-        clocks: what the link has told of the clocks of the lane's log.
+        clocks: the link's notices of the clocks of the lane's log.
         refuse: called when the session must end after it was opened; before that, ``opened`` raises.
     """
 
@@ -144,7 +145,7 @@ class LaneSession:
         self.add_origins(origins)
         self.flags = flags
         self.is_relay = bool(flags & _RELAY)
-        """True when the session passes on another node's lane: it claims no epoch and is not fenced."""
+        """True when the session relays another node's lane: it claims no epoch and is not fenced."""
         self.acknowledge = acknowledge
         self.refuse = refuse
         self.items: deque[PendingItem] = deque()
@@ -152,38 +153,38 @@ class LaneSession:
         """Weight of the items."""
         self.run_first = 0
         self.run_end = -1
-        """Bounds of the items when they are records of one run, each where the one before ends; otherwise the end is
-        -1."""
+        """Bounds of the items if they are records of one run, each beginning at the end of the previous one; otherwise
+        the end is -1."""
         self.gaps_pending = 0
         """Gap notices among the items."""
         self.mark: Mark | None = None
         self.says_last_word = False
-        """True once the mark is the edge's last word."""
+        """True when the mark is the edge's last word."""
         self.trails = False
-        """True when the mark says something of records, or is the lane's first: it waits less long."""
+        """True when the mark covers new records, or is the lane's first: it waits less long."""
         self.known = RangeSet()
-        """Ranges that the shard held when the session began, or that were handed over since: counts the holes that the
-        sender leaves."""
+        """Ranges that the shard held when the session began, or received since: they count the holes that the sender
+        leaves."""
         self.gaps_told = RangeSet()
-        """Numbers that the sender itself said it lacks, and that are accounted for. Others' gaps are never acknowledged
-        to it: it may have the records, and would forget them."""
+        """Numbers that the sender itself reported as gaps, and that are accounted for. Gaps from others are never
+        acknowledged to it: it may have the records, and would forget them."""
         self.gaps_seen: GapSet | None = None
-        """Gaps of the lane when those that the sender did not tell were last sought among them."""
+        """Gaps of the lane at the last search for those that the sender did not report."""
         self.gaps_untold: list[Range] = []
         self.clocks = clocks if clocks is not None else ClockNotices()
         self.opened: asyncio.Future[RangeSet] = asyncio.get_running_loop().create_future()
         self.registered = False
         """True while the shard has the session."""
         self.closed = False
-        """True when the link is gone. Its items are still committed, unless a higher epoch comes first."""
+        """True when the link has ended. Its items are still committed, unless a higher epoch comes first."""
 
     def add_origins(self, origins: Iterable[Origin]) -> None:
-        """Take in origins; of one number the last told counts, and of too many those with the highest numbers."""
+        """Add origins; the last definition of a number counts, and of too many the highest numbers."""
         known = self.origins | by_number(origins)
         self.origins = {number: known[number] for number in sorted(known)[-ORIGINS_MAX:]}
 
     def append(self, item: PendingItem) -> None:
-        """Take an item behind the others."""
+        """Append an item."""
         first, end = bounds(item)
         if isinstance(item, GapRange):
             self.run_end = -1
@@ -196,7 +197,7 @@ class LaneSession:
         self.bytes += weight(item)
 
     def append_batches(self, batches: Iterable[tuple[BatchHeader, memoryview]], received: int) -> int:
-        """Take batches behind the other items: ``append``, without a call for each. Return their bytes."""
+        """Append batches, as ``append`` without a call for each. Return their bytes."""
         items, known, size = self.items, self.known, 0
         for header, data in batches:
             first = header.base_seq
@@ -212,7 +213,7 @@ class LaneSession:
         return size
 
     def drop_items(self) -> int:
-        """Drop all items. Return the bytes that this freed."""
+        """Drop all items. Return the freed bytes."""
         freed = self.bytes
         self.items.clear()
         self.bytes = self.gaps_pending = 0
@@ -230,34 +231,34 @@ class LaneSession:
 
     @property
     def opening(self) -> bool:
-        """Return whether the link still waits to hear that the epoch is taken."""
+        """Return whether the link still waits for the answer that the epoch is accepted."""
         return not self.opened.done()
 
     @property
     def ungranted(self) -> bool:
-        """Return whether a chunk has yet to make the epoch the lane's."""
+        """Return whether no chunk has made the epoch the lane's yet."""
         return self.opening and not self.granted
 
     def tells(self, held: LaneState) -> bool:
-        """Return whether the next chunk that has something of the session tells its topics and kind of payloads."""
-        # A relay only fills in for an edge that the hub has never heard.
+        """Return whether the next chunk with items of the session includes its topics and kind of payloads."""
+        # A relay declares them only for an edge from which the hub has never heard.
         return self.ungranted or (self.is_relay and not held.epoch)
 
     @property
     def pending(self) -> bool:
-        """Return whether a commit has something to do here."""
+        """Return whether the session has something to commit."""
         return bool(self.items) or self.mark is not None or self.opening or bool(self.clocks)
 
     @property
     def urgent(self) -> bool:
-        """Return whether there is more than a mark, which can wait."""
+        """Return whether more than a mark, which can wait, is pending."""
         return bool(self.items) or self.opening or (self.says_last_word and self.mark is not None)
 
     def settle(self, held: LaneState | None) -> int:
         """Remove the items and the mark that the state accounts for.
 
         Returns:
-            The bytes that this freed; more than 0 calls for an acknowledgement.
+            The freed bytes; more than 0 requires an acknowledgement.
         """
         if held is None:
             return 0
@@ -273,7 +274,7 @@ class LaneSession:
         return self._settle_one_by_one(held)
 
     def _settle_one_by_one(self, held: LaneState) -> int:
-        """Remove the items that the state accounts for, up to the first that it does not: they come in order."""
+        """Remove the items that the state accounts for, up to the first other one: they are in order."""
         items, freed = self.items, 0
         for _ in range(min(len(items), SETTLED_MAX)):
             item = items[0]
@@ -295,7 +296,7 @@ class LaneSession:
         return freed
 
     def _find_run(self) -> None:
-        """Note whether the items, all of records, are one run."""
+        """Note whether the items, all of them records, are one run."""
         self.run_first, self.run_end = 0, -1
         for index, item in enumerate(self.items):
             first, end = bounds(item)
@@ -307,26 +308,26 @@ class LaneSession:
             self.run_end = end
 
     def _settle_start(self, held: LaneState) -> int:
-        """Remove what the state has of a run that goes on behind it: more came while the chunk was written."""
+        """Remove the state's part of a longer run: more records came while the chunk was written."""
         end, freed, items = held.ranges.contiguous_end(self.run_first), 0, self.items
-        while bounds(items[0])[1] <= end:  # at the latest the last item lies behind it
+        while bounds(items[0])[1] <= end:  # ends at the last item, which is beyond ``end``
             freed += weight(items.popleft())
         self.run_first = bounds(items[0])[0]
         self.bytes -= freed
         return freed
 
     def acknowledged(self, held: LaneState) -> RangeSet:
-        """Return what the sender may forget: records that are held, and gaps that it told itself. The set is the
-        state's own when there is no other gap: do not change it."""
+        """Return the numbers that the sender may forget: held records, and its own gaps. Without other gaps, the set is
+        the state's own: the caller must not change it."""
         if not held.gaps:
             return held.ranges
-        if self.gaps_seen is not held.gaps:  # a state's gaps are replaced where a chunk changes them
+        if self.gaps_seen is not held.gaps:  # a chunk replaces a state's gaps when it changes them
             told = self.gaps_told
             untold = [part for gap in held.gaps for part in told.missing(gap.first, gap.end)]
             self.gaps_seen, self.gaps_untold = held.gaps, untold
         return held.ranges.minus(self.gaps_untold) if self.gaps_untold else held.ranges
 
     def is_late(self, held: LaneState) -> bool:
-        """Return whether the session lost its lane: a higher epoch came, or another session took the same one."""
+        """Return whether the session lost its lane: a higher epoch came, or another session has the same one."""
         epoch = self.claim.epoch
         return held.epoch >= epoch and not self.is_relay and (held.epoch > epoch or not self.claim.granted)

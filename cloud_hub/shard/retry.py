@@ -1,4 +1,4 @@
-"""Calls to a store in trouble, repeated without end: bounded waits, and log lines that grow rarer."""
+"""Calls to a failing store, repeated without end: bounded waits, and log lines at growing intervals."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TROUBLE = (StoreError, CodecError)
 
 
 class RetryLoop:
-    """The retries of one shard: waits that double, with jitter, and no last attempt.
+    """The retries of one shard: doubling waits, with jitter, and no last attempt.
 
     Args:
         name: the shard, for log lines.
-        retry_min_s, retry_max_s: waits double from the one to the other, with jitter.
+        retry_min_s, retry_max_s: shortest and longest wait; waits double in between, with jitter.
         random_bits: for the jitter.
-        patience_s: time in trouble after which ``on_long_trouble`` is called, after every further attempt that fails.
+        patience_s: time of failures from which on ``on_long_trouble`` is called after every failed attempt.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class RetryLoop:
         self._now = asyncio.get_running_loop().time
         self._repeats = Repeats()
         self._trouble_since: float | None = None
-        """Time of the first failure since the store last did all that it should."""
+        """Time of the first failure since the store last worked."""
         self.answered_at = self._now()
-        """Time on the loop's clock when the store last did all that it should; at first, when the waiting began."""
+        """Time on the loop's clock when the store last worked; at first, time of the start."""
 
     async def run(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the store answers, and return its answer.
 
-        An answer does not end trouble that there was before: a full disk can still be read.
+        An answer does not end earlier trouble: a full disk can still be read.
         """
         before = self._failures, self.trouble
         while True:
@@ -75,7 +75,7 @@ class RetryLoop:
             return result
 
     def answered(self) -> None:
-        """Note that the store does all that it should: trouble from now on is new trouble."""
+        """Note that the store works: a later failure is new trouble."""
         self.answered_at = self._now()
         if self.trouble is not None and self._trouble_since is not None:
             away = approximate_duration(self.answered_at - self._trouble_since)

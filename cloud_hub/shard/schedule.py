@@ -1,15 +1,15 @@
-"""The times at which a shard commits and looks for chunks of other nodes. Pure: the time is an argument."""
+"""The times at which a shard commits and reads chunks of other nodes. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 from weft.cloud_hub.settings import SequencerSettings
 
 HURRIED_S = 0.25
-"""Longest time between two commits while a link waits for acknowledgements before it may send on."""
+"""Longest time between two commits while a link needs acknowledgements before it may continue sending."""
 
 
 class CommitSchedule:
-    """Times of one shard's next commit and next look. They are seconds of one monotonic clock."""
+    """Times of one shard's next commit and next read of the log, in seconds of one monotonic clock."""
 
     def __init__(self, settings: SequencerSettings) -> None:
         self._settings = settings
@@ -21,7 +21,7 @@ class CommitSchedule:
 
     @property
     def look_at(self) -> float:
-        """Return the time at which the shard looks for chunks of other nodes."""
+        """Return the time at which the shard reads chunks of other nodes."""
         return self._last_look + (0.0 if self._look_now else self._settings.follow_interval_s)
 
     @property
@@ -30,16 +30,16 @@ class CommitSchedule:
         return self._last_look
 
     def look_now(self) -> None:
-        """Ask for a look at once: a reader waits for it."""
+        """Request a read at once: a reader waits for it."""
         self._look_now = True
 
     def commit_at(self, pending_bytes: int, *, urgent: bool, pending: bool, trailing: bool = False) -> float:
-        """Return the time at which a commit is due; infinity while nothing is pending.
+        """Return the time of the next commit; infinity while nothing is pending.
 
         Args:
             urgent: more than marks is pending.
             pending: anything is pending.
-            trailing: a mark is pending that says something of records, or the first of its lane.
+            trailing: a pending mark covers new records, or is its lane's first.
         """
         if pending_bytes >= self._settings.chunk_bytes_max:
             return float("-inf")
@@ -50,7 +50,7 @@ class CommitSchedule:
         return self._marks_at(trailing) if pending else float("inf")
 
     def marks_are_due(self, now: float, *, trailing: bool = False) -> bool:
-        """Return whether marks alone are reason enough for a chunk; ``trailing`` as in ``commit_at``."""
+        """Return whether marks alone are sufficient for a chunk; ``trailing`` as in ``commit_at``."""
         return self._marks_at(trailing) <= now
 
     def records_came(self, now: float) -> None:
@@ -59,7 +59,8 @@ class CommitSchedule:
             self._waiting_since = now
 
     def hurry(self) -> bool:
-        """Note that a link soon may send no more before the next commit. Return whether that brings it forward."""
+        """Note that a link will soon have to stop sending before the next commit. Return whether that advances the
+        commit."""
         if self._hurried or self._settings.commit_interval_s <= HURRIED_S:
             return False
         self._hurried = True
@@ -70,11 +71,11 @@ class CommitSchedule:
         self._last_look, self._look_now = now, False
 
     def wrote_chunk(self, now: float) -> None:
-        """Note that a chunk of this node is in the log: marks that are pending went with it."""
+        """Note that a chunk of this node is in the log, with all pending marks."""
         self._last_chunk = now
 
     def begin_commit(self) -> float | None:
-        """Return when the oldest records came that wait for this commit; None when none do."""
+        """Return the arrival time of the oldest records that wait for this commit; None without any."""
         since, self._waiting_since = self._waiting_since, None
         self._hurried = False
         return since
@@ -83,8 +84,8 @@ class CommitSchedule:
         """Note the end of a commit.
 
         Args:
-            since: what ``begin_commit`` returned.
-            records_left: the chunk had no room for all records, so the oldest of them wait since then.
+            since: the result of ``begin_commit``.
+            records_left: True if the chunk had no room for all records, so that the oldest have waited since then.
         """
         self._last_commit = self._last_look = now
         if records_left and self._waiting_since is None:

@@ -2,8 +2,8 @@
 
 The rules are in docs/architecture.md, "The commit at the hub".
 
-One rule governs all code here: whatever the store answers except a clean success, the log is read, and only the log
-says what happened. State changes only by applying chunks in order, and acknowledgements are read out of it.
+One rule governs all code here: after any answer of the store except a clear success, the log is read, and only the log
+decides the outcome. State changes only by applying chunks in order, and acknowledgements are derived from it.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class _Attempt(NamedTuple):
 class Sequencer:
     """Commits one shard. All methods belong to one event loop.
 
-    Order: batches of a session get offsets in the order in which they came, and are never moved behind later ones. A
-    session's epoch is durable before its first batch is taken and fences every older session, so no two sessions of a
-    lane interleave. A sender that sends in seq order thus gets offsets in seq order (I2); one that leaves a hole and
-    fills it later gets what it sent.
+    Order: batches of a session get offsets in the order of arrival, and are never moved behind later ones. A session's
+    epoch is durable before its first batch is accepted and fences every older session, so two sessions of a lane never
+    interleave. A sender that sends in seq order thus gets offsets in seq order (I2); for one that leaves a hole and
+    fills it later, offsets follow its sending order.
 
     Args:
         clock: the node's; while it is wrong, the shard writes nothing.
         random_bits: for nonces and jitter.
-        level: the cluster's level, which bounds what may be written.
+        level: the cluster's level, which limits the features that may be written.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Sequencer:
 
     @property
     def is_unavailable(self) -> bool:
-        """Return whether the store has been in trouble for so long that edges are better off with another node."""
+        """Return whether the store has failed for so long that edges should connect to another node."""
         return self._retry_loop.is_long
 
     @property
     def silent_s(self) -> float:
-        """Return the seconds since the store last did all that this shard asked of it."""
+        """Return the seconds since the store last worked for this shard."""
         return self._now() - self._retry_loop.answered_at
 
     @property
@@ -131,14 +131,14 @@ class Sequencer:
 
     @property
     def retries(self) -> int:
-        """Return the number of times that the store gave no answer and was asked again."""
+        """Return the number of retries because the store gave no answer."""
         return self._retry_loop.retries
 
     async def start(self) -> None:
         """Try to load the state, and begin to commit.
 
-        A damaged log or a store that does not answer is no error here: the shard is in trouble, and not ``loaded``
-        until that is over. The node's other shards work meanwhile.
+        A damaged log or a store that does not answer is not an error here: the shard has ``trouble``, and is not
+        ``loaded`` until it is over. The node's other shards work meanwhile.
         """
         self._task = asyncio.create_task(self._run(), name=f"sequencer-{self.log.shard}")
         await self._tried.wait()
@@ -151,7 +151,7 @@ class Sequencer:
         self._note_look()
 
     async def catch_up(self, age_s: float) -> None:
-        """Wait until the log was read up to its head ``age_s`` ago at most, for as long as the store works."""
+        """Wait until the log was read up to its head at most ``age_s`` ago, while the store works."""
         wanted = self._now() - age_s
         while self.is_running and self.trouble is None and self._schedule.last_look < wanted:
             self._looked.clear()
@@ -165,7 +165,7 @@ class Sequencer:
         self._looked.set()
 
     async def close(self) -> None:
-        """Stop. Pending items were not acknowledged, and their senders will offer them again."""
+        """Stop. Pending items are not acknowledged, so their senders will offer them again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -174,29 +174,31 @@ class Sequencer:
             RefuseCode.UNAVAILABLE, "the hub is shutting down", "connect to another node, or try again"
         )
 
-    # -- what links call
+    # -- called by links
 
     def no_room(self, lane: Lane, topics: list[str], origins: Sequence[Origin] = ()) -> Full | None:
-        """Return why the state has no room for a lane with these topic patterns and origins; None when it has."""
+        """Return the bound that leaves no room for a lane with these topic patterns and origins; None if there is
+        room."""
         return self._room.for_lane(self._state, lane, topics, origins)
 
     def open(self, session: LaneSession) -> None:
-        """Begin a session: ``session.opened`` gets the lane's ranges once its epoch is durable.
+        """Begin a session: ``session.opened`` gets the lane's ranges when its epoch is durable.
 
-        When the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
+        If the epoch is not higher than the lane's, the session is refused instead (IDENTITY_CONFLICT).
         """
         self.sessions.told.begins(session, self._state)
         self.sessions.add(session)
 
     def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
-        """Take further origins of a session's batches. Return why the state has no room for them; None when it has."""
+        """Add further origins of a session's batches. Return the bound that leaves no room for them; None if there is
+        room."""
         return self._room.tell_origins(session, self._state, origins)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
-        """Take verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
+        """Accept verified batches; their commit is acknowledged later. Return whether there is room for more; otherwise
         wait for it (``sessions.room``)."""
         held = self._state.lanes.get(session.lane)
-        # Records that heal the middle of a gap leave two gaps: the bound holds for them as well.
+        # Records that fill the middle of a gap leave two gaps, so the bound on gaps applies to them too.
         is_full = held is not None and held.gaps and self._room.gaps.is_full(self._state, session.lane)
         if held is not None and is_full and any(held.splits(header.base_seq, header.end_seq) for header, _ in batches):
             self.sessions.refuse_gaps(session, held)
@@ -205,7 +207,7 @@ class Sequencer:
         return self.sessions.take_batches(session, batches, self._clock.now())
 
     async def put_gap(self, session: LaneSession, gap: GapRange) -> None:
-        """Take a gap notice; it is committed and acknowledged as records are."""
+        """Accept a gap notice; it is committed and acknowledged like records."""
         await self.sessions.gap_room(session)
         held = self._state.lanes.get(session.lane, NOTHING)
         if self._room.gaps.is_full(self._state, session.lane) and not held.accounts_for(gap):
@@ -214,21 +216,22 @@ class Sequencer:
             await self.sessions.room(session)
 
     def put_clock(self, session: LaneSession, clock: ClockUpdate) -> None:
-        """Take a clock notice; the next chunk has it, so tell it before the batches of its boot."""
+        """Accept a clock notice; the next chunk has it, so it must come before the batches of its boot."""
         self.sessions.clock(session, clock)
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
-        """Take a mark; it is committed with the shard's next data, or alone after ``mark_interval_s`` at the latest."""
+        """Accept a mark; it is committed with the shard's next data, or alone after ``mark_interval_s`` at the
+        latest."""
         held = self._state.lanes.get(session.lane)
         self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
 
     def hurry(self) -> None:
-        """Commit sooner, once: a link has sent much of what it may send without an acknowledgement."""
+        """Commit sooner, once: a link has used much of its window."""
         if self._schedule.hurry():
             self._wake.set()
 
     def leave(self, session: LaneSession) -> None:
-        """Note that the link is gone."""
+        """Note the end of the link."""
         self.sessions.leave(session)
 
     # -- the loop
@@ -244,8 +247,8 @@ class Sequencer:
                     await self._follow()
                 self._retry_loop.answered()
             except Exception:
-                # A bug, or unforeseen input. Forgetting everything equals a restart of the process: what was
-                # not acknowledged comes again, and one bad link cannot stop the shard for the others.
+                # A bug, or unforeseen input. Forgetting everything is equivalent to a restart of the process: edges
+                # send unacknowledged records again, and one bad link cannot stop the shard for the others.
                 logger.exception("shard %d: unexpected failure, loading the state again from the store", self.log.shard)
                 self.sessions.refuse_all(RefuseCode.OVERLOADED, "the hub met an internal error", "connect again later")
                 await self._retry_loop.wait("an unexpected failure, see the log")
@@ -259,7 +262,7 @@ class Sequencer:
             self._looked.set()
 
     async def _work_is_due(self) -> bool:
-        """Wait until a commit is due (True), or a look at the chunks of other nodes (False)."""
+        """Wait until a commit is due (True), or a read of other nodes' chunks (False)."""
         while True:
             sessions, look_at = self.sessions, self._schedule.look_at
             urgent, pending, trailing = sessions.urgent, sessions.pending, sessions.trailing
@@ -270,7 +273,7 @@ class Sequencer:
             if wait <= 0:
                 return commit_at <= look_at
             self._wake.clear()
-            # With records waiting the commit's time is known: only a full chunk is a reason to look again before.
+            # With records waiting, the commit's time is known: only a full chunk is a reason to wake up before.
             sessions.wake_bytes = self._settings.chunk_bytes_max if urgent else 0
             try:
                 async with asyncio.timeout(wait):
@@ -290,12 +293,13 @@ class Sequencer:
             except CollectedPast:
                 await self._reload()
                 continue
-            # What was loaded and not added to is the log's own word, also where the log ends at the watermark.
+            # A state that was loaded and not extended is the log's own, even if the log ends at the watermark.
             loaded = self._state.n == self._loaded_n
             if loaded or not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
-        self.sessions.settle(self._state)  # nothing waits between the check above and the acknowledgements
+        # There is no await between the check above and the acknowledgements.
+        self.sessions.settle(self._state)
         self._snapshots.consider(self._state)
         now = self._now()
         self._schedule.end_commit(since, now, records_left=self.sessions.pending_bytes > 0)
@@ -329,7 +333,8 @@ class Sequencer:
     async def _place(self, drafted: Drafted) -> bool:
         """Try to make the draft the next chunk.
 
-        Return whether a chunk of this node was placed there. If not, the state may have moved on: build it again.
+        Return whether a chunk of this node was placed there. If not, the state may have advanced: build the chunk
+        again.
         """
         draft, folded = drafted
         n = draft.chunk.header.n
@@ -350,7 +355,7 @@ class Sequencer:
         return own
 
     async def _read_on(self) -> bool:
-        """Apply the following chunks, up to the log's head. Return whether a chunk of this node was among them."""
+        """Apply the following chunks, up to the log's head. Return whether one of them is this node's."""
         own = False
         self._others.look()
         async for chunk in self.log.indexes(self._state.n + 1):
@@ -382,15 +387,16 @@ class Sequencer:
         return attempt is not None
 
     async def _follow(self) -> None:
-        """Keep up with other nodes while there is nothing to commit, which serves readers and fences old sessions."""
-        try:  # nothing is acknowledged here, so the log's own, rarer look at the watermark is enough
+        """Read other nodes' chunks while there is nothing to commit, for readers and to fence old sessions."""
+        # Nothing is acknowledged here, so the log's own, rarer check of the watermark is enough.
+        try:
             await self._retry_loop.run(self._read_on)
         except CollectedPast:
             await self._reload()
 
     async def _reload(self) -> None:
         """Drop the state and load the newest, and refuse sessions that are not open yet."""
-        # Their attempts are forgotten, so an epoch in the loaded state could be theirs or another session's.
+        # The attempts are forgotten, so an epoch in the loaded state could be theirs or another session's.
         self.counters.reloads += 1
         self._attempts.clear()
         self._ended.clear()

@@ -1,4 +1,4 @@
-"""All link sessions of one shard: their pending items, its bound, and the sessions that are fenced."""
+"""All link sessions of one shard: their pending items and their bound, and the fencing of sessions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from weft.protocols.shard.shard_state import LaneState, ShardState
 from weft.replication.refusals import taken_before
 
 LOST_LANES_MAX = 4096
-"""Lanes of a shard of which edges say that this hub has lost records; the earliest goes first."""
+"""Maximum number of lanes of a shard with losses reported by edges; the earliest is dropped first."""
 
 
 RANGES_OPENED_MAX = 16_384
-"""Ranges of the lanes that one commit opens, about: each edge hears all of its lane's. The others are opened with the
-next one."""
+"""Approximate number of ranges of the lanes opened by one commit: each edge gets all of its lane's. Further lanes are
+opened with the next commit."""
 
 
 class ShardSessions:
     """Sessions of one shard and their pending items.
 
     Args:
-        bytes_max: past this much pending, ``room`` waits.
-        ranges_per_lane_max: a session that leaves more holes than this is refused.
-        wake: called when there is something new to commit.
+        bytes_max: pending bytes above which ``room`` waits.
+        ranges_per_lane_max: a session with more separate ranges than this is refused.
+        wake: called when there are new items to commit.
     """
 
     def __init__(self, bytes_max: int, ranges_per_lane_max: int, wake: Callable[[], None]) -> None:
@@ -42,25 +42,25 @@ class ShardSessions:
         self._active: dict[LaneSession, None] = {}
         self._room = asyncio.Event()
         self.pending_bytes = 0
-        """Bytes from links that are not committed yet."""
+        """Uncommitted bytes from links."""
         self.wake_bytes = 0
-        """Pending bytes below which nothing new brings the next commit forward: ``wake`` is not called before."""
+        """Pending bytes below which new items do not advance the next commit: ``wake`` is not called before."""
         self.behind: dict[Lane, int] = {}
-        """For lanes of open sessions: by how many nanoseconds the last mark lay before the moment that the edge had
-        named. Its clock was set back; the lane stands still until the clock has passed that moment."""
+        """For lanes of open sessions: nanoseconds by which the last mark was before an earlier one of the edge. Its
+        clock was set back; the lane does not advance until the clock has passed that moment."""
         self.lost: dict[Lane, RangeSet] = {}
-        """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last came."""
+        """Lane -> records that this hub had acknowledged to its edge, and did not hold when the edge last connected."""
         self.told = Told()
         self.refused = 0
-        """Sessions that were refused, since the start."""
+        """Number of refused sessions since the start."""
 
     def __iter__(self) -> Iterator[LaneSession]:
-        """Iterate over the sessions with something pending, longest waiting first."""
+        """Iterate over the sessions with pending items, the longest waiting first."""
         return iter(list(self._active))
 
     @property
     def count(self) -> int:
-        """Return the number of sessions, with and without something pending."""
+        """Return the number of sessions, with and without pending items."""
         return sum(map(len, self._lanes.values()))
 
     @property
@@ -70,7 +70,7 @@ class ShardSessions:
 
     @property
     def trailing(self) -> bool:
-        """Return whether a mark is pending that says something of records, or the first of its lane."""
+        """Return whether a pending mark covers new records, or is its lane's first."""
         return any(session.trails for session in self._active)
 
     @property
@@ -79,7 +79,7 @@ class ShardSessions:
         return bool(self._active)
 
     def add(self, session: LaneSession) -> None:
-        """Begin a session: its epoch is to be committed."""
+        """Begin a session, whose epoch has to be committed."""
         self._lanes.setdefault(session.lane, []).append(session)
         session.registered = True
         self._touch(session)
@@ -110,22 +110,22 @@ class ShardSessions:
         return self.pending_bytes < self._bytes_max
 
     async def room(self, session: LaneSession) -> None:
-        """Wait until less is pending than the bound, or the session is over."""
+        """Wait until the pending bytes are below the bound, or the session is over."""
         while self.pending_bytes >= self._bytes_max and session.registered and not session.closed:
             self._room.clear()
             await self._room.wait()
 
     async def gap_room(self, session: LaneSession) -> None:
-        """Wait until fewer gap notices of the session are pending than it may have, or it is over."""
+        """Wait until the session has fewer pending gap notices than its maximum, or is over."""
         while session.gaps_pending >= GAPS_PENDING_MAX and session.registered and not session.closed:
             self._room.clear()
             await self._room.wait()
 
     def mark(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
-        """Take a mark; only the newest mark of a session is committed.
+        """Accept a mark; only the newest mark of a session is committed.
 
         Args:
-            newest: the newest mark that the state has of the lane.
+            newest: the state's newest mark of the lane.
         """
         if session.registered:
             before = session.mark
@@ -140,13 +140,13 @@ class ShardSessions:
             self._touch(session)
 
     def clock(self, session: LaneSession, clock: ClockUpdate) -> None:
-        """Take a clock notice, which all sessions of the link with lanes of its log have then."""
+        """Accept a clock notice, for all sessions of the link with lanes of its log."""
         if session.registered:
             session.clocks.tell(clock)
             self._touch(session)
 
     def _compare(self, session: LaneSession, mark: Mark, newest: Mark | None) -> None:
-        """Note whether the edge's clock has been set back behind what it said before."""
+        """Note whether the edge's clock has been set back before its earlier mark."""
         said = mark.time
         if session.mark is not None and session.mark.time > said:
             said = session.mark.time
@@ -158,7 +158,8 @@ class ShardSessions:
             self.behind.pop(session.lane, None)
 
     def note_lost(self, lane: Lane, lost: RangeSet) -> None:
-        """Note what an edge, which has just come, says that this hub has lost of a lane; nothing ends it."""
+        """Note the losses of a lane that a newly connected edge reports; ``lost_of`` excludes records that come
+        back."""
         self.lost.pop(lane, None)
         if lost:
             self.lost[lane] = lost
@@ -166,7 +167,7 @@ class ShardSessions:
                 del self.lost[next(iter(self.lost))]
 
     def lost_of(self, lane: Lane, held: LaneState) -> LostRecords | None:
-        """Return which acknowledged records of a lane are not in the state again; None when there are none."""
+        """Return the lost records of a lane that are still missing in the state; None without any."""
         lost = self.lost.get(lane)
         if lost is None:
             return None
@@ -178,38 +179,39 @@ class ShardSessions:
         return LostRecords(sum(end - first for first, end in missing), missing[0][0])
 
     def leave(self, session: LaneSession) -> None:
-        """Note that the link is gone. What it brought is still committed, unless a new session opens first."""
+        """Note the end of the link. Its items are still committed, unless a new session opens first."""
         session.closed = True
         session.opened.cancel()
         if not session.items and not (session.says_last_word and session.mark is not None):
             self._forget(session)
 
     def fence(self, state: ShardState, lanes: Iterable[Lane]) -> None:
-        """Refuse the sessions that lost their lane: a higher epoch came, or another session took the same one."""
+        """Refuse the sessions that lost their lane: a higher epoch came, or another session has the same one."""
         for lane in lanes:
             held = state.lanes.get(lane)
             if held is not None:
                 self.fence_by(lane, held)
 
     def fence_pending(self, state: ShardState) -> None:
-        """Refuse the sessions that lost their lane and have something pending."""
+        """Refuse the sessions that lost their lane and have pending items."""
         for session in self:
             held = state.lanes.get(session.lane)
             if held is not None and session.is_late(held):
                 self.fence_by(session.lane, held)
 
     def fence_all(self, state: ShardState) -> None:
-        """Refuse the sessions that lost their lane, of a state that was loaded and not folded."""
+        """Refuse the sessions that lost their lane, by a state that was loaded, not folded."""
         self.fence(state, list(self._lanes))
 
     def fence_by(self, lane: Lane, held: LaneState) -> None:
-        """Refuse the sessions of a lane that lost it by this state."""
+        """Refuse the sessions of a lane that lost it, by its state."""
         for session in list(self._lanes.get(lane, ())):
             if session.is_late(held):
                 self._refuse_fenced(session, held)
 
     def end(self, lane: Lane) -> None:
-        """End the sessions of a lane about which an operator has decided. Edges come again with epochs of their own."""
+        """End the sessions of a lane about which an operator has decided. Edges connect again with epochs of their
+        own."""
         for session in list(self._lanes.get(lane, ())):
             if not session.is_relay:
                 session.claim.granted, session.claim.is_over = False, True
@@ -235,7 +237,7 @@ class ShardSessions:
                 session.clocks.settle(state)
             self.pending_bytes -= freed
             if session.opening:
-                if session.granted and room > 0:  # a relay may open a lane that no chunk has told of
+                if session.granted and room > 0:  # a relay may open a lane that is in no chunk yet
                     room -= len(held.ranges) if held is not None else 0
                     session.known = held.ranges.copy() if held is not None else session.known
                     session.opened.set_result(held.records if held is not None else RangeSet())
@@ -243,7 +245,7 @@ class ShardSessions:
                 session.acknowledge(session.acknowledged(held))
             del active[session]
             if session.pending:
-                active[session] = None  # behind those that have not had their turn
+                active[session] = None  # after those that have not had their turn
             elif session.closed:
                 self._forget(session)
         self._room.set()
@@ -259,7 +261,7 @@ class ShardSessions:
         session.closed = True
 
     def refuse_gaps(self, session: LaneSession, held: LaneState) -> None:
-        """End a session whose lane, or its edge, would have too many gaps."""
+        """End a session whose lane or edge would have too many gaps."""
         message = f"lane {session.lane} has {len(held.gaps)} gaps: it, or its edge, has the most that the hub keeps"
         self.refuse(session, RefuseCode.OVERLOADED, message, "raise the hub's limit, or give the edge a new log")
 

@@ -1,8 +1,8 @@
-"""The shards of a store as one hub process sees them: its own, and those of other processes while it needs them.
+"""The shards of a store in one hub process: its own, and those of other processes while it needs them.
 
-A process owns the shards whose number leaves its own number as the rest of a division by the number of processes. The
-log decides who writes, so owning is about cost alone: a process loads the shard of another when a link that could not
-reach the other comes, or a reader asks, and closes it after some minutes without either.
+A process owns the shards whose number modulo the number of processes is its own number. The log decides who writes, so
+ownership only concerns cost: a process loads another's shard for a link that could not reach the owner, or for a
+reader, and closes it after some minutes without either.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 IDLE_S = 300.0
 """Time after which the shard of another process is closed, when neither a link nor a reader has needed it."""
 LOAD_S_MAX = 10.0
-"""Longest time that a start or a request waits for a shard. It is loaded on, and counts as missing meanwhile."""
+"""Longest time that a start or a request waits for a shard. Loading continues, and the shard counts as missing
+meanwhile."""
 READ_AGE_S_MAX = 0.25
-"""Maximum age of another process's shard when a reader gets it."""
+"""Maximum age of another process's shard for a reader."""
 
 
 class Shards:
@@ -29,8 +30,8 @@ class Shards:
 
     Args:
         count: the number of shards of the store.
-        process, processes: this process's number, from 0, and how many share the shards.
-        make: makes the sequencer of a shard, not yet started.
+        process, processes: this process's number, from 0, and the number of processes that share the shards.
+        make: makes the sequencer of a shard, without starting it.
         idle_s: time without use after which a shard of another process is closed.
     """
 
@@ -44,13 +45,13 @@ class Shards:
         self._idle_s = idle_s
         self._now = asyncio.get_running_loop().time
         self._sequencers: dict[int, Sequencer] = {}
-        """Own shards from ``start`` on, and the others that are needed."""
+        """Own shards from ``start`` on, and needed ones of others."""
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._used_at: dict[int, float] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[Sequencer]:
-        """Iterate over the shards that this process holds at the moment, by number."""
+        """Iterate over the shards that this process holds at present, by number."""
         return iter([self._sequencers[shard] for shard in sorted(self._sequencers)])
 
     @property
@@ -63,12 +64,12 @@ class Shards:
         return shard % self.processes
 
     async def start(self) -> None:
-        """Load the own shards. One that cannot be loaded is in trouble and tried again; the others work meanwhile."""
+        """Load the process's own shards. A shard that cannot be loaded is retried; the others work meanwhile."""
         self._sweeper = asyncio.create_task(self._sweep(), name="idle-shards")
         await asyncio.gather(*(self.get(shard) for shard in range(self.process, self.count, self.processes)))
 
     async def get(self, shard: int) -> Sequencer:
-        """Return a shard's sequencer, started. It may still not be loaded: it is in trouble then, or slow."""
+        """Return a shard's started sequencer. If it is not loaded, it has trouble, or is slow."""
         self._used_at[shard] = self._now()
         if shard not in self._sequencers:
             if self.owner(shard) != self.process:
@@ -82,7 +83,7 @@ class Shards:
 
     async def all(self) -> list[Sequencer]:
         """Return every shard of the store, by number, for a reader. Those of other processes were read up to the log's
-        head ``READ_AGE_S_MAX`` ago at most, unless the store is in trouble."""
+        head at most ``READ_AGE_S_MAX`` ago, unless the store fails."""
         sequencers = await asyncio.gather(*(self.get(shard) for shard in range(self.count)))
         others = [each for each in sequencers if self.owner(each.log.shard) != self.process]
         if others:
@@ -103,7 +104,7 @@ class Shards:
         while True:
             await asyncio.sleep(self._idle_s / 10)
             for shard in list(self._sequencers):
-                if not self._is_idle(shard):  # asked again for each: closing one takes time, in which a link may come
+                if not self._is_idle(shard):  # again: a link may have come during a close
                     continue
                 sequencer = self._sequencers.pop(shard)
                 del self._starts[shard]

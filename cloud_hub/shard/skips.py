@@ -1,7 +1,7 @@
-"""Offsets that an operator takes out of a stream's table: their records cannot become rows (``weft hub skip``).
+"""Offsets that an operator skips in a stream's table: their records cannot become rows (``weft hub skip``).
 
-The range stands in the log, as a SKIP record with the records that it is and with the reason. Every hub node passes it
-over, whichever of them makes the next rows, and completeness and audit name it.
+The log has the range as a SKIP record, with its records and the reason. Every hub node that makes rows skips it, and
+completeness and audit report it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from weft.storage.chunk_log import ShardLog
 
 
 class CannotSkip(Exception):
-    """A range that cannot be skipped as it was named."""
+    """A range that cannot be skipped."""
 
 
 async def skip(  # noqa: PLR0917
     state: ShardState, log: ShardLog, stream: StreamKey, first: int, end: int, reason: str
 ) -> Ending:
-    """Plan to take offsets ``[first, end)`` of a stream out of its table; nothing when they are out already.
+    """Plan to skip offsets ``[first, end)`` in a stream's table; nothing if they are skipped already.
 
     Raises:
-        CannotSkip: not all of them are there, some are skipped already, or their records cannot be named.
+        CannotSkip: the log does not have all of them, some are skipped already, or their records cannot be identified.
         StoreError, Corrupt: the log cannot be read.
     """
     log_end = state.next_offset.get(stream, 0)
@@ -75,7 +75,7 @@ async def _section_runs(
 ) -> Iterable[SkippedRun]:
     after = section.base_offset + section.count
     if first <= section.base_offset and after <= end:
-        # The index knows all records of the section, which may be unreadable.
+        # The index has all records of the section, which itself may be unreadable.
         return _indexed(chunk.footer.lanes, section)
     try:
         data = await log.section(chunk.header.n, section)

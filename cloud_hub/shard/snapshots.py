@@ -1,4 +1,4 @@
-"""Snapshots of a shard's state, so that a node starts from the newest one instead of the log's first chunk."""
+"""Snapshots of a shard's state: a node starts from the newest one instead of the log's first chunk."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from weft.storage.object_store import AlreadyExists, StoreError
 logger = logging.getLogger(__name__)
 
 LANES_INLINE = 512
-"""Number of lanes up to which a state is encoded at once, in about 2 ms; a larger one takes a thread."""
+"""Number of lanes up to which a state is encoded on the event loop, in about 2 ms; a larger one in a thread."""
 WRITTEN_PER_THINNING = 8
-"""Number of snapshots after which old ones are deleted: looking for them takes a listing."""
+"""Number of snapshots after which old ones are deleted, which takes a listing."""
 
 
 async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool:
@@ -27,10 +27,10 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
     Losing the swap to another node is fine: its snapshot serves as well.
 
     Returns:
-        Whether the manifest now names this snapshot.
+        True if the manifest now names this snapshot.
 
     Raises:
-        StoreError: the outcome is unknown. The next snapshot will do.
+        StoreError: the outcome is unknown. The next snapshot replaces this one.
     """
     manifest, etag = await log.manifest()
     if manifest.snapshot_n >= n:
@@ -40,7 +40,7 @@ async def write_snapshot(log: ShardLog, n: int, data: bytes, nonce: int) -> bool
 
 
 class Snapshotter:
-    """Decides when a snapshot is due, and writes it beside the commits. One per shard.
+    """Decides when a snapshot is due, and writes it concurrently with commits. One per shard.
 
     Args:
         monotonic: seconds.
@@ -82,7 +82,7 @@ class Snapshotter:
             return
         self.loaded(state.n)
         if not state.is_whole:
-            return  # of a log that holds more than this release keeps: a later release makes its snapshots
+            return  # the log has features that this release does not keep: a later release makes its snapshots
         self._task = asyncio.create_task(self._write(state.n, state.freeze(), len(state.lanes)))
 
     async def _write(self, n: int, encode: Callable[[], bytes], lanes: int) -> None:

@@ -1,4 +1,4 @@
-"""Chunks of a shard in memory, whole: one GET for each, however many streams have records in it."""
+"""Whole chunks of a shard in memory: one GET for each, even if many streams have records in it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ READ_AHEAD = 4
 
 
 class ChunkCache:
-    """The chunks of one shard that were read last. Serves any number of tasks of one event loop.
+    """The last read chunks of one shard. Serves any number of tasks of one event loop.
 
     Args:
-        bytes_max: chunks beyond this are forgotten, longest unused first; the newest stays.
+        bytes_max: chunks beyond this are dropped, the longest unused first; the newest remains.
     """
 
     def __init__(self, log: ShardLog, bytes_max: int) -> None:
@@ -33,10 +33,10 @@ class ChunkCache:
         self._extending = asyncio.Lock()
 
     def indexes(self, first_n: int, last_n: int | None = None) -> AsyncIterator[Chunk]:
-        """Yield indexes as ``ShardLog.indexes``, with the chunks behind them in memory.
+        """Yield indexes as ``ShardLog.indexes``, and keep their chunks in memory.
 
         Args:
-            last_n: end of what the caller knows to be there: nothing beyond is asked for.
+            last_n: last chunk that the caller knows to exist: later ones are not requested.
         """
 
         async def read(n: int) -> Chunk | None:
@@ -59,7 +59,7 @@ class ChunkCache:
         return data
 
     async def extend(self, state: ShardState) -> bool:
-        """Apply the chunks after ``state.n``, as many as stay in memory together. Return whether there may be more.
+        """Apply the chunks after ``state.n``, as many as fit into memory together. Return whether there may be more.
 
         Raises:
             Corrupt, CollectedPast: as ``ShardLog.extend``.
@@ -69,13 +69,13 @@ class ChunkCache:
             async for chunk in self.indexes(state.n + 1):
                 state.apply(chunk)
                 taken += len(self._chunks[state.n][1]) if state.n in self._chunks else self._bytes_max
-                # What is read ahead needs some room, too.
+                # Half of the room is left for chunks that are read ahead.
                 if 2 * taken >= self._bytes_max:
                     return True
         return False
 
     def clear(self) -> None:
-        """Forget every chunk."""
+        """Drop every chunk."""
         self._chunks.clear()
         self._bytes = 0
 
@@ -92,7 +92,7 @@ class ChunkCache:
     def _fetched(self, n: int, task: asyncio.Task[Chunk | None]) -> None:
         del self._reading[n]
         if not task.cancelled():
-            task.exception()  # those who wait for it have it
+            task.exception()  # the waiting tasks get the error
 
     async def _fetch(self, n: int) -> Chunk | None:
         found = await self._log.whole(n)

@@ -12,9 +12,9 @@ from weft.storage.table.rows import FIXED_COLUMNS, row_schema, usable_fields
 
 
 def table_schema(columns: Collection[tuple[str, str]], payload: PayloadKind) -> pa.Schema:
-    """Return the columns of ours that a table has, from (name, Delta type) of all of them.
+    """Return Weft's own columns of a table, from (name, Delta type) of all its columns.
 
-    A table of an earlier release lacks ``LATER_COLUMNS``, or has one of its owner's by such a name.
+    A table of an earlier release lacks ``LATER_COLUMNS``, or has a column of its owner with such a name.
     """
     schema = row_schema(level_columns(columns), payload)
     for name in LATER_COLUMNS:
@@ -26,13 +26,13 @@ def table_schema(columns: Collection[tuple[str, str]], payload: PayloadKind) -> 
 def level_columns(columns: Iterable[tuple[str, str]]) -> list[str]:
     """Return the columns for topic levels, from (name, Delta type) of all columns of a table, in the table's order.
 
-    A column of another type is not ours: it is left alone, and null in new rows.
+    A column of another type is its owner's: it is not changed, and null in new rows.
     """
     return [name for name, kind in columns if name not in FIXED_COLUMNS and kind == "string"]
 
 
 def levels_of(schema: pa.Schema) -> list[str]:
-    """Return the columns for topic levels of a schema that ``row_schema`` made."""
+    """Return the columns for topic levels of a schema from ``row_schema``."""
     return [name for name in schema.names if name not in FIXED_COLUMNS]
 
 
@@ -42,7 +42,7 @@ def new_columns(names: Collection[str], told: Iterable[str]) -> list[str]:
 
 
 def lacking(names: Iterable[str]) -> list[str]:
-    """Return which of ``LATER_COLUMNS`` a table lacks and can get: Spark and Delta take names that differ in case only
-    for one."""
+    """Return those of ``LATER_COLUMNS`` that a table lacks and can get: Spark and Delta treat names that differ only in
+    case as one."""
     taken = {name.casefold() for name in names}
     return [name for name in LATER_COLUMNS if name not in taken]

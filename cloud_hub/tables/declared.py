@@ -22,7 +22,7 @@ class Declared:
         self._warned: set[PayloadKind] = set()
 
     def levels(self) -> list[str]:
-        """Return the named topic levels, in the order in which the log first named them."""
+        """Return the named topic levels, in the order of their first appearance in the log."""
         return [name for view in self._views for name in view.state.stream_fields(self._tenant, self._stream)]
 
     def payload(self) -> PayloadKind:
@@ -40,9 +40,10 @@ class Declared:
         return topics
 
     def compare(self, chunk: Chunk, made_for: PayloadKind) -> None:
-        """Warn once of each payload kind in this chunk that the table was not created for.
+        """Warn once about each payload kind in this chunk that differs from the table's.
 
-        An edge declares its kind in the chunk that opens its session, so no lane of the state has to be looked at here.
+        An edge declares its kind in the chunk that opens its session, so the lanes of the state need not be checked
+        here.
         """
         for lane in chunk.footer.lanes:
             if lane.payload is None or (lane.tenant, lane.stream) != (self._tenant, self._stream):

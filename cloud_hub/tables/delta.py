@@ -1,7 +1,7 @@
 """A Delta table through deltalake: every call that blocks, in one place.
 
-A ``DeltaHandle`` is one reading of the table. A decision made from it is committed through it, and only on top of the
-version that it has seen: deltalake does not refuse a transaction version that is already there.
+A ``DeltaHandle`` is one reading of the table. A decision based on it is committed through it, and only on top of the
+version that it has read: deltalake does not refuse a transaction version that exists already.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCAN_ROWS = 128 << 10
 
 
 class DataFile(NamedTuple):
-    """A Parquet file of a table, as its log names it."""
+    """A Parquet file in a table's log."""
 
     path: str
     """Relative to the table."""
@@ -47,7 +47,7 @@ async def in_thread(call: Callable[[], T]) -> T:
 
     Raises:
         TableConflict: another writer was first.
-        TableError: anything else, Rust panics included.
+        TableError: any other error, including Rust panics.
     """
     return await asyncio.to_thread(guarded, call)
 
@@ -71,7 +71,7 @@ class DeltaHandle:
 
     @property
     def version(self) -> int:
-        """Return the version that was read, or committed last through this handle."""
+        """Return the version that this handle has read, or committed last."""
         return int(self._table.version())
 
     def position(self, app_id: str) -> int:
@@ -83,7 +83,7 @@ class DeltaHandle:
         return transaction(self._table, app_id)
 
     def columns(self) -> list[tuple[str, str]]:
-        """Return (name, type) of the columns, in the table's order. Nested types read "nested"."""
+        """Return (name, type) of the columns, in the table's order. A nested type is "nested"."""
         return [
             (field.name, field.type.type if isinstance(field.type, PrimitiveType) else "nested")
             for field in self._table.schema().fields
@@ -101,7 +101,7 @@ class DeltaHandle:
         """Change some of the table's properties.
 
         Raises:
-            TableConflict: the table is not what this handle has seen.
+            TableConflict: the table has changed since this handle read it.
         """
         commit = CommitProperties(max_commit_retries=0, custom_metadata={ACTIONS_KEY: 1})
         alter = self._table.alter
@@ -111,7 +111,7 @@ class DeltaHandle:
         """Add text columns. Existing rows have null there.
 
         Raises:
-            TableConflict: the table is not what this handle has seen.
+            TableConflict: the table has changed since this handle read it.
         """
         add_columns(self._table, [Field(name, PrimitiveType("string"), nullable=True) for name in names])
 
@@ -119,8 +119,8 @@ class DeltaHandle:
         """Add files and move the positions, in one version.
 
         Raises:
-            TableConflict: the table is not what this handle has seen. Whether it was changed by an earlier attempt of
-                this very commit, only a new reading tells.
+            TableConflict: the table has changed since this handle read it. Only a new reading shows whether an earlier
+        attempt of this very commit changed it.
         """
         adds = [_add(file, data_change=True) for file in files]
         self._write(adds, positions, schema)
@@ -137,11 +137,11 @@ class DeltaHandle:
     def _write(self, actions: list[Any], transactions: Mapping[str, int], schema: pa.Schema) -> None:
         made = self.version + 1
         write(self._table, actions, transactions, schema)
-        # The handle does not follow by itself, and the newest version may be another writer's by now.
+        # The handle does not follow by itself, and the newest version may already be another writer's.
         self._table.load_as_version(made)
 
     def files(self) -> list[DataFile]:
-        """Return the files of this version whose statistics name one shard and an offset range; others are left out."""
+        """Return the files of this version whose statistics have one shard and an offset range; others are left out."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         wanted = ["min._shard", "max._shard", "min._offset", "max._offset", "num_records"]
         if any(name not in actions.column_names for name in wanted):
@@ -156,7 +156,7 @@ class DeltaHandle:
         ]  # fmt: skip
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of this version, some columns of them, in no order, a bounded number at a time.
+        """Yield some columns of all rows of this version, in no order, a bounded number at a time.
 
         Raises:
             TableError: a file cannot be read, or a page does not match its checksum.

@@ -8,13 +8,13 @@ __all__ = ["StreamStopped", "TableConflict", "TableDiverged", "TableError"]
 
 
 class TableDiverged(TableError):
-    """A table that holds rows of another history than the log's. No more rows are added to it: they would be doubled
-    or missing among those that are there."""
+    """A table with rows of another history than the log's. No more rows are added to it, since some would be doubled or
+    missing."""
 
 
 class StreamStopped(TableError):
     """Records of one shard that cannot become rows. The shard's later records of the stream wait behind them; other
-    shards, and other streams, go on."""
+    shards and other streams continue."""
 
     def __init__(self, table: str, shard: int, first: int, end: int, failure: Exception) -> None:
         self.shard, self.first, self.end = shard, first, end

@@ -31,13 +31,13 @@ class LastChunk(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Extent to which a shard's log was taken."""
+    """Position up to which a shard's log was read."""
 
     end: int
     """Offset after the last record."""
     source: LastChunk
     next_n: int
-    """Chunk of the next offset, or one before it."""
+    """Chunk of the next offset, or an earlier one."""
 
 
 class _Taken(NamedTuple):
@@ -70,11 +70,11 @@ class Gatherer:
         """Add the rows of ``[first, end)`` to a file, until the budget of the step is spent or the file is full.
 
         Args:
-            n: chunk in or behind which the first record is.
-            shares: number of shards that have the budget together.
+            n: chunk of the first record, or an earlier one.
+            shares: number of shards that share the budget.
 
         Raises:
-            StreamStopped: the first record cannot become a row. Before a later one like that, the file just ends.
+            StreamStopped: the first record cannot become a row. If a later one cannot, the file ends before it.
             NotFound, Corrupt: the log cannot be read.
         """
         settings = self._settings
@@ -107,7 +107,7 @@ class Gatherer:
         raise TableError(f"{self._key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
 
     async def pass_over(self, view: ShardView, n: int, end: int) -> Gathered:
-        """Return how far a shard's log is taken when everything before ``end`` is.
+        """Return the position in a shard's log after everything before ``end``.
 
         Raises:
             NotFound, Corrupt: the log cannot be read.
@@ -131,7 +131,8 @@ class _Making(NamedTuple):
     payload: PayloadKind
 
     async def rows(self, first: int, end: int, budget: TurnBudget) -> _Taken:
-        """Add rows of ``[first, end)`` until the budget is spent. Return how far that went, and why not further."""
+        """Add rows of ``[first, end)`` until the budget is spent. Return the reached offset, and the reason for
+        stopping."""
         try:
             data = await self.view.chunks.section(self.chunk.header.n, self.section)
         except CodecError as error:
@@ -141,7 +142,7 @@ class _Making(NamedTuple):
     def _add(self, data: memoryview | bytes, first: int, end: int, budget: TurnBudget) -> _Taken:
         at, failure = first, None
         for joined in (True, False):
-            # What could not be made is tried once more, each batch by itself: that tells which one it is.
+            # After an error, each batch is tried on its own, to find the failing one.
             rows = section_rows(
                 self.section, data, self.chunk.footer.lanes, self.view.shard, levels_of(self.out.schema),
                 self.declared.topics(self.view), at, end, payload=self.payload, clocks=self.chunk.footer.clocks,
@@ -162,7 +163,7 @@ class _Making(NamedTuple):
         return _Taken(at, failure, self._end_of_entry(data, at))
 
     def _end_of_entry(self, data: memoryview | bytes, offset: int) -> int:
-        """Return the offset after the batch that an offset is in; the end of the section when that cannot be seen."""
+        """Return the offset after the batch of an offset; the end of the section if the batch is unreadable."""
         end = self.section.base_offset
         try:
             for entry in section_entries(self.section, data, self.chunk.footer.lanes):
@@ -175,7 +176,7 @@ class _Making(NamedTuple):
 
 
 def section_of(chunk: Chunk, stream: StreamKey, offset: int) -> StreamSection | None:
-    """Return the section of a stream in a chunk, if it goes on at or after an offset."""
+    """Return the section of a stream in a chunk, if it has records at or after an offset."""
     for section in chunk.footer.streams:
         if (section.tenant, section.stream) == stream:
             return section if section.base_offset + section.count > offset else None
@@ -183,8 +184,8 @@ def section_of(chunk: Chunk, stream: StreamKey, offset: int) -> StreamSection | 
 
 
 def not_skipped(skips: Sequence[Skip], first: int, end: int) -> tuple[int, int]:
-    """Return the first run of offsets of ``[first, end)`` that no operator took out; an empty one at its end if there
-    is none."""
+    """Return the first run of offsets of ``[first, end)`` that no operator skipped; an empty one at its end if there is
+    none."""
     for skip in skips:
         if skip.first <= first < skip.end:
             first = min(skip.end, end)

@@ -1,7 +1,7 @@
 """Maintenance of a table: joining small files, checkpoints, and removing files that are no longer needed.
 
-deltalake's own ``optimize`` and hooks are not used because they sync nothing: a power cut could leave a version that
-names files whose bytes are gone. Here everything is durable before something depends on it.
+deltalake's own ``optimize`` and hooks are not used because they sync nothing: a power cut could leave a version with
+files whose bytes are gone. Here every file is durable before a version depends on it.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ class Maintenance:
 
     @property
     def is_due(self) -> bool:
-        """Return whether ``maintain`` has something to look at."""
+        """Return whether ``maintain`` has something to check."""
         due = self._tierer.version - self._seen_version >= self._settings.compact_files_min
         return self._tierer.version >= 0 and (due or self._vacuum_due or not self._looked)
 
     async def maintain(self) -> None:
-        """Do the maintenance that is due. Cheap when there is none: the table is opened once in ``compact_files_min``
+        """Do the due maintenance. It is cheap if none is due: the table is opened once in ``compact_files_min``
         versions.
 
         Raises:
-            TableError: the table cannot be read or changed; what was done before stays done.
+            TableError: the table cannot be read or changed; earlier steps remain done.
             StoreError: the store did not answer.
         """
         if not self.is_due:
@@ -85,7 +85,7 @@ class Maintenance:
         vacuum_due = self._vacuum_due
         self._looked = True
         handle = await self._tierer.take()
-        # A conflict means that another writer is at work on the table: the next time will do.
+        # A conflict means that another writer is changing the table: the next round tries again.
         conflict = True
         with suppress(TableConflict):
             await self.compact(handle)
@@ -99,7 +99,8 @@ class Maintenance:
             await self._tierer.keep(handle)
 
     async def compact(self, handle: DeltaHandle) -> int:
-        """Join neighbouring small files of a shard. Return how many files went. One rewrite per shard and call.
+        """Join neighbouring small files of a shard. Return the number of replaced files. One rewrite per shard and
+        call.
 
         Raises:
             TableConflict: another writer was first; nothing changed.
@@ -107,7 +108,7 @@ class Maintenance:
         columns = await in_thread(handle.columns)
         schema = table_schema(columns, await in_thread(handle.payload))
         if len(schema) != len(columns):
-            # A table with columns of its owner's is the owner's to rewrite.
+            # A table with columns of its owner is left to the owner for rewriting.
             return 0
         files = await in_thread(handle.files)
         gone = 0
@@ -122,7 +123,7 @@ class Maintenance:
         handle.replace(run, joined, self._now_ms(), schema)
 
     async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> tuple[Sequence[DataFile], DataFile]:
-        """Join files, at least two and as many as the time allows. Return those, and the file that has their rows."""
+        """Join files, at least two and as many as the time allows. Return them, and the file with their rows."""
         out = await in_thread(lambda: ParquetFile(schema))
         until = self._monotonic() + self._settings.join_seconds_max
         for at, file in enumerate(run):
@@ -157,7 +158,7 @@ class Maintenance:
 
 
 def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[DataFile]]:
-    """Return for each shard with enough small files the neighbours that one rewrite joins, offsets ascending.
+    """Return for each shard with enough small files the neighbours for one rewrite, offsets ascending.
 
     Neighbours, so that the joined file still has a narrow range of offsets, by which readers skip it. And files of like
     size: a joined file has ``compact_files_min`` times the records of each of its parts, or it is not small any more.
@@ -213,7 +214,7 @@ def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the table's present columns: columns added later are null."""
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     for group in range(file.num_row_groups):
-        # Row groups are bounded by what their rows take in memory. Rows of several may take far more.
+        # A row group is bounded by the memory of its rows. Rows of several could take far more.
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
             columns = [
                 batch.column(field.name).cast(field.type)

@@ -14,8 +14,8 @@ from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 PAGE_ROWS_MAX = 8 << 10
-"""Rows of a page. Readers that know page indexes, as Spark, read of a row group only the pages with their time: an hour
-of five days is a hundredth of the table, and often a small part of one row group."""
+"""Rows of a page. Readers with support for page indexes, such as Spark, read only the pages of a row group with their
+time: an hour of five days is a hundredth of the table, and often a small part of one row group."""
 ROW_GROUP_BYTES_MAX = 64 << 20
 _COUNTERS = dict.fromkeys(("_offset", "_seq", "_time", "_received"), "DELTA_BINARY_PACKED")
 """Columns that mostly count up: a byte or two per value instead of eight."""
@@ -25,7 +25,7 @@ _CONTENT = {"_headers", "payload", BYTES_COLUMN}
 
 
 class ParquetFile:
-    """A collector of one shard's rows, offsets ascending, that becomes the bytes of a file. Its methods block."""
+    """A collector of one shard's rows, offsets ascending, for the bytes of a file. Its methods block."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -42,7 +42,7 @@ class ParquetFile:
         self.rows = 0
 
     def add(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take rows of the schema. They are compressed a row group at a time."""
+        """Add rows of the schema. They are compressed a row group at a time."""
         for batch in batches:
             self._groups.add(batch)
             self.rows += batch.num_rows

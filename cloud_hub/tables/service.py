@@ -26,10 +26,10 @@ from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUn
 
 _logger = logging.getLogger(__name__)
 EXPECTED = (TableError, StoreError, StoreUnfit, NotFound, CodecError, CollectedPast)
-"""Errors of a round that may be gone in the next."""
+"""Errors of a round that may not occur in the next."""
 
 SLICE_STREAMS = 200
-"""Streams that are looked at without a pause."""
+"""Number of streams that are checked without a pause."""
 
 
 class ShardPosition(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class ShardPosition(msgspec.Struct, frozen=True):
 
 
 class StoppedRange(msgspec.Struct, frozen=True):
-    """Records of one shard that cannot become rows: the shard's later ones wait behind them."""
+    """Records of one shard that cannot become rows; the shard's later ones wait behind them."""
 
     shard: int
     first: int
@@ -65,7 +65,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     rows_moved: int
     """Rows moved since this node started."""
     committed_at: int | None
-    """Time when this node last moved rows (ns since 1970)."""
+    """Time at which this node last moved rows (ns since 1970)."""
     error: str | None
     """Error of the last round; None when it succeeded."""
     stopped: list[StoppedRange]
@@ -105,8 +105,8 @@ class _Stream:
 class TableService:
     """A service that finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
 
-    Nothing that goes wrong with a table or the store ends it: the error stands in ``status`` and the next round tries
-    again. Several nodes may run it on one store; they waste work, and double nothing.
+    An error of a table or the store does not end it: ``status`` has the error and the next round tries again. Several
+    nodes may run it on one store: they repeat work, but never double rows.
 
     Args:
         clock: nanoseconds since 1970.
@@ -130,7 +130,7 @@ class TableService:
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
         self._read_at: dict[int, float] = {}
-        """Shard -> when it was last read up to the head of its log."""
+        """Shard -> time at which it was last read up to the head of its log."""
         self._repeats = Repeats()
         self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
         self.error: str | None = None
@@ -141,7 +141,7 @@ class TableService:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="weft-tables")
 
     async def close(self) -> None:
-        """Stop. A commit under way may still happen; the next reader sees how far it got."""
+        """Stop. A commit in progress may still succeed; the next reader of the table sees its outcome."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -154,7 +154,8 @@ class TableService:
         return self._task is not None and not self._task.done()
 
     def status(self, limit: int | None = None) -> list[TableStatus]:
-        """Return the status of known streams by tenant and name; of more than ``limit``, first of those in trouble."""
+        """Return the status of known streams by tenant and name; if they are more than ``limit``, failing ones come
+        first."""
         keys = sorted(self._streams)
         if limit is not None and len(keys) > limit:
             keys = sorted(sorted(keys, key=lambda key: self._streams[key].error is None)[:limit])
@@ -167,11 +168,11 @@ class TableService:
 
     @property
     def stopped(self) -> int:
-        """Return the number of tables that wait behind records which cannot become rows."""
+        """Return the number of tables that wait behind records that cannot become rows."""
         return sum(bool(stream.tierer.stopped) for stream in self._streams.values())
 
     def rows(self, tenant: str, stream: str) -> int | None:
-        """Return how many records of a stream are table rows, or skipped, as last seen; None while that is unknown."""
+        """Return the number of a stream's records that are table rows, or skipped, as last seen; None while unknown."""
         found = self._streams.get((tenant, stream))
         return sum(found.tierer.positions.values()) if found and found.tierer.positions else None
 
@@ -181,27 +182,27 @@ class TableService:
         return found.tierer.positions.get(shard) if found else None
 
     def positions(self) -> list[tuple[int, float, dict[StreamKey, int]]]:
-        """Return shard, monotonic time and next offsets by stream, as each shard's log was last read."""
+        """Return shard, monotonic time and next offsets by stream, at the last read of each shard's log."""
         at = self._read_at
         return [(view.shard, at[view.shard], view.state.next_offset) for view in self._views if view.shard in at]
 
     def table(self, tenant: str, stream: str) -> tuple[TableStatus, list[tuple[str, str]]] | None:
-        """Return the status of a stream's table, and name and type of its columns; None while it was not read yet."""
+        """Return the status of a stream's table, and name and type of its columns; None before it was read."""
         found = self._streams.get((tenant, stream))
         if found is None or found.tierer.version < 0:
             return None
         return found.status((tenant, stream)), found.tierer.columns
 
     async def first_untabled(self, shard: int) -> int | None:
-        """Return the number of the first chunk of a shard with records that a table lacks; None while it is not certain
-        that the tables are sound. Raises as ``tabled.first_untabled``."""
+        """Return the number of the first chunk of a shard with records that a table lacks; None while the tables are
+        not known to be sound. Raises as ``tabled.first_untabled``."""
         view = next((view for view in self._views if view.shard == shard), None)
         if view is None or self.error is not None:
             return None
         return await first_untabled(self._store, view.log, view.state, self._in_trouble)
 
     def error_of(self, key: StreamKey) -> str | None:
-        """Return why a stream's table is not being updated; None when it is, as far as this process knows."""
+        """Return the reason why a stream's table is not being updated; None if it is, as far as this process knows."""
         found = self._streams.get(key)
         return self.error if found is None else found.error
 
@@ -210,17 +211,17 @@ class TableService:
         return found is None or found.error is not None
 
     def payload(self, tenant: str, stream: str) -> PayloadKind | None:
-        """Return the payload kind of a stream's table; None while there is no table, or it was not read yet."""
+        """Return the payload kind of a stream's table; None without a table, or before it was read."""
         found = self._streams.get((tenant, stream))
         return found.tierer.payload if found and found.tierer.version >= 0 else None
 
     async def run_once(self) -> int:
-        """Run one round: read on in the log, then move rows of every stream. Return how many. Errors go to
+        """Run one round: continue reading the log, then move rows of every stream. Return their number. Errors go to
         ``status``."""
         moved, more = 0, True
         while more:
             self.error = None
-            # The chunks of one pass are in memory, whole, until the streams have taken their rows from them.
+            # The chunks of one pass are in memory until the streams have read their rows from them.
             more = any(await asyncio.gather(*map(self._read_on, range(self._cluster.shards))))
             wanting = await self._wanting()
             before = self._rows_moved()
@@ -232,12 +233,12 @@ class TableService:
         return moved
 
     async def _read_on(self, shard: int) -> bool:
-        """Read on in a shard's log, as much as stays in memory. Return whether there may be more."""
+        """Continue reading a shard's log, as much as fits into memory. Return whether there may be more."""
         what = f"the log of shard {shard} cannot be read"
         try:
             more = await self._follow(shard)
         except EXPECTED as error:
-            # What the other shards hold becomes rows all the same.
+            # Records of the other shards become rows nevertheless.
             self.error = self._told(what, error)
             return False
         self._repeats.forget(what)
@@ -249,7 +250,7 @@ class TableService:
         return sum(stream.tierer.rows_moved for stream in self._streams.values())
 
     async def _wanting(self) -> list[StreamKey]:
-        """Return the streams that have something to do, found in slices: a hub may have very many."""
+        """Return the streams with work, found in slices: a hub may have very many."""
         keys = list(dict.fromkeys(key for view in self._views for key in view.state.next_offset))
         wanting = []
         for start in range(0, len(keys), SLICE_STREAMS):
@@ -262,7 +263,7 @@ class TableService:
             try:
                 await self.run_once()
             except Exception:
-                # A mistake of ours in the table step must not take ingest down with it.
+                # A bug in the table step must not end ingest.
                 _logger.exception("the table step failed")
                 self.error = "internal error; see the log"
             await asyncio.sleep(self._settings.interval_s)
@@ -276,7 +277,7 @@ class TableService:
         try:
             return await view.chunks.extend(view.state)
         except CollectedPast:
-            # The tierers share the list, so they go on with the new state.
+            # The tierers share the list, so they continue with the new state.
             self._views[at] = view._replace(state=await view.log.load())
             return False
 
@@ -312,16 +313,16 @@ class TableService:
         except EXPECTED as error:
             stream.error = self._told(what, error)
         except Exception as error:
-            # A mistake of ours that one stream brings out must not stop the others' tables.
+            # A bug that shows with one stream must not stop the others' tables.
             stream.error = self._told(what, error, _logger.exception)
         finally:
             if stream.tierer.rows_moved > rows:
                 stream.committed_at = self._clock()
-        # What one shard lacks holds up no other one.
+        # A failing shard must not delay the others.
         return stream.tierer.done > before and stream.tierer.is_behind
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
-        # A round every few seconds meets the same trouble.
+        # Logged with a limit: a round every few seconds has the same error.
         count = self._repeats.say(what, self._monotonic())
         if count is not None:
             say("%s: %s%s", what, error, left_out(count))

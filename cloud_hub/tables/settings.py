@@ -12,16 +12,16 @@ class TableSettings:
     interval_s: float = 10.0
     """Seconds between rounds over all streams."""
     streams_at_once: int = 4
-    """Streams whose rows are written at the same time: hides a bucket's round trips behind each other. One tenant has
-    all places but one, unless it is the only one."""
+    """Number of streams whose rows are written at the same time: overlaps a bucket's round trips. One tenant has all
+    places except one, unless it is the only one."""
     file_rows_max: int = 1_000_000
-    """Maximum number of records of one shard that one commit moves: one Parquet file."""
+    """Maximum number of records of one shard in one commit, which are one Parquet file."""
     file_bytes_max: int = 128 << 20
-    """Bytes of log that one Parquet file takes; reading stops at the first section that reaches them."""
+    """Bytes of log for one Parquet file; reading stops at the first section that reaches them."""
     step_bytes_max: int = 256 << 20
-    """Bytes of rows, as they stand in memory, after which a step ends: a few bytes of log may say many."""
+    """Bytes of rows in memory after which a step ends: a few bytes of log may expand to many."""
     step_seconds_max: float = 2.0
-    """Time of making rows after which a step ends. What is left waits until the other streams have had their turn."""
+    """Time of making rows after which a step ends. The rest waits until the other streams have had their turn."""
     join_seconds_max: float = 10.0
     """Time of joining small files after which a rewrite takes no further one."""
     compact_files_min: int = 16
@@ -29,7 +29,7 @@ class TableSettings:
     compact_files_max: int = 256
     """Number of small neighbours that are joined whatever their sizes are."""
     compact_file_bytes_max: int = 32 << 20
-    """Size from which a file is not small."""
+    """Size from which on a file does not count as small."""
     compact_bytes_max: int = 128 << 20
     """Bytes of small files that one rewrite joins; also its memory."""
     checkpoint_versions: int = 100

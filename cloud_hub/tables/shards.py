@@ -1,4 +1,4 @@
-"""The shards of a cluster, each with the state of its log as last read."""
+"""The shards of a cluster, each with the last read state of its log."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.object_store import ObjectStore
 
 CHUNK_BYTES_MAX = 256 << 20
-"""Chunks of all shards that are kept in memory for the streams that have records in them."""
+"""Bytes of the chunks of all shards that are kept in memory for the streams with records in them."""
 
 
 class ShardView(NamedTuple):
-    """A shard's log, its state and its chunks read last. The state is extended in place."""
+    """A shard's log, its state and its last read chunks. The state is extended in place."""
 
     log: ShardLog
     state: ShardState

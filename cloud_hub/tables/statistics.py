@@ -1,7 +1,7 @@
-"""Columns of a table that have statistics, by which engines skip files (``storage/table/delta/statistics``).
+"""Columns of a table with statistics, by which engines skip files (``storage/table/delta/statistics``).
 
-Every column that the table's ``delta.dataSkippingStatsColumns`` names has both bounds and a null count in every
-file: deltalake's own dataset takes a bound that is missing for one that no value meets, and loses rows.
+Every column that the table's ``delta.dataSkippingStatsColumns`` names has both bounds and a null count in every file:
+deltalake's own dataset treats a missing bound as one that no value meets, and loses rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 COLUMNS = ("_offset", "_shard", "_edge", "_seq", "_time")
-"""The fixed columns that have statistics. The topic levels of the table come on top."""
+"""The fixed columns with statistics, in addition to the topic levels of the table."""
 EARLIER_COLUMNS = "_offset,_shard,_edge,_seq,_time"
 """The property as earlier releases wrote it. Their files have no statistics of ``_edge``."""
 COMPLETE_EARLIER = ("_offset", "_shard", "_seq", "_time")
@@ -22,6 +22,6 @@ LEVEL_CHARACTERS_MAX = 64
 
 
 def statistics_columns(levels: Sequence[str]) -> list[str]:
-    """Return the columns of a table with these topic levels that have statistics."""
+    """Return the columns with statistics, for a table with these topic levels."""
     short = [name for name in levels if len(name) <= LEVEL_CHARACTERS_MAX]
     return [*COLUMNS, *short[:LEVELS_WITH_STATISTICS_MAX]]

@@ -1,4 +1,4 @@
-"""Positions of the tables in a shard's log, read from the tables themselves."""
+"""Positions of the tables in a shard's log, from the tables themselves."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from weft.storage.table.names import app_id, source_ids
 async def first_untabled(
     store: ObjectStore, log: ShardLog, state: ShardState, in_trouble: Callable[[StreamKey], bool]
 ) -> int | None:
-    """Return the number of the first chunk of a shard that holds records which are not in their tables.
+    """Return the number of the first chunk of a shard with records that are not in their tables.
 
-    Every table is opened: one that was moved away since its last row came, or put back from a backup, holds less than
-    the hub remembers.
+    Every table is opened: a table that was moved away since its last row, or restored from a backup, has fewer rows
+    than the hub's memory of it.
 
     Args:
-        state: of the shard; chunks after it count as untabled.
-        in_trouble: whether the last work on a stream's table failed.
+        state: state of the shard; chunks after it count as untabled.
+        in_trouble: returns whether the last work on a stream's table failed.
 
     Returns:
-        The number; None when a table is missing, in trouble, or of another history than the log.
+        The number; None if a table is missing, failing, or of another history than the log.
 
     Raises:
         StoreError, Corrupt: the log cannot be read.
     """
-    # What the state says must not change while the tables are asked.
+    # Copied, because the state must not change while the tables are read.
     first, ends = state.n + 1, {key: end for key, end in state.next_offset.items() if end}
     watermark = (await log.manifest())[0].watermark
     for key, end in sorted(ends.items()):
@@ -48,10 +48,10 @@ async def first_untabled(
         except (TableError, StoreUnfit):
             return None
         if not position:
-            return None  # nothing of a stream that has records: the first round of its table is still to come
+            return None  # a stream with records and no table: the first round of its table is still pending
         if source is None or crc is None:
             return None
-        if source >= watermark:  # below it, there is nothing, or what a paused writer made again
+        if source >= watermark:  # below it there is nothing, or only chunks that a paused writer made again
             chunk = await log.index(source)
             if chunk is None or chunk.footer_crc != crc:
                 return None

@@ -1,8 +1,8 @@
 """Tierer of one stream: moves committed offsets into its Delta table, exactly once.
 
-A step reads the table's positions, writes the rows from there as Parquet, and commits files and new positions in one
-table version, on top of the version that it read. A crash anywhere leaves at worst a Parquet file that no version
-names; the next step starts from the positions again. Any number of tierers may work on one table: one wins a version.
+A step reads the table's positions, writes the following rows as Parquet, and commits files and new positions in one
+table version, on top of the version that it read. A crash leaves at worst a Parquet file that no version names; the
+next step starts from the positions again. Any number of tierers may work on one table: only one wins each version.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Written(NamedTuple):
 
     shard: int
     first: int
-    """Position that it was made from."""
+    """Position at which it begins."""
     file: DataFile | None
-    """None when all offsets from there on are skipped."""
+    """None if all offsets from there on are skipped."""
     schema: pa.Schema
     gathered: Gathered
 
@@ -54,7 +54,7 @@ class Tierer:
         views: the shards; the caller refreshes their states.
         clock: nanoseconds since 1970, for file times.
         monotonic: seconds.
-        nonce: a name that no other tierer gives a file.
+        nonce: returns a name for a file that no other tierer uses.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Tierer:
         self.key = table_key(tenant, stream)
         self.log = TableLog(store, self.key)
         self.positions: dict[int, int] = {}
-        """Positions per shard: rows of offsets below are in the table, as last read or committed."""
+        """Positions per shard, as last read or committed: rows of lower offsets are in the table."""
         self.version = -1
         """The table's version as last read or committed; -1 before."""
         self.payload = PayloadKind.BYTES
-        """Payload kind of the table, once it was read."""
+        """Payload kind of the table, after it was read."""
         self.columns: list[tuple[str, str]] = []
-        """Name and type of the table's columns, once it was read."""
+        """Name and type of the table's columns, after it was read."""
         self.stopped: dict[int, StreamStopped] = {}
         """Shards whose next records cannot become rows."""
         self.rows_moved = 0
@@ -91,22 +91,22 @@ class Tierer:
         self._settings = settings
         self._clock, self._nonce = clock, nonce
         self._sources: dict[int, LastChunk] = {}
-        """Per shard the chunk that ``positions`` was taken from, compared with the log."""
+        """Per shard the chunk of its position, compared with the log."""
         self._next_chunk: dict[int, tuple[int, int]] = {}
-        """Per shard a position, and the chunk from which its record is found."""
+        """Per shard a position, and the chunk from which on its record is found."""
         self._opened = False
         self._handle: DeltaHandle | None = None
-        """The table as this tierer last committed to it. Another node's commit makes the next one conflict, and then
-        the table is read again."""
+        """The table after this tierer's last commit. After another node's commit the next one conflicts, and then the
+        table is read again."""
         self._entry_hash: bytes | None = None
         """Hash of the log entry of that version."""
         self._positions_known = False
-        """True while ``positions`` are those of the table that the handle has seen."""
+        """True while ``positions`` are those of the handle's version of the table."""
         self._declared = Declared(tenant, stream, views)
         self._gatherer = Gatherer(self.key, (tenant, stream), self._declared, settings, monotonic=monotonic)
 
     def ends(self) -> dict[int, int]:
-        """Return for each shard that holds the stream the offset after the last one in the log, as last refreshed."""
+        """Return for each shard with the stream the offset after the last one in the log, as last refreshed."""
         ends = {view.shard: view.state.next_offset.get((self._tenant, self._stream), 0) for view in self._views}
         return {shard: end for shard, end in ends.items() if end}
 
@@ -126,7 +126,7 @@ class Tierer:
         Raises:
             TableError: the table cannot be read or written, or does not fit the log.
             StoreError: the store did not answer.
-            NotFound, Corrupt: a shard's log cannot be read; what the other shards had is in the table.
+            NotFound, Corrupt: a shard's log cannot be read; the records of the other shards are in the table.
             CollectedPast: the state of a shard is too old: load it again.
         """
         if not self.is_behind:
@@ -141,7 +141,7 @@ class Tierer:
             except TableConflict as conflict:
                 latest = conflict
             except (TableError, CollectedPast):
-                # Another node may have moved the table on, and the collector have followed: read the table again.
+                # Another node may have moved rows and the collector deleted their chunks: read the table again.
                 if not was_held:
                     raise
             else:
@@ -153,7 +153,7 @@ class Tierer:
         """Return the table, created if there is none; its log is durable up to the version returned.
 
         Raises:
-            TableError: it cannot be read or made.
+            TableError: it cannot be read or created.
         """
         uri, options = self._store.location(self.key)
         if not self._opened:
@@ -168,7 +168,7 @@ class Tierer:
             if handle is None:
                 raise TableError(f"{uri}: the table is not there right after it was made")
         elif not self._opened and handle.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
-            # The files of such a table have no bounds of `_edge`, and some engines take that for "no row matches".
+            # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
             await in_thread(lambda: handle.set_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)}))
         await self.log.sync(handle.version)
         self._opened = True
@@ -177,18 +177,18 @@ class Tierer:
         return handle
 
     async def take(self) -> DeltaHandle:
-        """Return the table as last read or committed, read again if it is not there any more.
+        """Return the table as last read or committed; read it again if it is no longer there.
 
-        Who changes the table through it gives it back with ``keep``; otherwise it is read again the next time.
+        A caller that changes the table through it returns it with ``keep``; otherwise it is read again the next time.
         """
         handle, self._handle = self._handle, None
-        # The entry is compared as a whole: the table may have been moved away, and another node have made a new one.
+        # The whole entry is compared: the table may have been moved away, and another node may have made a new one.
         if handle is None or await self.log.entry_hash(handle.version) != self._entry_hash:
             return await self.open()
         return handle
 
     async def keep(self, handle: DeltaHandle) -> None:
-        """Take a table back that is what this handle has seen: reading it again costs a bucket many requests."""
+        """Keep a handle that is up to date with its table: reading the table again costs many requests in a bucket."""
         self._entry_hash = await self.log.entry_hash(handle.version)
         self._handle, self.version = handle, handle.version
 
@@ -207,7 +207,7 @@ class Tierer:
             try:
                 made = await self._write(view, schema)
             except (CodecError, NotFound, StreamStopped) as error:
-                # One shard's damage keeps nothing of the others from the table.
+                # Damage of one shard must not keep the others' records from the table.
                 unreadable = error
                 if isinstance(error, StreamStopped):
                     self.stopped[view.shard] = error
@@ -229,7 +229,7 @@ class Tierer:
             if not position:
                 continue
             if position > self.ends().get(view.shard, 0):
-                # Another node's tierer has seen more of the log than this state.
+                # Another node's tierer has read more of the log than this state.
                 while await view.chunks.extend(view.state):
                     pass
             if position > (end := self.ends().get(view.shard, 0)):
@@ -239,19 +239,19 @@ class Tierer:
         self.positions = found
 
     async def _transactions(self, handle: DeltaHandle, apps: Iterable[str]) -> dict[str, int]:
-        """Return the last transactions of the applications and of their sources, as far as there are any."""
+        """Return the last transactions of the applications and of their sources, if they exist."""
         wanted = {name for app in apps for name in (app, *source_ids(app))}
-        # deltalake reads every entry since the last checkpoint for each of them; the newest ones mostly have all.
+        # deltalake reads every entry since the last checkpoint for each of them; the newest entries mostly have all.
         found = await self.log.recent_transactions(handle.version, wanted)
         rest = wanted - found.keys()
         older = await in_thread(lambda: {name: handle.transaction(name) for name in sorted(rest)})
         return found | {name: version for name, version in older.items() if version is not None}
 
     async def _compare(self, view: ShardView, position: int, source: LastChunk | None) -> None:
-        """Check that the log still has the chunk that a position was taken from.
+        """Check that the log still has the chunk of a position.
 
         A log that was restored to an earlier state is behind the table only until it has grown past the position. From
-        then on its offsets are other records than the table's rows.
+        then on, its offsets have other records than the table's rows.
         """
         if source is None:
             raise self._diverged(view.shard, position, "and does not say of which chunk")
@@ -263,7 +263,7 @@ class Tierer:
             raise TableError(f"{self.key}: its position cannot be compared with the log: {error}") from error
         if chunk is None or chunk.footer_crc != source.footer_crc:
             manifest, _ = await view.log.manifest()
-            # Below the watermark there is nothing, or what a paused writer made again.
+            # Below the watermark there is nothing, or only chunks that a paused writer made again.
             if source.n >= manifest.watermark:
                 how = f"taken from another chunk {source.n} than the log's"
                 if chunk is None:
@@ -279,8 +279,7 @@ class Tierer:
         )
 
     async def _grow(self, handle: DeltaHandle) -> list[tuple[str, str]]:
-        """Give the table a column for every named topic level, and those of later releases. Return (name, type) of all
-        columns."""
+        """Add columns for new topic levels, and ``LATER_COLUMNS``, to the table. Return (name, type) of all columns."""
         columns = await in_thread(handle.columns)
         names = [name for name, _ in columns]
         fresh = [*new_columns(names, self._declared.levels()), *lacking(names)]
@@ -291,7 +290,7 @@ class Tierer:
         return self.columns
 
     async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
-        """Return rows of one shard from its position on as a file in the store, or None when there are none."""
+        """Write rows of one shard from its position on to a file in the store; None if there are none."""
         first, end = self.positions.get(view.shard, 0), self.ends().get(view.shard, 0)
         if first >= end:
             return None
@@ -309,11 +308,11 @@ class Tierer:
         return _Written(view.shard, first, file, schema, gathered)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
-        """Return a chunk in or behind which the record of an offset is found."""
+        """Return the chunk of an offset's record, or an earlier one."""
         position, n = self._next_chunk.get(view.shard, (-1, 0))
         if position != first:
             n = self._sources[view.shard].n if first else await view.log.locate(self._tenant, self._stream, 0)
-        # Of a chunk that was collected the table had all rows.
+        # The table has all rows of collected chunks.
         return max(n, view.log.watermark)
 
     async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:

@@ -1,4 +1,4 @@
-"""Turns of streams in the table step: no tenant holds up another by more than one bounded step."""
+"""Turns of streams in the table step: a tenant delays another by at most one bounded step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.protocols.shard.shard_state import StreamKey
 
 
 class Turns:
-    """Gives turns to streams, some at a time: the tenant that used least time is next, with the stream of it that has
-    waited longest. What a pass leaves over comes first in the next one.
+    """Schedules turns of streams, some at a time: the tenant with the least used time is next, with its longest waiting
+    stream. The remaining streams of a pass come first in the next one.
 
     Args:
-        places: turns at a time. One tenant has all but one of them while another one has work.
+        places: number of turns at a time. One tenant has all except one of them while another one has work.
         seconds_max: time after which a pass begins no further turn.
         monotonic: seconds.
     """
@@ -25,24 +25,24 @@ class Turns:
         self._monotonic = monotonic
         self._waiting: dict[str, deque[StreamKey]] = {}
         self._used: dict[str, float] = {}
-        """Seconds of tenants, since all of them were last without work."""
+        """Seconds used by each tenant since all of them were last without work."""
         self._running: dict[str, int] = {}
 
     async def run(self, keys: Iterable[StreamKey], turn: Callable[[StreamKey], Awaitable[bool]]) -> bool:
         """Give each stream turns until it needs no more, or the time of a pass is over.
 
         Args:
-            turn: of a stream; returns whether it needs another one.
+            turn: turn of a stream; returns whether it needs another one.
 
         Returns:
-            Whether streams are left that need more turns.
+            True if streams need more turns.
         """
         self._enter(keys)
         until = self._monotonic() + self._seconds_max
         tasks: dict[asyncio.Task[bool], tuple[StreamKey, float]] = {}
         try:
             while True:
-                # At least one turn in a pass, or it would never end.
+                # At least one turn in a pass, or the work would never end.
                 while len(tasks) < self._places and (self._monotonic() < until or not tasks) and (key := self._take()):
                     tasks[asyncio.create_task(_awaited(turn(key)))] = key, self._monotonic()
                 if not tasks:
@@ -65,7 +65,7 @@ class Turns:
         wanted = dict.fromkeys(keys)
         left = {tenant: [key for key in queue if key in wanted] for tenant, queue in self._waiting.items()}
         waiting = {tenant: deque(queue) for tenant, queue in left.items() if queue}
-        # Who had no work saved no time up by that.
+        # A tenant without work must not accumulate unused time.
         floor = min((self._used[tenant] for tenant in waiting), default=0.0)
         self._used = {tenant: self._used[tenant] for tenant in waiting}
         for key in wanted.keys() - {key for queue in waiting.values() for key in queue}:
@@ -79,7 +79,7 @@ class Turns:
         self._waiting = waiting
 
     def _take(self) -> StreamKey | None:
-        """Return the stream whose turn it is; None when none may begin now."""
+        """Return the stream of the next turn; None if none may begin now."""
         alone = len(self._waiting.keys() | self._running.keys()) == 1
         most = self._places if alone else max(1, self._places - 1)
         open_to = [tenant for tenant in self._waiting if self._running.get(tenant, 0) < most]
