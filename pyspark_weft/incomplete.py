@@ -1,4 +1,4 @@
-"""A data source for a Python that lacks a library which reading needs: every use raises an error that names it."""
+"""A data source for a Python without a library that reading needs: every use raises an error that names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 
 def incomplete_source(module: str | None) -> type[DataSource]:
-    """Return a data source "weft" whose every use raises a sentence about the missing module."""
+    """Return a data source "weft" that raises an error about the missing module on every use."""
 
     class IncompleteSource(DataSource):
         """A stand-in for ``spark_sinks.source.data_source.WeftSource``."""

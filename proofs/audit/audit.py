@@ -1,13 +1,13 @@
 """Comparison of the lanes, log and table of a stream, number by number.
 
-Every section of the log is read and its checksum checked; of the table, only the columns that name a record and its
-time are read. The table's version is taken first, so records that arrive meanwhile count only as waiting.
+The audit reads every section of the log and checks its checksum; it reads only the table's columns that name a record
+and its time. The table's version is fixed first, so records that arrive meanwhile count only as waiting.
 
-Chunks below a shard's watermark may be gone. The table's rows stand for the records of those, and the newest snapshot
-says which records they were.
+Chunks below a shard's watermark may be gone. The table's rows then count as their records, and the newest snapshot
+lists those.
 
-The work is a map over tasks and a sum: runs of chunks first, which show what was collected, then files of the table. A
-runner decides where the tasks run, in this process or on Spark's executors; the report is the same.
+The work is a map over tasks and a sum: runs of chunks first, which show the collected ones, then files of the table. A
+runner runs the tasks in this process or on Spark's executors; the report is the same.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from weft.storage.open_gaps import NamedOpenGap
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 ATTEMPTS_MAX = 3
-"""Maximum number of times that the collector may delete chunks whose rows came into the table after it was read."""
+"""Maximum number of attempts, since the collector may delete chunks whose rows came into the table after it was
+read."""
 
 Task = LogTask | TableTask
 Runner = Callable[[Sequence[Task], Scope], AsyncIterator[Part]]
-"""Runs tasks anywhere and yields their counts in any order."""
+"""Function that runs tasks anywhere and yields their counts in any order."""
 
 
 class _Outrun(Exception):
-    """Chunks were deleted whose rows are only in a later version of the table than the one that was read."""
+    """The error when the rows of deleted chunks are only in a later version of the table than the one that was read."""
 
 
 async def audit(
@@ -53,7 +54,7 @@ async def audit(
 
     Args:
         payloads: compare the payloads, too, by checksum, and read every page of the table.
-        runner: where to run the tasks; None runs them in this process, one after the other.
+        runner: function that runs the tasks; None runs them in this process, one after the other.
 
     Raises:
         ClusterUnusable: the store holds no hub.
@@ -125,7 +126,7 @@ class _Audit:
         try:
             uri, options = self._store.location(table_key(scope.tenant, scope.stream))
         except StoreUnfit:
-            # Such a store holds no tables, which is no reason to leave its log unread.
+            # Such a store cannot hold tables, but its log can still be read.
             return
         self._table = table = await asyncio.to_thread(AuditedTable.open, uri, options, scope.cluster, scope.stream)
         if table is None:
@@ -153,7 +154,7 @@ class _Audit:
             tasks += await log_tasks(log, base.watermark, self._part)
         await self._count(tasks)
         for shard, watermark in self._part.watermarks.items():
-            # The collector passed a task. A snapshot of now speaks of what it deleted.
+            # The collector deleted chunks of a task. A present snapshot has the records of the deleted ones.
             stated = self._bases[shard].stated
             self._bases[shard] = base = await read_base(self._log(shard), self._scope, self._part)
             base.watermark = max(base.watermark, watermark)
@@ -164,7 +165,7 @@ class _Audit:
         """Check that the table has the rows of all chunks that were deleted.
 
         Raises:
-            _Outrun: the version that was opened lacks some of them, and there are attempts left.
+            _Outrun: the opened version lacks some of them, and there are attempts left.
         """
         for shard, offsets in collected.items():
             position = self._scope.positions.get(shard, 0)

@@ -1,4 +1,4 @@
-"""Comparison of an audit's merged counts: lanes and shards, and where log and table differ."""
+"""Comparison of an audit's merged counts: lanes and shards, and differences between log and table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.protocols.segment import GapReason
 def shard_end(part: Part, shard: int, base: ShardBase) -> tuple[int, RangeSet]:
     """Return the offset after a shard's last one, and the offsets of chunks that were deleted.
 
-    A stretch of chunks that does not continue the one before it is noted as damage in ``part``.
+    A run of chunks that does not continue the previous one is recorded as damage in ``part``.
     """
     collected, end, last_n = RangeSet(), 0, -1
     for stretch in sorted(each for each in part.stretches if each.shard == shard):
@@ -39,7 +39,7 @@ def shard_end(part: Part, shard: int, base: ShardBase) -> tuple[int, RangeSet]:
             _note_break(part, stretch, end)
         end, last_n = stretch.end, stretch.last_n
     if last_n < base.watermark and base.ended > end:
-        # Without a record in the chunks that are there, the snapshot says where the stream stands.
+        # Without a record in the existing chunks, the snapshot has the stream's next offset.
         collected.add(end, base.ended)
         end = base.ended
     return end, collected
@@ -52,15 +52,15 @@ def _note_break(part: Part, stretch: Stretch, end: int) -> None:
 
 
 class Comparison:
-    """All that an audit has found.
+    """All findings of an audit.
 
     Args:
         part: all counts, merged.
         stated: records of lanes according to snapshots of shards whose chunks were deleted.
-        skipped: records that an operator took out of the table.
+        skipped: records that an operator skipped.
         ends: shard -> end of the log.
-        version: version of the table that was compared; None when there is none.
-        declared: deletions that were declared.
+        version: compared version of the table; None without one.
+        declared: declared deletions.
     """
 
     def __init__(  # noqa: PLR0917
@@ -142,9 +142,9 @@ class Comparison:
         )
 
     def _gaps(self, key: LaneKey, end: int) -> tuple[dict[str, RangeSet], int]:
-        """Return the lane's gaps that need no further explanation, by reason; and the end of its numbers.
+        """Return the lane's gaps that need no further explanation, by reason, and the end of its numbers.
 
-        Numbers before a rename that no name has are none: this hub lost them, or was never sent them.
+        Numbers before a rename that no name has are not such gaps: this hub lost them, or never received them.
         """
         explained, found = self._part.explained[key[1]], {}
         for reason, numbers in sorted(self._part.gaps[key].items()):
@@ -156,7 +156,7 @@ class Comparison:
         return found, end
 
     def _named_twice(self, key: LaneKey) -> dict[str, int]:
-        """Return other names of the lane's log, with the number of its records that each has too."""
+        """Return other names of the lane's log, with the number of its records that each also has."""
         own, names = f"{self._scope.tenant}/{key[0]}", self._part.named[key[1]]
         counts = {name: names[own].count() - without(names[own], ranges).count() for name, ranges in names.items()}
         return {name: count for name, count in sorted(counts.items()) if name != own and count}

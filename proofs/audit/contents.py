@@ -1,4 +1,4 @@
-"""Payloads of log and table compared: sums of checksums, by blocks of offsets."""
+"""Comparison of payloads in log and table: sums of checksums, by blocks of offsets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crc32c import crc32c
 from weft.proofs.audit.scope import Scope
 
 BLOCK_OFFSETS = 1024
-"""Offsets whose payloads are compared by one sum of checksums."""
+"""Number of offsets whose payloads are compared by one sum of checksums."""
 DIFFERENCES_LISTED_MAX = 20
 
 Sums = Counter[tuple[int, int]]
@@ -19,13 +19,15 @@ Sums = Counter[tuple[int, int]]
 
 
 def add_payloads(sums: Sums, batch: pa.RecordBatch, scope: Scope) -> None:
-    """Add the payloads of rows below the table's position that were not skipped; nothing when none are compared."""
+    """Add the payloads of rows below the table's position that were not skipped; nothing if payloads are not
+    compared."""
     if not scope.payload_columns:
         return
     names = ("_shard", "_offset", "_seq", *scope.payload_columns)
     for shard, offset, seq, *parts in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
         if offset < scope.positions.get(shard, 0) and offset not in scope.unsummed.get(shard, ()):
-            # With its number: two rows of a lane that have each other's are all there, and are not the log's.
+            # The checksum includes the number: if two rows of a lane had swapped payloads, the sum of payloads alone
+            # would agree.
             crc = crc32c(struct.pack("<Qq", offset, seq))
             for part in parts:
                 crc = crc32c(part.encode() if isinstance(part, str) else part or b"", crc)

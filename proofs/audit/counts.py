@@ -1,4 +1,4 @@
-"""Counts of numbers that are present, doubled or missing, by runs instead of rows."""
+"""Counts of present, doubled or missing numbers, by runs instead of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SeqCounts(Generic[K]):
-    """Per key the sequence numbers (or offsets) that were seen, and how many were seen again."""
+    """Per key the seen sequence numbers (or offsets), and the count of those seen again."""
 
     def __init__(self) -> None:
         self.held: dict[K, RangeSet] = defaultdict(RangeSet)
@@ -33,7 +33,7 @@ class SeqCounts(Generic[K]):
         held.add(first, end)
 
     def merge(self, other: SeqCounts[K]) -> None:
-        """Count what another one has counted. The order of merges does not matter."""
+        """Add the counts of another one. The order of merges does not matter."""
         for key, ranges in other.held.items():
             for first, end in ranges:
                 self.add(key, first, end)
@@ -53,13 +53,13 @@ class SeqCounts(Generic[K]):
 
 
 class OriginCounts(Generic[K]):
-    """Per key the number of rows that each origin made; rows of devices count for none."""
+    """Per key the number of rows of each origin; rows of devices are not counted."""
 
     def __init__(self) -> None:
         self.counts: dict[K, Counter[str]] = defaultdict(Counter)
 
     def merge(self, other: OriginCounts[K]) -> None:
-        """Count what another one has counted."""
+        """Add the counts of another one."""
         for key, counts in other.counts.items():
             self.counts[key].update(counts)
 

@@ -1,8 +1,8 @@
-"""Declared deletions: rows that were taken out of a stream's table on purpose, told apart from rows that are lost.
+"""Declared deletions: rows that were deleted from a stream's table on purpose, as opposed to lost ones.
 
 A declaration is an object in the hub's store. It names the rows that were in the table when it was made, by lane and
-number and by offset, so it never covers a row that was not written, and none that comes later. What of it is still in
-the table counts as before.
+number and by offset, so it covers neither an unwritten row nor a later one. Declared rows that are still in the table
+count as before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RANGES_MAX: Final = 1_000_000
 
 
 class Rows(NamedTuple):
-    """A choice of rows; what is given must hold together."""
+    """A choice of rows; all given conditions must be met."""
 
     key: str | None = None
     edge: str | None = None
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """A declaration, as it is stored in JSON."""
+    """A declaration in its JSON form."""
 
     format: int
     time: int
@@ -71,7 +71,7 @@ class Deletion(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
-        """Return how many rows it names."""
+        """Return the number of its rows."""
         return sum(end - first for _, ranges in self.offsets for first, end in ranges)
 
 
@@ -85,7 +85,7 @@ class DeclaredDeletions(NamedTuple):
 async def find_rows(
     store: ObjectStore, tenant: str, stream: str, rows: Rows, version: int | None
 ) -> tuple[int, SeqCounts[LaneKey], SeqCounts[int]]:
-    """Return the table's version, and the rows of that version that ``rows`` chooses, by lane and by shard.
+    """Return the table's version, and its rows selected by ``rows``, by lane and by shard.
 
     Args:
         version: None for the newest.
@@ -145,12 +145,12 @@ async def declare(store: ObjectStore, tenant: str, stream: str, deletion: Deleti
 
 
 def stored(seqs: SeqCounts[LaneKey]) -> list[tuple[str, str, list[Range]]]:
-    """Return numbers by lane as a declaration has them."""
+    """Return numbers by lane in the form of a declaration."""
     return [(edge, log_id, list(held)) for (edge, log_id), held in sorted(seqs.held.items())]
 
 
 async def read_declared(store: ObjectStore, tenant: str, stream: str) -> DeclaredDeletions:
-    """Return what was declared deleted.
+    """Return the declared deletions of a stream.
 
     Raises:
         TableError: a declaration is damaged, or a later release wrote it.

@@ -1,4 +1,4 @@
-"""Plan of an audit's tasks over the log: per shard what the snapshot says, and runs of chunks."""
+"""Plan of an audit's tasks over the log: per shard the facts of the snapshot, and runs of chunks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.open_gaps import NamedOpenGap, open_gaps_of
 
 RUN_CHUNKS = 64
-"""Chunks of one task: a few seconds of work, and the counts of a task stay small beside its records."""
+"""Number of chunks of one task: a few seconds of work, with counts that are small beside its records."""
 CHUNKS_MAX = 1 << 26
 """Maximum number of chunks of a shard above its watermark: two years of one a second."""
 
@@ -37,7 +37,7 @@ class ShardBase:
 
 
 async def read_base(log: ShardLog, scope: Scope, part: Part) -> ShardBase:
-    """Read what is known of chunks below the watermark; damage and lanes go into ``part``.
+    """Read the facts about chunks below the watermark; damage and lanes go into ``part``.
 
     Raises:
         StoreError: the store did not answer.
@@ -66,14 +66,14 @@ class Head:
     """Facts about a stream in the state at the end of a shard's log."""
 
     offsets: RangeSet = field(default_factory=RangeSet)
-    """Those that operators took out of the table."""
+    """Offsets that operators skipped."""
     records: dict[LaneKey, RangeSet] = field(default_factory=lambda: defaultdict(RangeSet))
     """The records at those offsets."""
     open_gaps: list[NamedOpenGap] = field(default_factory=list)
 
 
 async def read_head(log: ShardLog, scope: Scope) -> Head:
-    """Return what operators skipped, and the open gaps; nothing where the log cannot be folded: its reading says so."""
+    """Return the skipped offsets and the open gaps; nothing if the log cannot be folded, which its own tasks report."""
     head = Head()
     with contextlib.suppress(CodecError, CollectedPast):
         state = await log.load()
@@ -107,11 +107,11 @@ def _runs(shard: int, first: int, end: int) -> Iterator[LogTask]:
 
 
 async def _end(log: ShardLog, first: int) -> int:
-    """Return the number after the newest chunk, at least ``first``: by halves, since a list of all keys would take as
-    many requests as chunks."""
+    """Return the number after the newest chunk, at least ``first``. It is found by bisection, since a listing of all
+    keys would take very many requests."""
 
     async def reaches(n: int) -> bool:
-        """Return whether chunk n or a later one is there."""
+        """Return whether chunk n or a later one exists."""
         after = chunk_key(log.shard, n - 1) if n else None
         return bool(await log.store.list(chunk_prefix(log.shard), after=after, limit=1))
 

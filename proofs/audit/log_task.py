@@ -26,23 +26,23 @@ from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.rows import section_rows
 
 COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_time", "_resent")
-"""Columns that are counted of rows of the log and of the table."""
+"""Columns of rows of the log and the table that are counted."""
 WINDOW_CHUNKS = 16
-"""Chunks read at once: hides a store's round trips. After each window the task looks at the watermark."""
+"""Number of chunks read at once: overlaps a store's round trips. After each window the task reads the watermark."""
 WINDOW_BYTES = 16 << 20
 """Bytes of sections fetched at once; one section may be longer."""
 
 
 @dataclass(frozen=True)
 class LogTask:
-    """Chunks ``first`` to ``end`` - 1 of a shard, which were there when the audit began."""
+    """Chunks ``first`` to ``end`` - 1 of a shard, which existed when the audit began."""
 
     shard: int
     first: int
     end: int
 
     async def run(self, store: ObjectStore, scope: Scope) -> Part:
-        """Count the chunks. Damage is noted, and the rest still counted.
+        """Count the chunks. Damage is recorded, and the rest is still counted.
 
         Raises:
             StoreError: the store did not answer.
@@ -54,7 +54,7 @@ class LogTask:
             watermark = await _watermark(log)
             if watermark > n:
                 # The collector may have deleted some of these chunks, and a paused writer may have made one again. The
-                # table has all below the watermark.
+                # table has all records below the watermark.
                 part.watermarks[self.shard] = watermark
                 n = watermark
             else:
@@ -67,7 +67,7 @@ async def _watermark(log: ShardLog) -> int:
     try:
         return (await log.manifest())[0].watermark
     except CodecError:
-        return log.watermark  # The plan has noted it.
+        return log.watermark  # The plan has recorded the damage.
 
 
 class _Window:

@@ -1,4 +1,4 @@
-"""Partial counts of an audit: what one task has found, or several.
+"""Partial counts of an audit: the findings of one or several tasks.
 
 Parts are merged in any order, with the same result. They hold runs of numbers, not rows.
 """
@@ -24,7 +24,7 @@ TABLE_PLACE = -1
 
 
 class Stretch(NamedTuple):
-    """Chunks of a shard whose records of the stream follow on each other."""
+    """Chunks of a shard with consecutive records of the stream."""
 
     shard: int
     first_n: int
@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Something that cannot be read."""
+    """An unreadable part of log or table."""
 
     shard: int
     """``TABLE_PLACE`` for the table."""
@@ -52,15 +52,15 @@ class Part:
         self.offsets: SeqCounts[int] = SeqCounts()
         """Per shard the offsets of the table's rows."""
         self.log: SeqCounts[LaneKey] = SeqCounts()
-        """Records in chunks that are there."""
+        """Records in existing chunks."""
         self.below: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
-        """Those of them that are below the table's position."""
+        """Records in existing chunks below the table's position."""
         self.collected: SeqCounts[LaneKey] = SeqCounts()
-        """Rows of the table that stand for records of deleted chunks."""
+        """Rows of the table that count as records of deleted chunks."""
         self.indexed: dict[LaneKey, RangeSet] = defaultdict(RangeSet)
         self.named: dict[str, dict[str, RangeSet]] = defaultdict(partial(defaultdict, RangeSet))
         """Log id -> tenant/edge -> numbers in the log and the table of this stream under that name, of any tenant. A
-        record is one number of one log, so a number under two names is there twice."""
+        record is one number of one log, so a number under two names is stored twice."""
         self.explained: dict[str, RangeSet] = defaultdict(RangeSet)
         """Log id -> numbers that the hub has under some name, of any tenant, or whose loss some name explains. A gap
         with the reason `renamed` explains nothing: it only says that another name has the numbers."""
@@ -71,7 +71,7 @@ class Part:
         self.chunks: Counter[int] = Counter()
         self.stretches: list[Stretch] = []
         self.watermarks: dict[int, int] = {}
-        """Shard -> number below which chunks may be gone, where the collector passed a task."""
+        """Shard -> number below which chunks may be gone, if the collector deleted chunks of a task."""
         self.log_payloads: Counter[tuple[int, int]] = Counter()
         self.table_payloads: Counter[tuple[int, int]] = Counter()
         self.log_times: TimeSums = {}
@@ -79,7 +79,7 @@ class Part:
         self.damage: list[Damage] = []
 
     def note(self, shard: int, n: int, sentence: str) -> None:
-        """Note damage; of more than can be listed, the first places stay."""
+        """Record damage; if there is more than can be listed, the first places are kept."""
         self.damage.append(Damage(shard, n, sentence))
         if len(self.damage) > 2 * DAMAGE_LISTED_MAX:
             self.damage = self.listed_damage()
@@ -89,7 +89,7 @@ class Part:
         return sorted(self.damage)[:DAMAGE_LISTED_MAX]
 
     def take_lane(self, scope: Scope, lane: Lane, ranges: Iterable[tuple[int, int]], gaps: Iterable[GapRange]) -> None:
-        """Take what a chunk or snapshot says of a lane."""
+        """Add a lane's part of a chunk or snapshot."""
         if lane.stream != scope.stream:
             return
         log_id, ranges = format_log_id(lane.log_id), list(ranges)
@@ -103,12 +103,12 @@ class Part:
                 self.gaps[lane.edge, log_id][gap.reason].add(gap.first, gap.end)
 
     def add_below(self, keys: Sequence[LaneKey], codes: Array, seqs: Array, is_below: Array) -> None:
-        """Note which rows of the log are below the table's position."""
+        """Record the rows of the log below the table's position."""
         for code, first, end in runs(codes[is_below], seqs[is_below]):
             self.below[keys[code]].add(first, end)
 
     def take_section(self, shard: int, n: int, base: int, end: int) -> None:
-        """Take that chunk n has offsets ``[base, end)`` of the stream."""
+        """Record that chunk n has offsets ``[base, end)`` of the stream."""
         last = self.stretches[-1] if self.stretches else None
         if last is not None and last.shard == shard and last.end == base and last.last_n < n:
             self.stretches[-1] = last._replace(last_n=n, end=end)
@@ -116,7 +116,7 @@ class Part:
             self.stretches.append(Stretch(shard, n, n, base, end))
 
     def merge(self, other: Part) -> None:
-        """Add what another part has counted."""
+        """Add the counts of another part."""
         for name in ("table", "offsets", "log", "collected", "origins"):
             getattr(self, name).merge(getattr(other, name))
         for name in ("below", "indexed", "explained"):

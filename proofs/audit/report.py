@@ -15,7 +15,7 @@ DAMAGE_LISTED_MAX = 100
 
 
 class LaneAudit(msgspec.Struct, frozen=True):
-    """The findings for one lane. Everything but ``hole_ranges`` and ``gaps`` counts records."""
+    """The findings for one lane. All fields except ``hole_ranges`` and ``gaps`` count records."""
 
     edge: str
     log_id: str
@@ -24,7 +24,7 @@ class LaneAudit(msgspec.Struct, frozen=True):
     log_doubled: int
     """Sequence numbers that occur again in the log."""
     unindexed: int
-    """Records in the log that the chunks' indexes lack, or the other way round."""
+    """Records in the log that the chunks' indexes lack, or vice versa."""
     table_records: int
     table_doubled: int
     waiting: int
@@ -32,24 +32,24 @@ class LaneAudit(msgspec.Struct, frozen=True):
     missing: int
     """Records in the log, below the table's position, and not in the table."""
     unknown: int
-    """Records in the table and not in the log."""
+    """Records in the table but not in the log."""
     gaps: dict[str, int]
     """Sequence numbers that can never come, by reason."""
     holes: int
-    """Numbers below the last sequence number, neither held nor under a gap notice: still to come over a link. Numbers
-    before a rename that the hub has under no name are among them."""
+    """Numbers below the last sequence number, neither held nor under a gap notice: still to come over a link. They
+    include numbers before a rename that the hub has under no name."""
     hole_ranges: list[tuple[int, int]]
     """First ``HOLES_LISTED_MAX`` ranges of the holes."""
     resent: int
     """Records that the device sent with DUP: it may have published the same message before."""
     skipped: int = 0
-    """Records that an operator took out of the table (``weft hub skip``), and that are not in it."""
+    """Records that an operator skipped (``weft hub skip``) and that are not in the table."""
     deleted: int = 0
-    """Records that are not in the table as their deletion was declared (``weft hub declare-deletion``)."""
+    """Records that are not in the table because their deletion was declared (``weft hub declare-deletion``)."""
     named_twice: dict[str, int] = {}
     """Records of this log that exist under another name (tenant/edge) too: its node was renamed without its log."""
     origins: dict[str, int] = {}
-    """Records in the log that something else than a device made, by what made them, such as ``calm@8a1f03c4``."""
+    """Records in the log that were not made by a device, by origin, such as ``calm@8a1f03c4``."""
 
 
 class ShardAudit(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class ShardAudit(msgspec.Struct, frozen=True):
     log_end: int
     """Offset after the last one in the log."""
     position: int
-    """Position of the table: it claims to hold every offset below."""
+    """Position of the table, which claims every lower offset."""
     missing: int
     doubled: int
     ahead: int
@@ -77,7 +77,7 @@ class AuditReport(msgspec.Struct, frozen=True):
     tenant: str
     stream: str
     table_version: int | None
-    """Version of the table that was compared; None when there is no table yet."""
+    """Compared version of the table; None if there is no table yet."""
     lanes: list[LaneAudit]
     shards: list[ShardAudit]
     damage: list[str]
@@ -85,10 +85,9 @@ class AuditReport(msgspec.Struct, frozen=True):
     problems: list[str]
     """Differences between lanes, log and table, one sentence each. Empty when they agree."""
     agrees: bool
-    """True when every record in the log is there once, and every one below the table's position is in the table
-    once."""
+    """True when every record is in the log once, and every one below the table's position is in the table once."""
     open_gaps: list[NamedOpenGap] = []
-    """Losses without a number, of lanes that ended without a last word. Log and table may agree all the same."""
+    """Losses without a number, of lanes that ended without a last word. Log and table may agree nevertheless."""
 
     def origins(self) -> dict[str, int]:
         """Return the sums of ``LaneAudit.origins`` over the lanes, by name."""

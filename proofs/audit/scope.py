@@ -12,22 +12,22 @@ from weft.storage.cluster import Cluster
 
 @dataclass(frozen=True)
 class Scope:
-    """One stream, and the state of its table when the audit began. Goes to executors with each task."""
+    """One stream, and the state of its table when the audit began. It is sent to executors with each task."""
 
     cluster: Cluster
     tenant: str
     stream: str
     positions: Mapping[int, int] = field(default_factory=dict)
-    """Shard -> position of the table; 0 for all without a table."""
+    """Shard -> position of the table; 0 for all shards without a table."""
     skips: Mapping[int, RangeSet] = field(default_factory=dict)
-    """Shard -> offsets that an operator took out of the table."""
+    """Shard -> offsets that an operator skipped."""
     unsummed: Mapping[int, RangeSet] = field(default_factory=dict)
     """Shard -> offsets whose payloads and times are not compared: those of ``skips`` and of declared deletions."""
     payload: PayloadKind = PayloadKind.BYTES
     """Payload kind of the table."""
     payload_columns: tuple[str, ...] = ()
-    """Columns of the table with the payloads; none when they are not compared."""
+    """Columns of the table with the payloads; none if they are not compared."""
 
     def is_ours(self, tenant: str, stream: str) -> bool:
-        """Return whether names are those of the stream."""
+        """Return whether tenant and stream are those of the audit."""
         return (tenant, stream) == (self.tenant, self.stream)

@@ -1,6 +1,6 @@
 """The table of an audited stream, and the task that counts rows of its files.
 
-The files of one version never change, so tasks anywhere read the same rows as long as no one vacuums the table.
+The files of one version never change, so tasks anywhere read the same rows unless the table is vacuumed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from weft.storage.table.errors import TableError
 from weft.storage.table.names import app_id, table_payload
 
 TASK_BYTES = 32 << 20
-"""Bytes of files for one task. A longer file is shared by several, by row groups."""
+"""Bytes of files for one task. A longer file is split between several tasks, by row groups."""
 SLICES_MAX = 64
 SCAN_ROWS = 128 << 10
 
@@ -65,7 +65,7 @@ class AuditedTable:
     def open(
         cls, uri: str, options: dict[str, str], cluster: Cluster, stream: str, version: int | None = None
     ) -> AuditedTable | None:
-        """Return the table as it is now, or at an earlier version; None when there is none. Blocks.
+        """Return the newest or a given version of the table; None if there is no table. Blocks.
 
         Raises:
             TableError: it cannot be opened.
@@ -74,14 +74,14 @@ class AuditedTable:
 
     @property
     def has_origins(self) -> bool:
-        """Return whether the table has the column of origins; one of an earlier release has none."""
+        """Return whether the table has the column of origins; tables of earlier releases lack it."""
         return ORIGIN_COLUMN in self.schema.names and self.schema.field(ORIGIN_COLUMN).type == pa.string()
 
     def tasks(self, columns: Sequence[str], collected: Mapping[int, RangeSet]) -> Iterator[TableTask]:
         """Yield the tasks that together count every row once.
 
         Args:
-            columns: what to read of each row.
+            columns: columns to read.
             collected: shard -> offsets of chunks that were deleted.
         """
         group: list[File] = []
@@ -121,7 +121,7 @@ def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, vers
     found = {
         shard: table.transaction_version(app_id(cluster.cluster_id, stream, shard)) for shard in range(cluster.shards)
     }
-    # It refuses tables whose files have more rows than the table: those with deletion vectors, say.
+    # This call refuses tables whose files have more rows than the table, such as those with deletion vectors.
     table.to_pyarrow_dataset()
     types = {each.name: getattr(each.type, "type", None) for each in table.schema().fields}
     actions = table.get_add_actions(flatten=True)
@@ -139,7 +139,7 @@ def _open(uri: str, options: dict[str, str], cluster: Cluster, stream: str, vers
 
 @dataclass(frozen=True)
 class TableTask:
-    """Some files of the table, or every so-manieth row group of one."""
+    """Some files of the table, or some row groups of one file, at regular intervals."""
 
     uri: str
     options: dict[str, str] = field(repr=False)
@@ -152,7 +152,7 @@ class TableTask:
     slices: int
 
     async def run(self, _: ObjectStore, scope: Scope) -> Part:
-        """Count the rows. A file that cannot be read is noted, and the others still counted."""
+        """Count the rows. An unreadable file is recorded as damage, and the others are still counted."""
         return await asyncio.to_thread(self._run, scope)
 
     def _run(self, scope: Scope) -> Part:
@@ -193,7 +193,7 @@ class TableTask:
         yield from scanner.to_batches()
 
     def _count_collected(self, part: Part, batch: pa.RecordBatch, scope: Scope) -> None:
-        """Count the rows of offsets whose chunks are gone as the log's."""
+        """Count rows of offsets with deleted chunks as records of the log."""
         shards, codes = coded(batch.column("_shard"))
         offsets = unsigned(batch.column("_offset"))
         wanted = np.zeros(len(offsets), bool)
@@ -209,7 +209,8 @@ class TableTask:
 
 
 def table_columns(table: AuditedTable, *, payloads: bool, collected: bool) -> list[str]:
-    """Return the columns to read: all to compare payloads, because a page's checksum is looked at when it is read."""
+    """Return the columns to read: all for a comparison of payloads, because a page's checksum is checked only when it
+    is read."""
     if payloads:
         return list(table.schema.names)
     return [*COLUMNS, *([ORIGIN_COLUMN] if collected and table.has_origins else [])]

@@ -1,7 +1,7 @@
-"""Times of rows in log and table compared: sums of hashes, by blocks of offsets.
+"""Comparison of times in log and table: sums of hashes, by blocks of offsets.
 
 Every audit compares them, so nothing here runs per row in Python, and the blocks are so large that the sums of a
-billion records stay small beside its lanes.
+billion records are small beside the counts of its lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.proofs.audit.scope import Scope
 from weft.protocols.ranges import RangeSet
 
 BLOCK_OFFSETS = 1 << 16
-"""Offsets whose times are compared by one sum."""
+"""Number of offsets whose times are compared by one sum."""
 DIFFERENCES_LISTED_MAX = 20
 _WORD = (1 << 64) - 1
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -28,7 +28,7 @@ class TimeSum(NamedTuple):
     """Sums over the rows of a block, as 64 bits."""
 
     rows: int = 0
-    """Sum of hashes of the offsets: equal sums are of the same rows."""
+    """Sum of hashes of the offsets: equal sums mean the same rows."""
     contents: int = 0
     """Sum of hashes of offset, sequence number and time together."""
 
@@ -55,7 +55,7 @@ def add_times(sums: TimeSums, batch: pa.RecordBatch, scope: Scope) -> None:
 
 
 def _are_in(offsets: Array, ranges: RangeSet) -> npt.NDArray[np.bool_]:
-    """Return which offsets a set has. A declared deletion may have a million ranges."""
+    """Return a mask of the offsets in a set, vectorised because a declared deletion may have a million ranges."""
     near = ranges.within(int(offsets.min()), int(offsets.max()) + 1)
     if not near:
         return np.zeros(len(offsets), np.bool_)
@@ -73,7 +73,7 @@ def merge_times(sums: TimeSums, others: TimeSums) -> None:
 
 def _summed(shard: int, offsets: Array, seqs: Array, times: Array) -> TimeSums:
     rows = _mixed(offsets, 0)
-    # Each mix takes the one before it in: two rows that swap their times do not give the same sum.
+    # Each mix includes the previous one, so that two rows with swapped times do not give the same sum.
     contents = _mixed(_mixed(rows ^ seqs, 1) ^ times, 2)
     blocks, places = np.unique(offsets // np.uint64(BLOCK_OFFSETS), return_inverse=True)
     sums = np.zeros((len(blocks), 2), np.uint64)
@@ -83,7 +83,7 @@ def _summed(shard: int, offsets: Array, seqs: Array, times: Array) -> TimeSums:
 
 
 def _mixed(numbers: Array, place: int) -> Array:
-    """Return a hash of each number (the multiplications and shifts of splitmix64); overflow is wanted."""
+    """Return a hash of each number (the multiplications and shifts of splitmix64); overflow is intended."""
     mixed = (numbers + np.uint64(place + 1)) * np.uint64(_MULTIPLIERS[place])
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(_MULTIPLIERS[(place + 1) % 3])
@@ -91,7 +91,7 @@ def _mixed(numbers: Array, place: int) -> Array:
 
 
 def time_problems(log: TimeSums, table: TimeSums) -> list[str]:
-    """Return the blocks whose times differ, one sentence each; those with other rows have problems of their own."""
+    """Return the blocks whose times differ, one sentence each; blocks with other rows are reported elsewhere."""
     differing = sorted(
         block
         for block in log.keys() & table.keys()

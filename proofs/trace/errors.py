@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class TraceError(ValueError):
-    """A trace that cannot be made as asked. The sentence says what to change."""
+    """A trace that cannot be made. The message says what to change."""

@@ -1,7 +1,7 @@
 """Records by lane and sequence number, from table and log, without reading all of either.
 
-Of the table only files are read whose statistics have the lane's shard, the edge and some of the numbers; of the log
-above the table's position only indexes of chunks, and the sections of those that hold some of the numbers.
+The search reads only files of the table whose statistics have the lane's shard, the edge and some of the numbers. Above
+the table's position, it reads only indexes of chunks, and sections with some of the numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from weft.storage.table.names import app_id, table_payload
 from weft.storage.table.rows import FIXED_COLUMNS, section_rows, usable_fields
 
 ATTEMPTS_MAX = 3
-"""Maximum number of times that the collector may pass a trace."""
+"""Maximum number of attempts, since the collector may delete chunks during a trace."""
 Row = dict[str, Any]
 
 
@@ -62,16 +62,16 @@ class Wanted(NamedTuple):
     narrowing: Narrowing
     rows_max: int
     keep: Callable[[Row], bool] | None = None
-    """Function that says whether a record of the range is wanted; None takes all of them."""
+    """Predicate for the wanted records of the range; None means all."""
 
 
 class Found(NamedTuple):
-    """Records that were found, ascending by sequence number: at most ``rows_max`` + 1. The last then only says that
-    there are more."""
+    """Found records, ascending by sequence number: at most ``rows_max`` + 1. The last then only shows that there are
+    more."""
 
     rows: list[Row]
     narrowed_by: list[str]
-    """Columns by which others of the range were left out."""
+    """Columns by which other records of the range were excluded."""
 
 
 class Finder:
@@ -89,7 +89,7 @@ class Finder:
             state: state of the lane's shard.
 
         Raises:
-            TraceError: the collector passed the search several times.
+            TraceError: the collector deleted chunks during the search several times.
             TableError: the table cannot be read.
             Corrupt: a chunk is damaged.
             StoreError: the store did not answer.
@@ -101,7 +101,7 @@ class Finder:
             except (CollectedPast, NotFound) as error:
                 if attempt == ATTEMPTS_MAX:
                     raise TraceError(f"chunks were deleted while they were read: {error}; try again") from error
-                # Their rows are in a later version of the table.
+                # The rows of the deleted chunks are in a later version of the table.
                 self._tables.clear()
         raise AssertionError("the last attempt raises")
 
@@ -129,7 +129,7 @@ class OpenTable(NamedTuple):
 
     @classmethod
     def open(cls, uri: str, options: dict[str, str]) -> OpenTable | None:
-        """Return the table as it is now, or None when there is none. Blocks."""
+        """Return the newest version of the table, or None if there is no table. Blocks."""
         table = open_table(uri, options)
         if table is None:
             return None
@@ -184,7 +184,7 @@ class _Search:
                 self._take(batch.to_pylist())
 
     def _pruned(self, files: Iterable[dict[str, Any]]) -> list[str]:
-        """Return the files whose statistics do not rule the records out, the lowest numbers first."""
+        """Return the files whose statistics do not exclude the records, the lowest numbers first."""
         shard, used, found = self._state.shard, self._used, []
         wanted = {"_shard": (shard, shard), "_edge": (used.edge, used.edge), "_seq": (used.first, used.last)}
         for row in files:

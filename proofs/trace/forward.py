@@ -25,29 +25,30 @@ class Made(msgspec.Struct):
     stream: str
     record: TracedRecord
     of: str
-    """Stream of the records that it was made of, on the way from the message."""
+    """Stream of its input records, on the way from the message."""
     is_certain: bool
-    """True when the message is surely among them. Otherwise it is in their range, and not all of the range was used."""
+    """True when the message is certainly among its inputs. Otherwise it is in their range, and only a part of the range
+    was used."""
 
 
 class Forward(msgspec.Struct):
-    """Messages, and what became of them."""
+    """Messages, and the records made of them."""
 
     messages: list[TracedRecord]
     made: list[Made]
-    """In the order of the steps; of one step by stream and number."""
+    """Records in the order of the steps; within a step by stream and number."""
     more: bool
-    """True when there are more than were asked for."""
+    """True when there are more than requested."""
 
 
 class _Frontier:
-    """Records of one stream whose successors are looked for."""
+    """Records of one stream whose successors are searched."""
 
     def __init__(self, used: Used, rows: Sequence[Row], *, is_certain: bool) -> None:
         self.used, self.rows, self.is_certain = used, {row["_seq"]: row for row in rows}, is_certain
 
     def reached(self, of: Used, row: Row) -> bool | None:
-        """Return whether a row was certainly made of one of the records; None when it was not."""
+        """Return whether a row was certainly made of one of the records; None if it was not made of any."""
         if of.stream != self.used.stream or of.last < self.used.first or self.used.last < of.first:
             return None
         if of.count == of.numbers:
@@ -59,11 +60,12 @@ class _Frontier:
 
 
 async def forward(tracer: Tracer, used: Used, reach: timedelta) -> Forward:
-    """Return the records of the same edge node that functions made of some of its records, and of those.
+    """Return the records of the same edge node that functions made of some of its records, and of these results.
 
     Args:
         used: the records.
-        reach: how far the time of what was made may be from theirs: no more of tables and chunks is read.
+        reach: largest difference between the times of the results and theirs, which bounds the reads of tables and
+            chunks.
 
     Raises:
         TraceError: the hub knows no such lane.
@@ -110,7 +112,7 @@ async def _made_of(
     frontier: Sequence[_Frontier],
     seen: Set[tuple[str, int]],
 ) -> list[tuple[Row, str, bool]]:
-    """Return the records of a lane that were made of the frontier's: row, stream that it was made of, certainty."""
+    """Return the records of a lane that were made of the frontier's: row, input stream, certainty."""
     state, lane = place
     made: dict[int, tuple[str, bool]] = {}
 
@@ -130,7 +132,7 @@ async def _made_of(
 
 
 def _agree(row: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
-    """Return whether what a row and a message share by name is the same: levels of topics, or fields of the row."""
+    """Return whether a row and a message agree in all names that they share: levels of topics, or fields of the row."""
     if row["_key"] == message["_key"]:
         return True
     names = {**_levels(row), **payload_fields(record_of(dict(row)).payload)}
@@ -142,7 +144,8 @@ def _agree(row: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
 
 
 def _is_topic(row: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
-    """Return whether the key of a row looks like a topic of another device, as where a window has one for each."""
+    """Return whether the key of a row looks like a topic of another device, as for a window with one group per
+    device."""
     return str(row["_key"]).count("/") == str(message["_key"]).count("/") > 0
 
 

@@ -1,4 +1,4 @@
-"""Conditions by which a range of records is narrowed to those that a row was made of."""
+"""Conditions by which a range of records is narrowed to a row's inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Narrowing(NamedTuple):
         return cls(texts, _window(row))
 
     def expression(self, columns: Iterable[str]) -> tuple[pc.Expression | None, list[str]]:
-        """Return the condition on records with these columns, and the names that it uses; None when it uses none."""
+        """Return the condition on records with these columns, and the names that it uses; None if it uses none."""
         spelled = {name.casefold(): name for name in columns}
         conditions, names = [], []
         for name, value in self.texts.items():

@@ -13,14 +13,14 @@ from weft.storage.table.delta.calls import guarded
 from weft.storage.table.errors import TableError
 
 _INNER = "weft_rows"
-"""Name of the table in the query, which a person never writes and is not shown."""
+"""Name of the table in the query; users neither write nor see it."""
 
 
 def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
     """Return rows of a table, at most ``rows_max`` + 1 of them. Blocks.
 
     Args:
-        uri: the table's folder, or its URI; keys for an object store are taken from the environment.
+        uri: the table's folder, or its URI; keys for an object store come from the environment.
         where: a condition, such as ``machine = 'm1'``, in the SQL of DataFusion.
 
     Raises:
@@ -35,7 +35,7 @@ def rows_where(uri: str, where: str, rows_max: int) -> list[dict[str, Any]]:
         raise
     try:
         query = QueryBuilder().register(_INNER, table)
-        # The condition has lines of its own: a comment at its end would take the limit away.
+        # The condition is on lines of its own: a comment at its end would otherwise hide the limit.
         found = query.execute(f"SELECT * FROM {_INNER} WHERE (\n{where}\n) LIMIT {rows_max + 1}")  # noqa: S608
         rows: list[dict[str, Any]] = pa.table(found.read_all()).to_pylist()
     except DeltaError as error:

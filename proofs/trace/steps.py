@@ -1,4 +1,4 @@
-"""Steps of a trace: from a row to the records that went into it, and on from records that a pipeline made."""
+"""Steps of a trace: from a row to the records that went into it, and further to the inputs of derived records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.payload_columns import BYTES_COLUMN
 
 STEPS_MAX = 8
-"""Maximum number of streams behind each other: more are a circle."""
+"""Maximum number of streams in a chain: more mean a cycle."""
 
 
 class TracedRecord(msgspec.Struct, omit_defaults=True):
@@ -42,12 +42,12 @@ class TracedRecord(msgspec.Struct, omit_defaults=True):
     payload_base64: str | None = None
     headers: dict[str, str | None] | None = None
     origin: str | None = None
-    """Function that made the record at its edge: ``name@version#hash``. None for what devices sent."""
+    """Function that made the record at its edge: ``name@version#hash``. None for records of devices."""
     made_of: list[LineageStep] = []
-    """Records that went into this one, where a pipeline or a function made it."""
+    """Records that went into this one, if a pipeline or a function made it."""
     is_unknown: bool = False
-    """True for a record of an edge function that does not say what it was made of: one of an earlier release, or of a
-    function that passes records on."""
+    """True for a record of an edge function without a record of its inputs: from an earlier release, or from a function
+    that forwards records."""
 
 
 class LineageStep(msgspec.Struct):
@@ -59,19 +59,19 @@ class LineageStep(msgspec.Struct):
     numbers: int
     """Sequence numbers of the range."""
     narrowed_by: list[str]
-    """Columns of the row by which records of the range were left out; empty when none had to be."""
+    """Columns of the row by which records of the range were excluded; empty if none had to be."""
     is_exact: bool
-    """True when the records are exactly those that the row was made of."""
+    """True when the records are exactly the row's inputs."""
     more: bool
-    """True when the range has more records than were asked for."""
+    """True when the range has more records than requested."""
     open_gap: NamedOpenGap | None = None
     """Loss without a number of the range's lane: it ended without a last word."""
     trouble: str = ""
-    """Sentence about why no record was looked for; empty where they were."""
+    """Reason why no record was searched; empty otherwise."""
 
 
 class Trace(msgspec.Struct):
-    """A row and what it was made of."""
+    """A row and its inputs."""
 
     row: dict[str, Any]
     made_of: list[LineageStep]
@@ -81,7 +81,7 @@ class Tracer:
     """Traces rows of one tenant. Serves one event loop.
 
     Args:
-        streams: names of the streams to look in; none means every stream that has the lane.
+        streams: names of the streams to search; none means every stream with the lane.
         records_max: maximum number of records of all traces together.
     """
 
@@ -96,11 +96,11 @@ class Tracer:
 
     @property
     def looked(self) -> Looked:
-        """Return how much was read so far."""
+        """Return the amounts read so far."""
         return self._finder.looked
 
     async def trace(self, row: Mapping[str, Any], used: Sequence[Used]) -> Trace:
-        """Return what a row was made of.
+        """Return the inputs of a row.
 
         Raises:
             TraceError: no stream has the lane, or several have it.
@@ -112,16 +112,16 @@ class Tracer:
         """Return the records of a range.
 
         Args:
-            narrowings: what the row made of them says of them, the one that says most first.
-            behind: streams of the steps before.
+            narrowings: conditions from the row that was made of them, the strictest first.
+            behind: streams of the previous steps.
         """
         state = await self._state(used.edge)
         lane = await self._lane(state, used, behind)
-        # Other records of the lane may stand between those that were used.
+        # Other records of the lane may be between the used ones.
         for narrowing in (*narrowings, NOTHING) if used.count < used.numbers else (NOTHING,):
             found = await self._finder.find(state, Wanted(lane, used, narrowing, self.left))
             if found.rows or not found.narrowed_by:
-                break  # otherwise the row's columns only share the names
+                break  # otherwise the row's columns only have the same names by chance
         more = len(found.rows) > self.left
         rows = found.rows[: self.left]
         self.left -= len(rows)
@@ -136,7 +136,7 @@ class Tracer:
         record = record_of(row)
         lineage, source = ((record.headers or {}).get(name) for name in (LINEAGE, SOURCE))
         if lineage is not None and len(behind) < STEPS_MAX:
-            # The record's own key and number are of this stream; what it was made of has others.
+            # The record's own key and number are of this stream; its inputs have others.
             levels = {name: value for name, value in row.items() if not name.startswith("_") and value is not None}
             narrowing = Narrowing.of({**levels, **payload_fields(record.payload)})
             record.made_of = [await self._step(used, [narrowing], behind) for used in parse_used(lineage)]
@@ -151,7 +151,7 @@ class Tracer:
     ) -> list[LineageStep]:
         """Return what an edge function made a record of."""
         levels = {name: value for name, value in row.items() if not name.startswith("_") and value is not None}
-        # The bounds of a window may be of times in the payload, and its key is a topic only where that is its group.
+        # The bounds of a window may be times in the payload, and its key is a topic only if it groups by topic.
         narrowing = Narrowing.of({**levels, **payload_fields(record.payload)})._replace(window=None)
         narrowings = [Narrowing({"_key": record.key}, None), narrowing]
         steps = []
@@ -169,10 +169,10 @@ class Tracer:
         return self._states[shard]
 
     async def lanes_of(self, used: Used) -> tuple[ShardState, dict[str, Lane], str]:
-        """Return the state of the shard of a range, the lanes of its log by stream, and its own stream.
+        """Return the shard's state for a range, the lanes of its log by stream, and its own stream.
 
         Raises:
-            TraceError: the hub knows none, or it is not clear which one is meant.
+            TraceError: the hub knows no such lane, or the range is ambiguous.
         """
         state = await self._state(used.edge)
         stream = self._streams[0] if len(self._streams) == 1 else (await self._lane(state, used, ())).stream
@@ -202,7 +202,7 @@ class Tracer:
         found = there & set(self._streams) if self._streams else there
         if not found:
             raise TraceError(f"lane {name} is not in {', '.join(self._streams)} but in {', '.join(sorted(there))}")
-        # A record of a derived stream was made of another stream's.
+        # A record of a derived stream was made of records of another stream.
         found = found - set(behind) or found
         if len(found) > 1:
             raise TraceError(
@@ -212,12 +212,12 @@ class Tracer:
 
 
 def _is_schema(record: TracedRecord) -> bool:
-    """Return whether the origin of a record is a schema, and no function: a device sent it."""
+    """Return whether the origin of a record is a schema, not a function: then a device sent it."""
     return (record.origin or "").startswith(f"{OriginKind.SCHEMA.name.lower()}:")
 
 
 def payload_fields(payload: str | None) -> dict[str, Any]:
-    """Return the fields of a payload in JSON: what a pipeline wrote of a row; nothing of any other payload."""
+    """Return the fields of a payload in JSON, such as a pipeline's row; empty for any other payload."""
     try:
         found = msgspec.json.decode(payload or "")
     except (msgspec.DecodeError, UnicodeDecodeError):

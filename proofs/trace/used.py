@@ -1,4 +1,4 @@
-"""Ranges of records that went into a row: the lineage column ``_from``, as tables and headers have it."""
+"""Ranges of records that went into a row: the lineage column ``_from``, in tables and headers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Used(msgspec.Struct, frozen=True):
     log: str
     """Log id in hexadecimal."""
     first: int
-    """Lowest sequence number, used."""
+    """Lowest used sequence number."""
     last: int
-    """Highest sequence number, used."""
+    """Highest used sequence number."""
     count: int
-    """Number of records used; all of ``first`` to ``last`` when it is their number."""
+    """Number of used records; if it equals the range's length, all of ``first`` to ``last``."""
     stream: str = ""
-    """Stream of the lane, where it is known."""
+    """Stream of the lane, if known."""
 
     @property
     def numbers(self) -> int:
-        """Return how many sequence numbers the range has."""
+        """Return the number of sequence numbers in the range."""
         return self.last - self.first + 1
 
 
@@ -44,7 +44,7 @@ def parse_used(value: str | bytes | object) -> list[Used]:
     """Return the ranges of a lineage column's value: a list of objects, or its JSON; a single object is a list of one.
 
     Raises:
-        TraceError: it is none.
+        TraceError: it is not in this form.
     """
     try:
         found = msgspec.json.decode(value) if isinstance(value, str | bytes) else value
@@ -60,13 +60,13 @@ def parse_used(value: str | bytes | object) -> list[Used]:
 
 
 def parse_source(text: str, edge: str, log: str) -> list[Used]:
-    """Return the ranges that an edge function noted in the header of a record.
+    """Return the ranges that an edge function stored in the header of a record.
 
     Args:
-        edge: edge node of the record; ``log`` is its log. What it was made of is of the same.
+        edge: edge node of the record; ``log`` is its log. Its inputs are of the same log.
 
     Raises:
-        TraceError: it is none.
+        TraceError: it is not in this form.
     """
     found = []
     for part in text.split(", ", RANGES_MAX):
@@ -83,7 +83,7 @@ def parse_record(text: str) -> Used:
     """Return the range of ``EDGE/LOG/SEQ`` or ``EDGE/LOG/FIRST-LAST``.
 
     Raises:
-        TraceError: it is none.
+        TraceError: it is not in this form.
     """
     edge, _, rest = text.partition("/")
     log, _, numbers = rest.partition("/")
@@ -97,7 +97,7 @@ def parse_record(text: str) -> Used:
 
 
 def used_by(row: Mapping[str, Any]) -> list[Used]:
-    """Return the ranges of a row: its lineage, or its own record where it has the source's columns.
+    """Return the ranges of a row: its lineage, or its own record if it has the source's columns.
 
     Raises:
         TraceError: it has neither.
