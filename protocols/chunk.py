@@ -122,6 +122,7 @@ def decode_header(data: Buffer) -> ChunkHeader:
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a chunk ({MAGIC!r}), found {magic!r}")
     sound = _header_crc(data) == crc
+    # With the checksum of this version, another version byte is damage; without it, a later release wrote the header.
     if magic[3] != VERSION and not sound:
         raise UnsupportedVersion(f"chunk version {magic[3]}; this release reads version {VERSION}")
     if magic[3] != VERSION or not sound:
@@ -146,9 +147,10 @@ def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUp
     Raises:
         UnsupportedVersion: a batch of a later format.
         Corrupt: an entry does not fit the section, names a lane that the footer lacks or of another stream, or takes
-    records that its batch does not have; or the count of records differs from the footer's.
+            records that its batch does not have; or the count of records differs from the footer's.
     """
     view = memoryview(data)
+    # Lanes of other streams are not valid here: their records would become rows of the wrong table.
     own = {index for index, lane in enumerate(lanes) if (lane.tenant, lane.stream) == (section.tenant, section.stream)}
     at = count = 0
     while at < len(view):
@@ -203,8 +205,10 @@ def decode(data: Buffer) -> Chunk:
     if end < HEADER_BYTES:
         raise Corrupt("a chunk's footer does not fit the chunk")
     footer, crc = decode_footer(data)
+    # The footer repeats the header, so a header and a footer of two chunks cannot be combined unnoticed.
     if footer.header != header:
         raise Corrupt("a chunk's header and footer do not belong together")
+    # No byte of a chunk is outside a checksum.
     if HEADER_BYTES + sum(stream.length for stream in footer.streams) != end:
         raise Corrupt("a chunk's sections do not fill the space between its header and its footer")
     for stream in footer.streams:

@@ -90,7 +90,7 @@ def split_share(topic_filter: str) -> Share:
 
     Raises:
         InvalidTopic: it starts with ``$share/`` but is not a shared subscription: an empty name, a name with a wildcard
-    [MQTT-4.8.2-1], or no valid filter after it [MQTT-4.8.2-2].
+            [MQTT-4.8.2-1], or no valid filter after it [MQTT-4.8.2-2].
     """
     if not topic_filter.startswith(SHARE_PREFIX):
         return Share("", topic_filter)

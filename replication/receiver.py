@@ -90,7 +90,7 @@ class Receiver:
         wall_clock: ns since 1970, for WELCOME and PONG.
         now: monotonic ns, as everywhere in this class.
         in_turns: True to process a message in turns: the owner checks ``is_busy`` after each. Otherwise it is processed
-    at once.
+            at once.
     """
 
     def __init__(

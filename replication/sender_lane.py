@@ -77,6 +77,7 @@ class SenderLane:
         """Note that the receiver accepted the lane and holds ``held`` already."""
         self.state = LinkLaneState.OPEN
         self.safe = held
+        # Records that the receiver holds are never read again on this connection.
         self.sent = held.copy()
 
     def acknowledge(self, ranges: RangeSet) -> None:
@@ -124,6 +125,7 @@ class SenderLane:
         """
         if start is not None and start <= seq:
             return None
+        # Only numbers that the log claims to hold are given up: a hole is not an error of the read.
         end = self._held.contiguous_end(seq)
         if start is not None:
             end = min(end, start)
@@ -155,6 +157,7 @@ class SenderLane:
             gap = self._gaps[taken]
             taken += 1
             for first, end in self._told.missing(gap.first, gap.end):
+                # Records that the receiver has are not reported as lost, even if this log has lost them since.
                 frames += [Gap(self.number, *part, gap.reason) for part in self.safe.missing(first, end)]
             self._told.add(gap.first, gap.end)
         del self._gaps[:taken]
@@ -174,6 +177,7 @@ class SenderLane:
             held_back: the first record that was read and waits for the window, if any.
         """
         unsent = min((seq for seq in (self.wanted(), held_back) if seq is not None), default=None)
+        # The newest first: if it can be sent, the awaited one adds nothing.
         for mark in (self._newest, self._awaited):
             if mark is not None and not self._gaps and (unsent is None or unsent >= mark.seq):
                 self._awaited = None

@@ -76,7 +76,7 @@ def read(
 
     Raises:
         ReadError: the store holds no hub, the hub has no such stream, the stream has no such column, the log does not
-    reach these offsets, or an argument is not valid.
+            reach these offsets, or an argument is not valid.
     """
     given = {"since": since, "until": until, "edges": edges, "keys": keys, "columns": columns}
     options = replace(_options(stream, store, tenant, store_options or {}), **_selection(given))

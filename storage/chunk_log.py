@@ -56,7 +56,7 @@ class ShardLog:
 
     Args:
         boot_clock: nanoseconds on a clock that counts suspend. With a clock that stops while the machine sleeps, an old
-    watermark would count as fresh.
+            watermark would count as fresh.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ class ShardLog:
 
         Raises:
             NotFound, Truncated, Corrupt: it is gone, damaged, of another shard, or lacks features that this release
-        keeps.
+                keeps.
         """
         data = (await self.store.get(key)).data
         with naming(key):

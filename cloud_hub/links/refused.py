@@ -18,7 +18,7 @@ async def note_refused(
 
     Args:
         response: the response at the end of the link. Only a live node answers a refusal by closing the connection; a
-    connection that its edge dropped long ago, and that was read only now, is not from a second node.
+            connection that its edge dropped long ago, and that was read only now, is not from a second node.
     """
     if isinstance(response, web.WebSocketResponse) and response.close_code == aiohttp.WSCloseCode.OK:
         for log, refused in link.refused_claims():

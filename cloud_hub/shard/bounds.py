@@ -83,6 +83,7 @@ class Told:
         share = self._shares.get(session)
         if share is None or held is None:
             return
+        # No later chunk declares this session's topics, so they no longer count beside the state's.
         if not session.tells(held):
             session.topics = held.topics
         topics = 0 if session.topics == held.topics else share.topics
@@ -141,6 +142,7 @@ class GapBounds:
         return self._count(state, _node(lane)) >= self._settings.gaps_per_edge_max
 
     def _count(self, state: ShardState, node: NodeName) -> int:
+        # Counted once per chunk and edge: an edge may have a thousand lanes.
         if self._n != state.n:
             self._n, self._of_edge = state.n, {}
         count = self._of_edge.get(node)
@@ -188,6 +190,7 @@ class Room:
         more = topic_bytes(new_topics(state, lane, topics))
         if more:
             told = self._told.lane_topic_bytes(lane)
+            # Sessions of one lane replace each other, so only the longest of their topics counts.
             more = state.texts.topics(node) + self._told.topic_bytes[node] - told + max(told, more)
         if more > self._settings.topic_bytes_per_edge_max:
             return Full(
@@ -204,6 +207,7 @@ class Room:
         if lanes >= self._settings.lanes_per_tenant_max:
             reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
             return Full(reason, "limits.lanes_per_tenant", tenant)
+        # A stream with records exists already; only a new one counts against the limit.
         if (lane.tenant, lane.stream) not in state.next_offset:
             streams = state.tenant_streams(lane.tenant)
             if lane.stream not in streams and len(streams) >= self._settings.streams_per_tenant_max:

@@ -122,7 +122,7 @@ class ChunkBuilder:
 
         Args:
             tells_origins: the state may lack some of the session's origins. Those that batches name are added in any
-        case.
+                case.
         """
         if self._index_bytes >= INDEX_BYTES_MAX:
             return  # it is added to a later chunk

@@ -107,6 +107,8 @@ class ShardSessions:
             self.refuse(session, RefuseCode.OVERLOADED, message, "send the oldest missing records first")
             return True
         self._touch(session)
+        # Batches beyond the bound are kept nevertheless: they are in memory already, and only the next read has to
+        # wait.
         return self.pending_bytes < self._bytes_max
 
     async def room(self, session: LaneSession) -> None:
@@ -152,6 +154,7 @@ class ShardSessions:
             said = session.mark.time
         if newest is not None and newest.time > said:
             said = newest.time
+        # The state keeps the later mark, so the lane does not advance until the clock has passed it.
         if said > mark.time:
             self.behind[session.lane] = said - mark.time
         elif self.behind:
@@ -182,6 +185,7 @@ class ShardSessions:
         """Note the end of the link. Its items are still committed, unless a new session opens first."""
         session.closed = True
         session.opened.cancel()
+        # An ordinary mark is dropped with the link: the edge sends it again. A last word is not sent again.
         if not session.items and not (session.says_last_word and session.mark is not None):
             self._forget(session)
 
@@ -273,6 +277,7 @@ class ShardSessions:
             "nothing is lost, and the edge tries the hub's other nodes; look at this node's store and its credentials"
         )
         for session in [session for lane in list(self._lanes.values()) for session in lane if not session.closed]:
+            # Without items, nothing is left to commit, so the session can go.
             if session.opening or not session.items:
                 self.refuse(session, code, message, advice)
             else:
@@ -288,6 +293,7 @@ class ShardSessions:
 
     def _touch(self, session: LaneSession) -> None:
         self._active[session] = None
+        # While a commit's time is known, only enough bytes for a full chunk wake the committer.
         if self.pending_bytes >= self.wake_bytes:
             self._wake()
 

@@ -120,7 +120,7 @@ class DeltaHandle:
 
         Raises:
             TableConflict: the table has changed since this handle read it. Only a new reading shows whether an earlier
-        attempt of this very commit changed it.
+                attempt of this very commit changed it.
         """
         adds = [_add(file, data_change=True) for file in files]
         self._write(adds, positions, schema)

@@ -127,7 +127,7 @@ def read_properties(data: bytes) -> ContentHeaders:
 
     Raises:
         AmqpError: it is not well formed, or a value is not valid: an expiration that is not a number of milliseconds,
-    or too many fields.
+            or too many fields.
     """
     if len(data) < 2:
         raise _malformed("a content header without flags")

@@ -123,8 +123,8 @@ class FrameDecoder:
 
         Raises:
             Corrupt: not a zstd stream, a frame is invalid, or the message exceeds ``PENDING_BYTES_MAX`` (or the lower
-        bound of ``allow_data``), ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The connection cannot
-        continue.
+                bound of ``allow_data``), ``FRAMES_MAX`` or twice ``CONTROL_BYTES_MAX`` in control frames. The
+                connection cannot continue.
         """
         for _ in self.unpack(data, in_turns=False):
             pass

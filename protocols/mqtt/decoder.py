@@ -82,7 +82,7 @@ def decode(data: bytes, at: int, packet_bytes_max: int, version: int = Version.V
         MalformedPacket: the bytes can never become a packet.
         ProtocolViolation: a packet with contents that are not allowed.
         ConnectRefused: a CONNECT that must be answered before the connection is closed: of an unknown version, or one
-    of MQTT 5.0 with any fault.
+            of MQTT 5.0 with any fault.
     """
     size = len(data)
     if at >= size:

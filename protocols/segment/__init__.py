@@ -261,6 +261,7 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame |
     """
     left = len(data) - offset
     if left < ENTRY_HEADER_BYTES:
+        # Zeros are reserved space behind the last entry; anything else is the torn beginning of a header.
         if any(data[offset:]):
             raise Truncated(f"{left} bytes are left at offset {offset}, an entry header has {ENTRY_HEADER_BYTES}")
         return None
@@ -271,12 +272,14 @@ def decode_entry(data: Buffer, offset: int, first_position: int) -> EntryFrame |
     start = offset + ENTRY_HEADER_BYTES
     if start + length > len(data):
         raise Truncated(f"an entry of {length} bytes at offset {offset} runs past the end")
+    # The padding is not part of the checksum, so it is compared on its own.
     padding = bytes(data[start - 3 : start])
     if (
         padding != b"\0\0\0"
         or _entry_crc(first_position + offset, kind, memoryview(data)[start : start + length]) != crc
     ):
         raise Corrupt(f"the entry at offset {offset} does not match its checksum")
+    # Kind 0 marks the end, and the end has no body.
     if kind == EntryKind.END:
         raise Corrupt(f"the entry at offset {offset} has a body but no kind")
     try:
@@ -297,6 +300,7 @@ def sound_entry(data: Buffer, offset: int, position: int) -> tuple[EntryKind, in
     known = _KINDS.get(kind)
     if known is None or start + length > len(data) or padding != b"\0\0\0":
         return None
+    # The same check as in ``_entry_crc``, without the calls: a scan runs it for every entry of a log.
     if crc32c(memoryview(data)[start : start + length], crc32c(_SEED.pack(position, length, kind))) != crc:
         return None
     return known, start + length
@@ -361,6 +365,7 @@ def footer_fields(footer: Footer) -> list[object]:
         footer.streams, footer.lanes, footer.gaps, footer.kept, footer.sizes, footer.moved, footer.owner,
         footer.origins, footer.clocks,
     ]  # fmt: skip
+    # So an earlier release can read a footer that does not use the later fields.
     while len(fields) > _FOOTER_FIELDS_MIN and not fields[-1]:
         fields.pop()
     return fields

@@ -150,6 +150,7 @@ class Tally:
     def add_gap(self, gap: OpenGap) -> None:
         """Add an open gap."""
         self._open_gaps.append(gap)
+        # Cut at twice the maximum, so that one sort serves a whole page of gaps.
         if len(self._open_gaps) >= 2 * OPEN_GAPS_MAX:
             self._cut_gaps()
 
@@ -182,6 +183,7 @@ class Tally:
         """Return the completeness."""
         missing = _missing(self._unheard)
         complete = self._earliest if self._is_known and not missing else None
+        # Missing expected edges come first: because of them there is no moment at all.
         self._cut(max(0, HELD_BACK_MAX - len(missing)))
         reasons = [*missing, *self._held_back]
         more = self._more + max(0, len(reasons) - HELD_BACK_MAX)
@@ -191,6 +193,7 @@ class Tally:
 
     def _cut(self, most: int) -> None:
         """Keep the reasons that hold the moment back the most."""
+        # Lanes without a moment first, then by moment. Names make the order independent of that of the lanes.
         self._held_back.sort(
             key=lambda each: (
                 each.up_to is not None,
@@ -242,6 +245,8 @@ def _absent(held: LaneState) -> str:
 
 def has_spoken(held: LaneState) -> bool:
     """Return whether a lane shows that its expected edge need not be waited for."""
+    # A lane that was retired by age does not count as heard, because its edge may come back. One that an operator
+    # retired does.
     spoke = held.counts and held.newest_mark is not None
     return spoke or (held.retired is not None and held.retired.by == RetiredBy.OPERATOR)
 
@@ -260,6 +265,7 @@ def held_back(
     lane: Lane, held: LaneState, now: int, *, peers: bool, behind: Behind, lost: LostOf = lambda *_: None
 ) -> HeldBack | None:
     """Return the reason why a lane that counts does not advance; None if it does. Args as ``Tally``."""
+    # Reasons that need an operator come before those that end by themselves.
     found = _conflict(lane, held, peers) or _restored(lane, held, peers, lost(lane, held))
     return found or _waits(lane, held, now, peers, behind)
 

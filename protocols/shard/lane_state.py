@@ -198,6 +198,7 @@ class LaneState:
         mark, word = update.mark, self.last_word
         if update.flags & LaneFlag.LAST_WORD and mark is not None and not update.flags & LaneFlag.RELAY:
             self.last_word = mark
+        # A higher epoch, a later mark or a number beyond the last word shows that the edge is at work again.
         elif word is not None and (
             (update.epoch > self.epoch and not update.flags & LaneFlag.RELAY)
             or (mark is not None and mark.time > word.time)
@@ -211,6 +212,7 @@ class LaneState:
 
         Return the first range that is in the state already; normally None. Otherwise the state must not be used.
         """
+        # Copied before the first change: the previous state shares them.
         if ranges or gaps:
             self.ranges = self.ranges.copy()
         if gaps or (self.gaps and any(self.gaps.touches(first, end) for first, end in ranges)):
@@ -261,6 +263,7 @@ class LaneState:
     def missing_gap(self, gap: GapRange) -> list[Range]:
         """Return the new parts of a gap: numbers that are unknown, or ABSENT until now."""
         missing = self.ranges.missing(gap.first, gap.end)
+        # An ABSENT gap overrides nothing. Any other reason also replaces ABSENT.
         if gap.reason == GapReason.ABSENT or not (absent := self.gaps.absent_within(gap.first, gap.end)):
             return missing
         return list(RangeSet(sorted([*missing, *absent])))
@@ -308,11 +311,13 @@ class LaneState:
         """Note a mark; one that adds nothing to a known one changes nothing."""
         if self.whole_mark is not None and mark.time <= self.whole_mark.time:
             return
+        # A known mark claims a later moment and needs no more records, so this one adds nothing.
         if any(other.time >= mark.time and other.seq <= mark.seq for other in self.pending_marks):
             return
         kept = [other for other in self.pending_marks if other.time > mark.time or other.seq < mark.seq]
         self.pending_marks = sorted([*kept, mark], key=lambda other: other.time)
         if len(self.pending_marks) > PENDING_MARKS_MAX:
+            # The first and the last are never replaced: they bound the backlog.
             marks = self.pending_marks
             del marks[min(range(1, len(marks) - 1), key=lambda i: marks[i + 1].time - marks[i - 1].time)]
 

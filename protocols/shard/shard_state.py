@@ -143,7 +143,7 @@ class ShardState:
 
         Raises:
             Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it holds
-        records that the shard has already, or a control record does not fit.
+                records that the shard has already, or a control record does not fit.
         """
         self._check(chunk)
         folded = Folded(chunk)
@@ -201,6 +201,7 @@ class ShardState:
             self.conflicts[lane] = None
         self._note_end(lane, held)
         before = self.lanes.get(lane)
+        # By identity, which is quick: a fold that changes neither keeps the same lists.
         if held is None or before is None or held.topics is not before.topics or held.origins is not before.origins:
             self.texts.changed(lane, before, held)
         if held is not None and before is not None:  # nearly always
@@ -278,6 +279,7 @@ class ShardState:
         held = LaneState(partial=partial) if known is None else known.successor()
         held.partial &= partial
         held.hear(update)
+        # A relay claims no epoch, so it must not fence the edge's own sessions.
         if not update.flags & _RELAY:
             held.epoch = max(held.epoch, update.epoch)
         doubled = held.take(update.ranges, update.gaps, update.mark)
@@ -291,6 +293,7 @@ class ShardState:
             held.payload = update.payload
         if update.origins:
             held.add_origins(update.origins)
+        # Never back: the clock of this chunk's writer may be behind that of the last one's.
         held.last_seen = max(self.created, folded.chunk.header.created)
         folded.lanes[lane] = held
 
@@ -371,7 +374,7 @@ class ShardState:
             Truncated: the bytes end before the snapshot does.
             UnsupportedVersion: written by a later release.
             Corrupt: not a snapshot, a checksum that does not match, or bytes after its end; or an earlier release made
-        it without features that this one keeps.
+                it without features that this one keeps.
         """
         snapshot = snapshots.decode(data)
         if snapshot.made_with < min(snapshot.fold_level, rules.level):

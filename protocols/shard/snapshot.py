@@ -254,7 +254,7 @@ def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> 
 
     Args:
         lanes: in the order of their keys, instead of ``snapshot.lanes``. They are converted a few at a time, so that
-    other threads can run in between.
+            other threads can run in between.
     """
     # Written by hand, in pieces: the bytes are equal to those of msgspec for the whole array.
     head = (

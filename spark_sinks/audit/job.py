@@ -56,7 +56,7 @@ def audit(
 
     Raises:
         ReadError: an argument is not valid, the store holds no hub or does not answer, its table cannot be opened, or
-    the job failed, as on executors without Weft.
+            the job failed, as on executors without Weft.
     """
     register(spark)
     return run(_audit(spark, _options(stream, store, tenant, store_options or {}), payloads=payloads))

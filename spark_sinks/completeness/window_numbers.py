@@ -122,7 +122,7 @@ class WindowState:
 
         Args:
             healing: whether to emit changed windows again. A backlog that trickles in changes the same windows with
-        each chunk, so a query does this less often than it reads the log.
+                each chunk, so a query does this less often than it reads the log.
         """
         complete = _below(self.pending, limits.complete_end).minus(limits.open)
         late = _within(self.fresh, limits.complete_end, limits.given_end)

@@ -15,7 +15,7 @@ To add a shipped pipeline NAME:
    rows at hand has ``mode: batch``; a step with Spark's own state, such as ``transformWithState``, is a step on the
    stream.
 3. Keep ``_from`` in every row (``lineage.columns.merged`` in aggregates), and ``_shard`` and ``_offset`` of the record
-  that caused it if rows are appended or sent to a stream. The check reports a lost column.
+   that caused it if rows are appended or sent to a stream. The check reports a lost column.
 4. Test it in ``tests/spark_sinks/pipelines/shipped/``: killed and started again, and cut into other micro-batches, it
    gives the same rows as a batch computation over the whole stream.
 

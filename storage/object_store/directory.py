@@ -144,6 +144,7 @@ class DirectoryStore:
         self._make_directories(os.path.dirname(path))
         temporary = self._write_temporary(data)
         try:
+            # link(2) fails if the name exists, which rename(2) does not: it decides between concurrent creators.
             self._fs.link(temporary, path)
         except FileExistsError:
             self._refuse_create(key)
@@ -162,6 +163,7 @@ class DirectoryStore:
         path = self._path(key)
         with self._swaps, contextlib.closing(self._swap_lock()):
             try:
+                # Read again under the lock: the caller's etag may be from before another swap.
                 found = content_etag(self._fs.read(path))
             except FileNotFoundError:
                 raise PreconditionFailed(f"{key}: missing") from None
@@ -234,6 +236,7 @@ class DirectoryStore:
             ]
         except (FileNotFoundError, NotADirectoryError):
             return
+        # Marked before sorting: with its '/' a directory sorts as the keys below it do.
         marked = sorted(f"{name}/" if self._fs.is_directory(self._path(base + name)) else name for name in names)
         for key in (base + name for name in marked):
             if key.endswith("/"):
@@ -269,6 +272,7 @@ class DirectoryStore:
                 return
         self._fs.make_directory(directory)
         parent = directory
+        # Each parent has the name of a directory that may not be durable yet.
         while parent != self._root and parent != os.path.dirname(parent):
             parent = os.path.dirname(parent)
             self._fs.sync_directory(parent)

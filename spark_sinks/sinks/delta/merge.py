@@ -92,12 +92,14 @@ class Rewriter:
         rows = match(found, self.wanted, self.keys)
         stays = rows < 0
         losers: list[int] = []
+        # A row of the table that is later by ``order`` remains, and the new row is dropped instead.
         if self.order and not stays.all():
             at = np.flatnonzero(~stays)
             wins = later(found.take(pa.array(at)), self.wanted.take(pa.array(rows[at])), self.order)
             stays[at[wins]] = True
             losers = rows[at[wins]].tolist()
         if self.replaced is not None:
+            # Rows in the replaced ranges with keys that the batch lacks are groups that the window no longer has.
             stays &= ~((rows < 0) & _goes(self.replaced, found))
         return held, stays, losers
 
@@ -154,6 +156,7 @@ def merge(spark: SparkSession, rewriter: Rewriter, rows: pa.Table, files: Sequen
     writer = FileWriter(rewriter.place, rewriter.layout)
     removes, losers, adds = [], set[int](), list[NewFile]()
     if join:
+        # Joined even without a replaced row: each batch adds a small file, and readers pay for each of them.
         small = _joined(files, small)
     for file in small:
         held, stays, lost = rewriter.look(file)
@@ -180,6 +183,7 @@ def _small(touched: Sequence[HeldFile]) -> tuple[list[HeldFile], list[HeldFile]]
     large: list[HeldFile] = []
     room = JOINED_BYTES_MAX
     for file in touched:
+        # Beyond the driver's room, small files go to tasks as well.
         if file.size <= SMALL_FILE_BYTES and file.size <= room:
             room -= file.size
             small.append(file)
@@ -253,6 +257,7 @@ class _KeyValues(NamedTuple):
         name = self.name
         if name in file.partition:
             return file.partition[name] in self.in_partitions
+        # Bounds do not cover nulls, and a file without bounds may have any value.
         if self.has_null or name not in file.low or name not in file.high:
             return True
         high = file.high[name]
@@ -270,6 +275,7 @@ def _may_be_in_ranges(replaced: Replaced, file: HeldFile) -> bool:
     low, high = file.low.get(replaced.column), file.high.get(replaced.column)
     if not isinstance(low, datetime) or not isinstance(high, datetime):
         return True
+    # The upper bound is truncated to milliseconds, so the file may have later times.
     first, last = _micros(low), _micros(after_cut(high))
     return any(start <= last and first < end for start, end in replaced.ranges_us)
 

@@ -69,7 +69,7 @@ class PositionFilter:
 
         Raises:
             SinkError: a row without a position, of another stream, or below rows of an earlier micro-batch: it would be
-        skipped as one that the table has.
+                skipped as one that the table has.
         """
         shards, offsets = _numbers(batch, SHARD), _numbers(batch, OFFSET)
         new = np.zeros(batch.num_rows, bool)

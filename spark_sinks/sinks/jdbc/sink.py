@@ -120,7 +120,7 @@ class JdbcSink:
 
         Raises:
             SinkError: the rows do not fit the table, the table of earlier batches is gone, or PostgreSQL rejected them;
-        nothing of the batch is written.
+                nothing of the batch is written.
         """
         self._write_batch(frame, batch_id, None)
 

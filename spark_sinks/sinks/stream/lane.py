@@ -120,9 +120,11 @@ class ProducerLane:
         """
         ranges = list(held)
         end = ranges[0][1] if ranges else 0
+        # A producer sends in order from 0, so its lane is one range.
         if len(ranges) > 1 or (ranges and ranges[0][0] != 0):
             raise SinkError(f"lane {self.identity} has holes, which no sink leaves; give the query another name")
         self.state = LinkLaneState.OPEN
+        # First opening: the hub's end decides where this attempt continues.
         if not self.is_known:
             self.acked = self.end = end
             return
@@ -141,6 +143,7 @@ class ProducerLane:
         Raises:
             SinkError: an empty lane has a position, or a lane with records has none.
         """
+        # A lane with records and an unknown position would send rows twice.
         if (position is None) != (self.end == 0):
             raise SinkError(f"lane {self.identity} ends at {self.end}, and its last record's position is {position}")
         self.position, self.is_known = position, True
@@ -186,6 +189,7 @@ class ProducerLane:
         Raises:
             Superseded: the hub has records of the lane that this task did not send.
         """
+        # Only a range that continues the acknowledged records: numbers before a hole are not durable yet.
         end = max((end for first, end in ranges if first <= self.acked), default=0)
         if end > self.end:
             raise Superseded(

@@ -127,7 +127,7 @@ class StreamSink:
 
         Raises:
             SinkError: the rows lack a column or are out of order, the hub refuses, or it accepts nothing for
-        ``patience_s``. Some rows may be in the stream; a repetition skips them.
+                ``patience_s``. Some rows may be in the stream; a repetition skips them.
         """
         settings = self._with_credentials()
         if batch_id <= self._batch_id:

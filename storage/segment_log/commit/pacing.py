@@ -7,7 +7,7 @@ costing a client time for nothing; ``docs/decisions/0033-commits-paced-by-load.m
 - *Alone*: the last commit carried a single append, and nothing was appended meanwhile. The next begins at once: a
   device that waits for each acknowledgement before it sends again would only wait longer.
 - *In vain*: twice a commit waited although no append followed, and no wait has paid since. All clients then wait for
-their acknowledgements, so commits begin at once for a while.
+  their acknowledgements, so commits begin at once for a while.
 """
 
 from __future__ import annotations

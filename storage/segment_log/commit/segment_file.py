@@ -92,6 +92,7 @@ class SegmentWriter:
             OSError: the segment was not made, unless the sync of its name failed.
         """
         path = os.path.join(directory, file_name(header.first_position))
+        # A crash may have left an unfinished segment of this name.
         with contextlib.suppress(FileNotFoundError):
             filesystem.remove(path + UNFINISHED)
         file = filesystem.create(path + UNFINISHED)
@@ -103,6 +104,7 @@ class SegmentWriter:
             writer = cls(file, segment)
             writer.write_opening(itertools.chain([(EntryKind.STREAMS, encode_streams(streams))], opening))
             file.sync()
+            # Content before name: a segment that has its name is complete, also after a power cut.
             filesystem.rename(path + UNFINISHED, path)
             filesystem.sync_directory(directory)
             writer.publish()
@@ -136,6 +138,7 @@ class SegmentWriter:
                     index.add_origins(value)
             length += ENTRY_HEADER_BYTES + len(body)
             self._end += ENTRY_HEADER_BYTES + len(body)
+            # In pieces, because moved records may be many megabytes.
             if length >= OPENING_PIECE_BYTES:
                 self._file.write_at(start, b"".join(parts))
                 start, length = self._end, 0
@@ -153,6 +156,7 @@ class SegmentWriter:
             try:
                 self._file.allocate(length)
             except OSError as error:
+                # On a full disk the segment keeps its length, and the log refuses records when that is used up.
                 if error.errno not in NO_SPACE:
                     raise
 
@@ -194,6 +198,7 @@ class SegmentWriter:
             parts += (encode_entry_header(self.segment.first_position + at, kind, body), body)
             at += ENTRY_HEADER_BYTES + len(body)
         stop = at
+        # Zeros only into blocks that were never written, and only for a small commit: see ``ZEROED_BYTES``.
         if at > self._written and at - self._end < SMALL_COMMIT_BYTES:
             stop = min(-(-at // ZEROED_BYTES) * ZEROED_BYTES, self.segment.size)
             parts.append(bytes(stop - at))
@@ -220,6 +225,7 @@ class SegmentWriter:
         last = encode_entry_header(self.next_position, EntryKind.FOOTER, body) + body + encode_trailer(self._end)
         self._file.write_at(self._end, last)
         size = self._end + len(last)
+        # Before the sync: readers find the trailer at the end of the file, not before preallocated zeros.
         self._file.truncate(size)
         self._file.sync()
         self._file.close()

@@ -235,6 +235,7 @@ class Clocks:
     def learn(self, clocks: Iterable[ClockNotice]) -> None:
         """Add notices, in the order of the log."""
         for clock in clocks:
+            # Moved to the end, so that the first is the one with the oldest notice.
             self.known.pop(clock.boot_id, None)
             self.known[clock.boot_id] = clock
             if len(self.known) > BOOTS_MAX:

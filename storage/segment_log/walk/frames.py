@@ -32,7 +32,7 @@ class SegmentBytes:
     Args:
         end: bytes from here on are never read (they are not durable, or not entries).
         unreadable_as_zeros: a block that the device cannot read (EIO) counts as zeros, which invalidates every entry in
-    it.
+            it.
     """
 
     def __init__(

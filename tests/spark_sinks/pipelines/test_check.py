@@ -116,7 +116,7 @@ TABLE_OF_MISTAKES = [
     Wrong("a module with a fault of syntax", steps("python: faulty_steps:warm"), "steps[0].python", 4,
           "module faulty_steps cannot be imported: "),
     Wrong("rows of elsewhere", steps("python: plant_steps:made_up"), "steps[0].python", 4,
-          "returns a DataFrame that is no stream"),
+          "returns a DataFrame that is not a stream"),
     Wrong("a function that asks for rows", steps("python: plant_steps:counted"), "steps[0].python", 4,
           "plant_steps:counted failed: it asks for rows, and a streaming DataFrame has none before the query runs. "
           "Give the step `mode: batch`"),
