@@ -62,6 +62,7 @@ class Outbox:
     def merged(self, found: Sequence[Read], bytes_max: int) -> list[Read]:
         """Merge runs of small neighbours into one batch each, up to ``bytes_max`` uncompressed; keep all others as
         stored."""
+        # A merged batch must still be accepted by the hub and fit the window.
         limit = min(bytes_max, self.batch_bytes_max, self.window.bytes)
         runs: list[list[Read]] = []
         size = 0
@@ -87,6 +88,7 @@ class Outbox:
         found = [(decode_header(batch), batch) for batch in batches]
         start = next((header.base_seq for header, _ in found if header.end_seq > seq), None)
         skipped = lane.skip(seq, start)
+        # A read begins with the batch that holds ``seq``, which may have been sent already.
         new = [(header, batch) for header, batch in found if not lane.sent.covers(header.base_seq, header.end_seq)]
         for header, batch in self.merged(new, merge_bytes_max):
             if len(batch) > self.batch_bytes_max:

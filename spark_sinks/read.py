@@ -84,6 +84,7 @@ def read(
     log, snapshot = run(_opened(options))
     wanted = subset(log.schema, options.columns)
     start, end = _range(log, starting, ending)
+    # Spark reads only a directory store itself: its pip package has no file system for object stores.
     native = snapshot if snapshot is not None and not snapshot.is_remote else None
     tail = start
     parts = []
@@ -99,6 +100,7 @@ def read(
             elif options.columns is not None:
                 rows = rows.select(*wanted.names)
             parts.append(rows)
+    # A result needs at least one part for its columns, even if it has no rows.
     if not parts or tail != end:
         parts.append(_between(spark, options, tail, end, from_arrow_schema(wanted)))
     return _commented(reduce(DataFrame.unionByName, parts), options.schema)
@@ -201,6 +203,7 @@ def _history(
     """Yield offsets ``[start, end)`` of the table, which must have all of them. Each row's offset is compared only in
     files that also hold other offsets."""
     files = [file for file in table.files if file.may_match(options)]
+    # The whole table needs no comparison of offsets.
     if all(start[shard] == 0 and end[shard] == table.ends[shard] for shard in start):
         yield _parquet(spark, table, files)
         return

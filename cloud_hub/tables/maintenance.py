@@ -127,6 +127,7 @@ class Maintenance:
         out = await in_thread(lambda: ParquetFile(schema))
         until = self._monotonic() + self._settings.join_seconds_max
         for at, file in enumerate(run):
+            # Fewer than two files would save nothing.
             if at > 1 and self._monotonic() >= until:
                 run = run[:at]
                 break
@@ -199,6 +200,7 @@ def _runs(files: Sequence[DataFile], settings: TableSettings, tier: int) -> Iter
     run: list[DataFile] = []
     for file in files:
         small = file.size < settings.compact_file_bytes_max and _tier(file, settings) <= tier
+        # Files of overlapping ranges would not give one file with ascending offsets.
         overlaps = bool(run) and file.first_offset < run[-1].end_offset
         too_much = sum(item.size for item in run) + file.size > settings.compact_bytes_max
         if run and (not small or overlaps or too_much):

@@ -140,6 +140,7 @@ class StreamLog:
         try:
             chunks = await self._logs[shard].extend(self._states[shard])
         except Corrupt:
+            # A store restored to an earlier state looks like damage: this check names the cause.
             await self._check_goes_on(shard)
             raise
         except CollectedPast:
@@ -360,6 +361,7 @@ async def open_hub(options: ReadOptions) -> tuple[ObjectStore, Cluster]:
     """
     try:
         store = open_store(options.store, dict(options.store_options))
+        # Raises for a store in memory, which executors cannot reach.
         store.location(table_key(options.tenant, options.stream))
         return store, await open_cluster(store, None)
     except (ValueError, StoreUnfit, ClusterUnusable) as error:

@@ -112,6 +112,7 @@ def _naming_the_disk(directory: str) -> Iterator[None]:
     try:
         yield
     except (WrongOwner, click.ClickException, Refused):
+        # These errors name their cause already.
         raise
     except Exception as error:
         mount = read_only_mount(directory)

@@ -196,6 +196,7 @@ def _end(
     async def work(store: ObjectStore) -> tuple[Ending, ShardState]:
         cluster = await open_cluster(store, None)
         log = ShardLog(store, cluster, shard_of(tenant, edge, cluster.shards))
+        # Lanes that ended may have left the state: these have objects of their own.
         gone = await log.ended_lanes(tenant, edge)
 
         async def ending(state: ShardState) -> Ending:

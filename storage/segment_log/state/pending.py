@@ -251,6 +251,7 @@ class PendingQueue:
 
     def _by_times(self, run: Run, times: list[int]) -> Iterator[Run]:
         """Yield the run as parts in which times neither go back nor leap further than a batch allows."""
+        # A hub does not correct times of a synced clock, so they may leap within a batch.
         leap_max = 1 << 63 if self._clock_reading().state is ClockState.SYNCED else batch.CLOCK_STEP_NS_MAX
         first = 0
         for at, (before, after) in enumerate(pairwise(times), 1):
