@@ -105,11 +105,11 @@ class ProducerLane:
 
     def opening(self, epoch: int) -> None:
         """Record that the lane was offered with an epoch, on a new connection or again."""
-        self.state, self.epoch = LaneState.OPENING, epoch
+        self.state, self.epoch = LinkLaneState.OPENING, epoch
 
     def lost(self) -> None:
         """Record the loss of the connection: its batches count as not sent."""
-        self.state, self._sent, self.in_flight = LaneState.CLOSED, 0, 0
+        self.state, self._sent, self.in_flight = LinkLaneState.CLOSED, 0, 0
 
     def opened(self, held: Iterable[Range]) -> None:
         """Apply the hub's answer about the lane.
