@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 KeyPath = tuple[str | int, ...]
-"""Keys as they stand in the file, list positions as numbers: ``("streams", "telemetry", "from", 0)``."""
+"""Keys as written in the file, list positions as numbers: ``("streams", "telemetry", "from", 0)``."""
 
 
 class Finding(NamedTuple):

@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     short: str | None = None
     """Setting of a section that may stand for the whole section."""
     examples: tuple[str, ...] = ()
-    """Texts that are right, for error messages."""
+    """Valid texts, quoted in error messages."""
 
 
 def shape_of(type_: inspect.Type) -> Shape:
@@ -72,7 +72,7 @@ class Unit(NamedTuple):
     format: Callable[[Any], str]
     pattern: str | None = None
     written: tuple[str, ...] = ("string",)
-    """Types in which YAML may have it, as JSON Schema calls them."""
+    """YAML types that the value may have, by their names in JSON Schema."""
 
 
 def _bind(text: str, _folder: str) -> str:

@@ -93,17 +93,17 @@ class EdgeLimits(Section, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=1 * MiB,
-            description="Maximum size of a CONNECT packet, its will included: who sends it is not known yet. A client "
-            "that sends a larger one is disconnected.",
+            description="Maximum size of a CONNECT packet, its will included: the node does not know its sender yet. "
+            "A client that sends a larger one is disconnected.",
         ),
     ] = field(default=64 << 10, name="connect_packet")
     unfinished_bytes: Annotated[
         Size,
         Meta(
             ge=1 * MiB,
-            description="Maximum memory for packets of which a part has arrived, of all clients together. What they "
-            "sent ahead of their turn or password check counts, too. A client that needs more is disconnected. The "
-            "first 4 KiB of each client are free.",
+            description="Maximum memory for packets of which a part has arrived, of all clients together. Data that "
+            "they send ahead of their turn or password check count, too. A client that needs more is disconnected. "
+            "The first 4 KiB of each client are free.",
         ),
     ] = field(default=128 * MiB, name="unfinished")
     unfinished_per_user_bytes: Annotated[

@@ -103,7 +103,7 @@ class Listener(Section, frozen=True, kw_only=True):
     protocol: Annotated[
         ListenerProtocol | None,
         Meta(
-            description="What its clients speak. Unset: `amqp` for listeners named `amqp` and `amqps`, `http` for "
+            description="Protocol of its clients. Unset: `amqp` for listeners named `amqp` and `amqps`, `http` for "
             "`http` and `https`, `mqtt` for all others."
         ),
     ] = None
@@ -154,7 +154,7 @@ class Listener(Section, frozen=True, kw_only=True):
 
 
 def protocol_of(name: str, listener: Listener) -> ListenerProtocol:
-    """Return what the clients of a listener speak."""
+    """Return the protocol of a listener's clients."""
     return listener.protocol or _PROTOCOLS.get(name, "mqtt")
 
 
@@ -200,10 +200,9 @@ class Auth(Section, frozen=True, kw_only=True):
     remember_passwords: Annotated[
         bool,
         Meta(
-            description="Whether right passwords are remembered over restarts, so that known devices are let in at "
-            "once, whatever a flood of wrong passwords does. `known-passwords.json` in the data directory "
-            "holds keyed hashes and their key: who reads that file can try passwords faster than "
-            "`users_file` allows."
+            description="Whether correct passwords are remembered over restarts, so that known devices are admitted "
+            "at once, whatever a flood of wrong passwords does. `known-passwords.json` in the data directory holds "
+            "keyed hashes and their key: who reads that file can try passwords faster than `users_file` allows."
         ),
     ] = True
 

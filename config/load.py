@@ -36,12 +36,14 @@ class Loaded(Generic[Config]):
     lines: dict[KeyPath, int]
 
     def refuse(self, findings: Sequence[Finding]) -> ConfigError:
-        """Return the error for findings of later checks. One about a section that the file lacks names no line."""
+        """Return the error for findings of later checks. A finding about a section that is not in the file has no
+        line."""
         problems = _error(self.file, self.lines, findings).problems
         return ConfigError([each if each.path[:1] in self.lines else each._replace(line=0) for each in problems])
 
     def with_default(self, finding: Finding) -> Finding:
-        """Return a finding about a value; it says so where that is the default and stands nowhere in the file."""
+        """Return a finding about a value; its message says so when the value is a default, which no line of the file
+        has."""
         if finding.path in self.lines:
             return finding
         return finding._replace(message=f"its default cannot be used: {finding.message}")
@@ -53,9 +55,9 @@ def load(
     check: Callable[[Config], Sequence[Finding]] | None = None,
     settings: Sequence[str] = (),
 ) -> Loaded[Config]:
-    """Read ``path`` as ``model`` and run ``check`` on it. ``ConfigError`` lists what is wrong.
+    """Read ``path`` as ``model`` and run ``check`` on it. ``ConfigError`` lists the problems.
 
-    ``settings`` such as ``source.store=/data/hub`` win over what the file says.
+    ``settings`` such as ``source.store=/data/hub`` win over the file.
 
     Relative paths in the file are resolved against the file's folder, so a node may be started from anywhere.
     """

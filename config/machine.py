@@ -35,7 +35,7 @@ def run_as(owner: int) -> str:
 
 
 def why_denied(path: str, act: str) -> str:
-    """Return why this process may not use a file or folder, whose it is, and what to do.
+    """Return why this process may not use a file or folder, its owner, and what to do.
 
     Args:
         path: the refused path; it need not exist.
@@ -123,7 +123,7 @@ def too_small(path: str, wanted_bytes: int) -> tuple[str | None, str | None]:
     """Compare a bound on a folder with the file system that holds it, or will hold it.
 
     Returns:
-        An error when the whole file system is smaller, and a warning when what is free now is.
+        An error when the whole file system is smaller, and a warning when its free space is.
     """
     existing = _existing(path)
     found = os.statvfs(existing)
@@ -181,7 +181,7 @@ def why_not_listening(error: OSError, bind: Address | UnixSocket) -> str:
 def not_listening(bind: Address | UnixSocket) -> str | None:
     """Return ``why_not_listening`` at an address, found by binding it for a moment; None when it is free.
 
-    A port of 0 is always free. Of a unix socket only the folder is looked at, so that no socket is taken away.
+    A port of 0 is always free. For a unix socket only the folder is checked: binding would replace a live socket.
     """
     if isinstance(bind, UnixSocket):
         return folder(os.path.dirname(bind.path) or ".")

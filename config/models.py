@@ -1,9 +1,9 @@
 """The settings of an edge node and of a hub, as frozen typed models: one place for name, default, unit and meaning.
 
-A value's unit stands in its field name (``_bytes``, ``_s``); in YAML people write the unit with the value (``64MiB``,
-``10s``), so there the key goes without it. Paths are absolute once loaded. Secrets are never values here, only the
-files that hold them. ``config/load.py`` reads the descriptions, units and bounds from here, and so do the JSON schema
-and the reference page.
+A field's name contains the unit of its value (``_bytes``, ``_s``); in YAML people write the unit with the value
+(``64MiB``, ``10s``), so the key there has no unit. Paths are absolute once loaded. Secrets are never values here, only
+the files that hold them. ``config/load.py`` reads the descriptions, units and bounds from here, and so do the JSON
+schema and the reference page.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class HubStream(Section, frozen=True, kw_only=True):
             max_length=10_000,
             description="Edges without which the stream is never complete: names, or patterns in which `*` stands for "
             "any characters. `complete_up_to` is `null` until each name, and an edge for each pattern, has linked and "
-            "said something of the stream. Unset: completeness speaks of the edges that have linked.",
+            "reported on the stream. Unset: completeness is about the edges that have linked.",
         ),
     ] = ()
 
@@ -195,7 +195,7 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=2,
             le=7200,
-            description="Silence of an edge after which the hub takes its link for dead. Longer than `ping_interval`, "
+            description="Silence of an edge after which the hub treats its link as dead. Longer than `ping_interval`, "
             "here and at the edges.",
         ),
     ] = field(default=150.0, name="silence")
@@ -224,33 +224,32 @@ class HubConfig(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(ge=3600)] | None,
         Meta(
             description="Time without a word from an edge's stream after which it no longer holds completeness back, "
-            "once all of it is in the table. Without a last word it leaves an open gap. It counts again when the edge "
-            "comes back. The hub looks twice, an hour apart, and never ends more than a tenth of a shard's lanes at "
-            "once. `null` for never; `weft hub retire` does the same at once."
+            "once all of its records are in the table. Without a last word it leaves an open gap. It counts again "
+            "when the edge comes back. `null` for never; `weft hub retire` does the same at once."
         ),
     ] = field(default=90 * 86_400.0, name="retired_after")
     dropped_after_s: Annotated[
         Duration,
         Meta(
             ge=3600,
-            description="Time after that when the hub forgets the stream of that edge. It keeps the numbers of what it "
-            "had in the store, so an edge that comes back goes on and nothing is stored twice.",
+            description="Time after that when the hub forgets the stream of that edge. The numbers of its records "
+            "stay in the store, so an edge that comes back goes on and nothing is stored twice.",
         ),
     ] = field(default=30 * 86_400.0, name="dropped_after")
     tables: Annotated[Tables | None, Meta(description="Delta tables; `null` if another node keeps them.")] = Tables()
     streams: Annotated[
         dict[str, HubStream],
         Meta(
-            description="Streams of which the hub knows what to expect, by name. For another tenant than `default`, "
-            "write the tenant and a slash before the name. Streams need not be listed.",
+            description="Expectations of streams, by name. For another tenant than `default`, write the tenant and a "
+            "slash before the name. Streams need not be listed.",
             max_length=10_000,
         ),
     ] = field(default_factory=dict)
     peers: Annotated[
         bool,
         Meta(
-            description="Whether another cluster, to which the edges link too, may have what this one lacks. "
-            "Some records an edge has no more, since the other cluster took them: gaps of reason `absent`. With `true` "
+            description="Whether another cluster, to which the edges link too, may have records that this one lacks. "
+            "An edge deletes records that the other cluster took; here they are gaps of reason `absent`. With `true` "
             "they hold completeness back until they come from there, with `false` they do not."
         ),
     ] = False

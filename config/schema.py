@@ -45,7 +45,7 @@ def _as_written(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if isinstance(node.get("default"), dict):
-        # A section's default repeats what its settings say of themselves.
+        # A section's default only repeats those of its settings.
         node = {key: value for key, value in node.items() if key != "default"}
     if "x-short" in node:
         return _with_short({key: value for key, value in node.items() if key != "x-short"}, node["x-short"])

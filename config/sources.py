@@ -106,7 +106,7 @@ class SourceSettings(Section, frozen=True, kw_only=True):
 
 
 class MqttSource(SourceSettings, frozen=True, kw_only=True):
-    """An external MQTT broker that the node subscribes to. It is sent an acknowledgement once a message is on disk."""
+    """An external MQTT broker that the node subscribes to. The node acknowledges a message once it is on disk."""
 
     topics: Annotated[
         Filters,
@@ -122,7 +122,9 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
     ] = 1
     version: Annotated[
         Literal["v5", "v3.1.1"],
-        Meta(description="Version of MQTT. With `v3.1.1` the broker alone says how many messages may be on the way."),
+        Meta(
+            description="Version of MQTT. With `v3.1.1` the broker alone decides how many messages may be on the way."
+        ),
     ] = "v5"
     client_id: Annotated[
         str | None,
@@ -154,8 +156,8 @@ class MqttSource(SourceSettings, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=_RECORD_BYTES_MAX,
-            description="Longest packet that is taken. With `v5` the broker knows it. With `v3.1.1` a longer one ends "
-            "the connection, each time that it is sent.",
+            description="Longest packet that the node accepts. With `v5` the broker knows it. With `v3.1.1` a longer "
+            "one ends the connection, each time that it is sent.",
         ),
     ] = field(default=4 * MiB, name="packet")
 
@@ -188,8 +190,8 @@ class AmqpSource(SourceSettings, frozen=True, kw_only=True):
         Meta(
             ge=1024,
             le=_RECORD_BYTES_MAX,
-            description="Longest message that is taken. A longer one is rejected: it goes to the queue's dead-letter "
-            "exchange.",
+            description="Longest message that the node accepts. A longer one is rejected: it goes to the queue's "
+            "dead-letter exchange.",
         ),
     ] = field(default=4 * MiB, name="message")
 

@@ -11,7 +11,7 @@ from weft.config.functions.step import FunctionStep
 from weft.config.values import Duration, Filters, MiB, Path, Section, Size, Urls
 
 FUNCTIONS_MAX = 32
-"""Largest number of functions of one stream. Longer chains are better cut into streams that can be looked into."""
+"""Largest number of functions of one stream. Split a longer chain into streams: each can be inspected on its own."""
 INPUTS_MAX = 64
 """Largest number of streams that one stream is derived from."""
 
@@ -78,7 +78,7 @@ class Retain(Section, frozen=True, kw_only=True):
 
 
 class Stream(Section, frozen=True, kw_only=True):
-    """A stream, and the topics or the streams that it takes records from. Devices are keys in it: streams are few."""
+    """A stream, and the topics or streams that its records come from. Devices are keys in it: streams are few."""
 
     from_: Annotated[
         Filters,
@@ -93,7 +93,7 @@ class Stream(Section, frozen=True, kw_only=True):
         Annotated[tuple[str, ...], Meta(min_length=1, max_length=INPUTS_MAX)],
         Meta(
             description="Stream, or list of streams, of this node that this one is derived from. Its functions read "
-            "their records from the log, behind the disk's sync, and write what they make of them to this stream."
+            "their records from the log, behind the disk's sync, and write their results to this stream."
         ),
     ] = ()
     functions: Annotated[
@@ -101,13 +101,13 @@ class Stream(Section, frozen=True, kw_only=True):
         Meta(
             max_length=FUNCTIONS_MAX,
             description="Functions that each record goes through, in this order, before it is in this stream. Records "
-            "that cannot be read, or with which an expression cannot work, go to the stream `<name>-errors`.",
+            "that cannot be read, or for which an expression fails, go to the stream `<name>-errors`.",
         ),
     ] = ()
     raw: Annotated[
         Literal["discard"] | Retain | None,
         Meta(
-            description="Treatment of the messages as they came, for a stream with `from` and `functions`. Unset: they "
+            description="Treatment of the original messages, for a stream with `from` and `functions`. Unset: they "
             "are deleted once the functions have read them. `{time: 7d, size: 1GiB}` keeps them longer, so that they "
             "can be replayed. `discard` writes none of them to the disk, which works if no function has a memory."
         ),
@@ -122,10 +122,9 @@ class Stream(Section, frozen=True, kw_only=True):
     misfits: Annotated[
         Literal["refuse", "take"],
         Meta(
-            description="Treatment of messages that HTTP posts to the stream by its name although `from` does not "
-            "match their topic. The same of what HTTP brings that is no JSON where `payload` is `json`. `refuse` "
-            "answers 422 or 400 and stores nothing of the request. `take` stores the messages. `weft edge status` "
-            "counts both."
+            description="Treatment of messages posted by HTTP to the stream's name that do not fit it. `from` does "
+            "not match their topic, or `payload` is `json` and they are not JSON. `refuse` answers 422 or 400 and "
+            "stores nothing of the request. `take` stores the messages. `weft edge status` counts both."
         ),
     ] = "refuse"
     resent: Annotated[
@@ -200,7 +199,7 @@ class Link(Section, frozen=True, kw_only=True):
         Meta(
             description="Id of the hub's cluster, as `weft hub status` and `weft edge status` show it. A hub of "
             "another one gets no records, and its acknowledgements count for nothing. Unset: any hub that answers at "
-            "the URLs is taken.",
+            "the URLs is accepted.",
         ),
     ] = None
     on_conflict: Annotated[
@@ -215,10 +214,10 @@ class Link(Section, frozen=True, kw_only=True):
     hold_at_start_s: Annotated[
         Duration,
         Meta(
-            description="Longest time that a start waits for this link's hub to say what it holds of the node's log. "
-            "Clients that connect meanwhile wait, and nothing is acknowledged. A log that was restored from an older "
-            "copy would give records numbers that the hub has for others. After this time the node takes messages "
-            "without the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait.",
+            description="Longest time that a start waits for this link's hub to report what it holds of the node's "
+            "log. Clients that connect meanwhile wait, and nothing is acknowledged. A log restored from an older copy "
+            "would give records numbers that the hub has for others. After this time the node takes messages without "
+            "the answer. `0s` does not wait. New logs, and links with `on_conflict: continue`, never wait.",
         ),
     ] = field(default=10.0, name="hold_at_start")
     compression_level: Annotated[
@@ -241,8 +240,8 @@ class Link(Section, frozen=True, kw_only=True):
         Duration,
         Meta(
             ge=1,
-            description="Time after which the edge leaves a hub node that takes data and acknowledges none of it. The "
-            "next URL is tried. Where some of the data still waits in the edge's socket, it is twice this time.",
+            description="Time after which the edge leaves a hub node that accepts data and acknowledges none of it. "
+            "The next URL is tried. Where some of the data still waits in the edge's socket, it is twice this time.",
         ),
     ] = field(default=30.0, name="ack_timeout")
     mark_interval_s: Annotated[

@@ -14,14 +14,14 @@ Size = Annotated[int, Meta(extra_json_schema={"x-unit": "size"})]
 """Bytes."""
 Count = Annotated[int, Meta(ge=1)]
 Bind = Annotated[str, Meta(extra_json_schema={"x-unit": "bind"})]
-"""``host:port``; ``config.units.parse_bind`` takes it apart."""
+"""``host:port``; ``config.units.parse_bind`` parses it."""
 Path = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "path"})]
 Store = Annotated[str, Meta(min_length=1, extra_json_schema={"x-unit": "store"})]
 Filters = Annotated[tuple[str, ...], Meta(min_length=1, max_length=256, extra_json_schema={"x-unit": "filters"})]
 Urls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "urls"})]
 BrokerUrls = Annotated[tuple[str, ...], Meta(min_length=1, max_length=16, extra_json_schema={"x-unit": "broker_urls"})]
 Listen = Annotated[str, Meta(extra_json_schema={"x-unit": "listen"})]
-"""``host:port`` or ``unix:/path``; ``config.units.parse_listen`` takes it apart."""
+"""``host:port`` or ``unix:/path``; ``config.units.parse_listen`` parses it."""
 Networks = Annotated[tuple[str, ...], Meta(min_length=1, max_length=64, extra_json_schema={"x-unit": "networks"})]
 Hosts = Annotated[tuple[str, ...], Meta(max_length=64, extra_json_schema={"x-unit": "hosts"})]
 """Host names without port, in lower case."""
@@ -47,7 +47,7 @@ class OneOf(Section, frozen=True, kw_only=True):
     noun: ClassVar[str] = "setting"
     """Word for a setting of this section in error messages."""
     beside: ClassVar[tuple[str, ...]] = ()
-    """Settings that may stand beside the one that is given."""
+    """Settings allowed beside the one that is given."""
 
     @property
     def chosen(self) -> tuple[str, Any]:

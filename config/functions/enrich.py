@@ -13,13 +13,13 @@ Columns = Annotated[tuple[str, ...], Meta(max_length=FIELDS_MAX)]
 
 
 class Enrich(Section, frozen=True, kw_only=True):
-    """Fields from a file with one row for each machine, device or whatever a record names."""
+    """Fields from a file with one row for each machine, device or other name in a record."""
 
     file: Annotated[
         Path,
         Meta(
             description="CSV file in UTF-8 whose first line names its columns, or an SQLite database. It is read again "
-            "when it changes; one that cannot be used leaves the former in force."
+            "when it changes; an unusable one is ignored, and the former one stays in use."
         ),
     ]
     on: Annotated[
@@ -43,8 +43,8 @@ class Enrich(Section, frozen=True, kw_only=True):
     missing: Annotated[
         Literal["keep", "drop", "reject"],
         Meta(
-            description="What happens to a record whose value the file does not have. `keep` adds the fields as null. "
-            "`drop` leaves the record out. `reject` sends it to the stream of errors."
+            description="Treatment of a record whose value is not in the file. `keep` adds the fields as null. "
+            "`drop` discards the record. `reject` sends it to the stream of errors."
         ),
     ] = "keep"
     table: Annotated[

@@ -11,7 +11,7 @@ from weft.config.values import Section
 STRUCT_FIELDS_MAX = 256
 """Largest number of fields of a payload that is a row of bytes."""
 STRUCT_TYPES = r"^(bool|[iu](8|16|32|64)|f(16|32|64)|(text|bytes|skip)\[[1-9][0-9]{0,4}\])$"
-"""Types of such fields: numbers by their bits, and text, bytes and what is skipped by their length in bytes."""
+"""Types of such fields: numbers by their bits; text, bytes and skipped bytes by their length in bytes."""
 
 
 class StructField(Section, frozen=True, kw_only=True):

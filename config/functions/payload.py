@@ -1,4 +1,4 @@
-"""Format of a stream's payloads: how functions take them apart, and what the hub's table makes of them."""
+"""Format of a stream's payloads: how functions parse them, and how the hub's table stores them."""
 
 from __future__ import annotations
 

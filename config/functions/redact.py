@@ -13,11 +13,11 @@ _NAMES = Meta(max_length=FIELDS_MAX)
 
 
 class Redact(Section, frozen=True, kw_only=True):
-    """Fields that leave the node not at all, as another text, or as a keyed hash. `redact: [a, b]` removes fields."""
+    """Fields that the node removes, or replaces by a fixed text or a keyed hash. `redact: [a, b]` removes fields."""
 
     remove: Annotated[
         Annotated[tuple[str, ...], _NAMES],
-        Meta(description="Fields to remove; a field in a field is `owner.name`."),
+        Meta(description="Fields to remove; a nested field is `owner.name`."),
     ] = ()
     replace: Annotated[
         Annotated[dict[str, str], _NAMES],

@@ -13,22 +13,22 @@ Names = Annotated[tuple[str, ...], Meta(min_length=1, max_length=NAMES_MAX)]
 By = Annotated[
     Names | None,
     Meta(
-        description="Names of topic levels or fields (or `key`, the topic) that tell series apart. Unset: each topic "
+        description="Names of topic levels or fields (or `key`, the topic) that distinguish series. Unset: each topic "
         "is a series."
     ),
 ]
 Missing = Annotated[
     Literal["pass", "reject", "drop"],
     Meta(
-        description="Treatment of rows without the field, or with something in it that the function cannot judge. "
+        description="Treatment of rows without the field, or with a value that the function cannot compare. "
         "`pass` keeps them, `reject` sends them to the stream of errors, `drop` leaves them out."
     ),
 ]
 KeysMax = Annotated[
     Count,
     Meta(
-        description="Number of series that the function remembers, which bounds its memory. Beyond it, it forgets "
-        "those whose last kept row is the oldest; their next row is kept like a first one."
+        description="Number of series that the function remembers, which bounds its memory. Beyond it, the function "
+        "forgets the series whose last kept row is the oldest, and keeps their next row as a first one."
     ),
 ]
 Delta = Annotated[
@@ -45,10 +45,10 @@ Relative = Annotated[
 
 
 class Sample(Section, frozen=True, kw_only=True):
-    """A few rows in place of all: each n-th, or one for each period. Give `every` or `period`."""
+    """A sample of the rows: each n-th, or one for each period. Give `every` or `period`."""
 
     every: Annotated[
-        Count | None, Meta(description="Keep the first of each this many rows of a series, and drop the others.")
+        Count | None, Meta(description="Keep the first of this many rows of a series, and drop the others.")
     ] = None
     period_s: Annotated[
         Annotated[Duration, Meta(gt=0)] | None,
@@ -106,7 +106,7 @@ class SwingingDoor(Section, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Field with the device's own time as a number, in any unit. Set it when devices send their "
-            "readings in bursts. Unset: the time at which the node took the row in."
+            "readings in bursts. Unset: the time at which the node received the row."
         ),
     ] = None
     by: By = None
@@ -122,7 +122,7 @@ class SwingingDoor(Section, frozen=True, kw_only=True):
 
 
 class Changes(Section, frozen=True, kw_only=True):
-    """Rows that say something new: a row that repeats the last kept one of its series is dropped."""
+    """Rows that differ from the last kept row of their series; repeats are dropped."""
 
     fields: Annotated[
         Names | None, Meta(description="Fields that are compared. Unset: the whole payload, byte by byte.")

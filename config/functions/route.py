@@ -30,7 +30,7 @@ class Route(FunctionSettings, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=64,
-            description="Rules, tried in order for each row. The first one that holds takes the row, unless it has "
+            description="Rules, tried in order for each row. The first rule that is true takes the row, unless it has "
             "`copy: true`. Rows that no rule takes go on to the next function.",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Base class of the settings of functions that do more than give rows to the next one."""
+"""Base class of the settings of functions that do more than pass rows to the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from weft.config.values import Section
 
 
 class FunctionSettings(Section, frozen=True, kw_only=True):
-    """Settings of a function, with what the configuration's checks ask of it. Other functions need only a Section."""
+    """Settings of a function, with the facts that the configuration's checks need. Other functions need only a
+    Section."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -28,11 +29,11 @@ class FunctionSettings(Section, frozen=True, kw_only=True):
 
     @property
     def new_patterns(self) -> tuple[str, ...] | None:
-        """Return the patterns of the keys of the rows that come out, where ``new_key`` cannot say them."""
+        """Return the patterns of the keys of the rows that come out, where ``new_key`` cannot express them."""
         return None
 
     @property
     def reads(self) -> Literal["sparkplug"] | None:
-        """Return the payload format that the function takes apart itself, as the first one of its stream; None for one
-        that works with fields. Rows that it makes are JSON, unless the stream has a format of its own."""
+        """Return the payload format that the function parses itself, as the first one of its stream; None for one that
+        works with fields. Rows that it makes are JSON, unless the stream has a format of its own."""
         return None

@@ -23,22 +23,22 @@ class Sparkplug(FunctionSettings, frozen=True, kw_only=True):
     rebirth: Annotated[
         bool,
         Meta(
-            description="Whether edge nodes are asked for their births (`Node Control/Rebirth`). They are when a "
-            "number of their sequence is missing, an alias is not known, or data come before a birth."
+            description="Whether edge nodes are asked for their births (`Node Control/Rebirth`). The node asks when a "
+            "sequence number is missing, an alias is unknown, or data arrive before a birth."
         ),
     ] = True
     reorder_s: Annotated[
         Annotated[Duration, Meta(ge=0, le=3600)],
         Meta(
-            description="Time that a missing message may come late before its edge node is asked for a birth. Whole "
-            "seconds; the next one counts."
+            description="Time to wait for a missing message before its edge node is asked for a birth, rounded up to "
+            "whole seconds."
         ),
     ] = field(default=5.0, name="reorder")
     rebirth_every_s: Annotated[
         Annotated[Duration, Meta(ge=1)],
         Meta(
             description="Shortest time between two such requests to an edge node. A request that is older than this "
-            "when it could be sent is left out."
+            "when it could be sent is dropped."
         ),
     ] = field(default=60.0, name="rebirth_every")
     certificates: Annotated[
@@ -51,15 +51,15 @@ class Sparkplug(FunctionSettings, frozen=True, kw_only=True):
     sources_max: Annotated[
         Count,
         Meta(
-            description="Most edge nodes and devices, together, whose births are remembered. Births beyond go to the "
-            "stream of errors."
+            description="Maximum number of edge nodes and devices whose births are remembered. Further births go to "
+            "the stream of errors."
         ),
     ] = 1_000
     metrics_max: Annotated[
         Count,
         Meta(
-            description="Most metrics of them all, which bounds the memory: each takes some 200 bytes and its name. "
-            "An edge node with its devices has at most 20,000."
+            description="Maximum number of their metrics, which bounds the memory: each takes some 200 bytes and its "
+            "name. An edge node with its devices has at most 20,000."
         ),
     ] = 100_000
 
@@ -84,7 +84,7 @@ class SparkplugHost(Section, frozen=True, kw_only=True):
             max_length=128,
             pattern=r"^[^/+#\x00]+$",
             examples=["plant-historian"],
-            description="Name under which the node says that it is online, in the retained message "
+            description="Name under which the node reports that it is online, in the retained message "
             "`spBv1.0/STATE/{host_id}`. Edge nodes with this primary host send their data only while it is.",
         ),
     ]

@@ -29,7 +29,7 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> FunctionSettings:
-        """Return what the checks ask of the function: its settings, or those of one that only gives rows on."""
+        """Return the settings that the checks read: the function's own, or those of one that only passes rows on."""
         _, settings = self.chosen
         return settings if isinstance(settings, FunctionSettings) else _PLAIN
 
@@ -48,7 +48,7 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     ] = field(default=None, name="set")
     select: Annotated[
         Select | None,
-        Meta(description="Fields that stay, in this order: a list of names, or new name -> expression."),
+        Meta(description="Fields to keep, in this order: a list of names, or new name -> expression."),
     ] = None
     python: Annotated[
         Python | None,
@@ -92,7 +92,7 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     ] = None
     dedupe: Annotated[
         Dedupe | None,
-        Meta(description="Rows that do not repeat a message of the last while, by its identity."),
+        Meta(description="Rows that do not repeat a recent message, by its identity."),
     ] = None
     enrich: Annotated[Enrich | None, Meta(description="Fields from a CSV file or an SQLite database.")] = None
     alert: Annotated[
@@ -100,9 +100,7 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     ] = None
     sparkplug: Annotated[
         Sparkplug | None,
-        Meta(
-            description="Messages of Sparkplug B taken apart: births, data, deaths. The first function of its stream."
-        ),
+        Meta(description="Parsed messages of Sparkplug B: births, data, deaths. The first function of its stream."),
     ] = None
     window: Annotated[
         Window | None,
@@ -115,9 +113,8 @@ class FunctionStep(OneOf, frozen=True, kw_only=True):
     missing: Annotated[
         Literal["reject", "null"] | None,
         Meta(
-            description="What a field that a row does not have, or that is null, is to the expressions of `where`, "
-            "`set`, `select`, `route`, `alert` and `window`. `reject`: the row goes to the errors. `null`: null, as in "
-            "SQL: what is computed of null is null, a condition that is null does not hold, and aggregates leave it "
-            "out."
+            description="Treatment of a missing or null field in the expressions of `where`, `set`, `select`, "
+            "`route`, `alert` and `window`. `reject`: the row goes to the errors. `null`: null, as in SQL: "
+            "expressions of null are null, a null condition does not hold, and aggregates skip it."
         ),
     ] = "reject"

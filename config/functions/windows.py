@@ -1,4 +1,4 @@
-"""Settings of windows: which rows belong together, until when they wait, and what is made of them."""
+"""Settings of windows: the rows of each, the time at which it closes, and its results."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
             description="Field with the time of the event: ISO 8601 text, or a number. Text without offset is UTC. "
-            "Unset: the time at which the node took the record in.",
+            "Unset: the time at which the node received the record.",
         ),
     ] = None
     time_unit: Annotated[
@@ -85,7 +85,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Duration,
         Meta(
             ge=0,
-            description="How far the time of an event may be after the time at which the node took it in. Rows "
+            description="How far the time of an event may be after the time at which the node received it. Rows "
             "beyond it go to the errors: a wrong clock would close the windows of its group early. "
             "Only with `time`.",
         ),
@@ -93,14 +93,14 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
     late_rows: Annotated[
         Literal["errors", "drop"],
         Meta(
-            description="Where rows go that came after all their windows closed. They are counted in `late` either "
+            description="Destination of rows that arrive after all their windows closed. `late` counts them either "
             "way. `errors` keeps them in the stream of errors."
         ),
     ] = "errors"
     by: Annotated[
         By,
         Meta(
-            description="What makes a group: `key` (the topic), `none` (all rows), or names of topic levels and "
+            description="Grouping of the rows: `key` (the topic), `none` (all rows), or names of topic levels and "
             "fields: `by: [line, machine]`. Each group has its own windows."
         ),
     ] = ("key",)
@@ -111,7 +111,7 @@ class Windowing(FunctionSettings, frozen=True, kw_only=True):
         Count,
         Meta(
             le=10_000_000,
-            description="Maximum number of open windows of all groups; of hopping windows, of their parts of length "
+            description="Maximum number of open windows of all groups; for hopping windows, of their parts of length "
             "`every`. One group may have a hundredth of them, and at least 100, or as many as its `size` and "
             "`lateness` need. Rows beyond go to the errors.",
         ),
@@ -154,7 +154,7 @@ class Window(Windowing, frozen=True, kw_only=True):
         Count,
         Meta(
             le=1_000_000,
-            description="Maximum number of rows in a window, or in a part of length `every`, that `lttb` is asked of. "
+            description="Maximum number of rows in a window, or in a part of length `every`, that `lttb` reads. "
             "Rows beyond go to the errors, and the window is incomplete.",
         ),
     ] = 10_000
@@ -197,5 +197,5 @@ class Sql(Windowing, frozen=True, kw_only=True):
     ] = 10_000_000
     results_max: Annotated[
         Count,
-        Meta(le=100_000, description="Maximum number of rows that one SELECT gives. More are an error."),
+        Meta(le=100_000, description="Maximum number of rows that one SELECT returns. More are an error."),
     ] = 1_000

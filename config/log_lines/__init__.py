@@ -1,1 +1,1 @@
-"""Bounds on what a program's log says: repetitions, changes back and forth, floods. For edge nodes, hubs and links."""
+"""Bounds on a program's log lines: repetitions, changes back and forth, floods. For edge nodes, hubs and links."""

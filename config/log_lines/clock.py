@@ -10,7 +10,7 @@ estimate is right within a few."""
 
 
 def clock_difference(offset_s: float | None) -> str | None:
-    """Return what is wrong with this machine's clock; None while it is near the hub's, or that is not known.
+    """Return the difference of this machine's clock in words; None while it is small or unknown.
 
     Args:
         offset_s: seconds to add to this machine's clock to get the hub's.

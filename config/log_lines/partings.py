@@ -1,4 +1,4 @@
-"""Log lines about clients that were closed: what many clients cause at once, or one again and again, is joined."""
+"""Log lines about closed clients: lines that many clients cause at once, or one again and again, are joined."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections.abc import Callable
 from weft.config.log_lines.repeats import Repeats, left_out
 
 KEYED_CHARACTERS_MAX = 300
-"""Beginning of a reason that tells it from others; clients can make a reason as long as a frame."""
+"""Length of the beginning that distinguishes a reason from others; clients can make a reason as long as a frame."""
 _OF_ONE_ATTEMPT = re.compile(r"""b?'(?:[^'\\]|\\.)*'|b?"(?:[^"\\]|\\.)*"|0x[0-9a-f]+|[0-9]+""")
 """Parts of a reason that differ from attempt to attempt, and that a client may choose."""
 NAMES_MAX = 8
-"""Names in such reasons of one address that have lines of their own: which devices of a site have an old password."""
+"""Names in such reasons of one address that have lines of their own: they show which devices of a site have an old
+password."""
 ADDRESSES_MAX = 1024
-"""Addresses whose names are remembered; the one that was met longest ago goes first."""
+"""Addresses whose names are remembered; the one seen longest ago is forgotten first."""
 
 _NOT_STORED = re.compile(r"(what (it sent|was published|was declared) could not be stored|released)\b")
 
@@ -29,7 +30,7 @@ class Partings:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Start with nothing said.
+        """Start without any line written.
 
         Args:
             clock: the loop's, in seconds.
@@ -43,14 +44,14 @@ class Partings:
     def closed(
         self, log: logging.Logger, who: str, reason: str, level: int = logging.WARNING, stranger_at: str | None = None
     ) -> None:
-        """Say why a client was closed; of warnings, joins those that would say the same.
+        """Log why a client was closed. Warnings with the same text are joined.
 
-        What could not be stored is one line for all clients that meet the same; a client that was not let in, one for
-        all of its address with such a reason, apart from the first few names in it.
+        A failure to store is one line for all clients that meet it. A refused client is one line for all of its address
+        with such a reason, apart from the first few names in it.
 
         Args:
             who: beginning of the line, with the client's name.
-            stranger_at: address that costs are charged to, of a client that was not let in.
+            stranger_at: address that costs are charged to, of a refused client.
         """
         count: int | None = 0
         kind = f"{log.name} {_OF_ONE_ATTEMPT.sub('', reason[:KEYED_CHARACTERS_MAX])}"
@@ -64,7 +65,7 @@ class Partings:
             log.log(level, "%s: %s%s", who, reason, left_out(count))
 
     def _stranger(self, kind: str, reason: str) -> str:
-        """Return what the lines that are joined have in common."""
+        """Return the common key of the lines that are joined."""
         name = "".join(part for part in _OF_ONE_ATTEMPT.findall(reason[:KEYED_CHARACTERS_MAX]) if part[0] in "'\"")
         names = self._names.setdefault(kind, set())
         self._names.move_to_end(kind)

@@ -10,8 +10,8 @@ FIRST_INTERVAL_S = 60.0
 INTERVAL_S_MAX = 3600.0
 """Longest wait: the last hour of a log shows that the trouble goes on."""
 KEYS_MAX = 1024
-"""Maximum number of keys remembered. The key that was asked about longest ago goes first, and its next line is a first
-one."""
+"""Maximum number of keys remembered. The key asked about longest ago is forgotten first; its next line is then
+written."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Said:
 
 
 class Repeats:
-    """A filter of repeated lines. Keys are texts that are equal when two lines would say the same.
+    """A filter of repeated lines. Keys are texts that are equal for lines of the same meaning.
 
     ``now`` is monotonic seconds throughout.
     """
@@ -39,7 +39,7 @@ class Repeats:
         """Return the number of repetitions left out since the last line; None when this one is left out too.
 
         Args:
-            always: say it whatever was said before; the intervals grow from here.
+            always: write the line in any case; the intervals grow from here.
         """
         said = self._said.get(key)
         if said is None:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from weft.config.log_lines.repeats import Repeats
 
 STABLE_S = 60.0
-"""A thing that stayed up this long is well again: what happens then is news, not a repetition."""
+"""A thing that stayed up this long is well again: its next trouble is new, not a repetition."""
 KEY_CHARACTERS_MAX = 300
 KEYS_MAX = 32
-"""Kinds of trouble told apart for one thing."""
+"""Maximum number of kinds of trouble remembered for one thing."""
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -42,8 +42,8 @@ class Down(NamedTuple):
 class UpAndDown:
     """One thing that is up or down: a link, or the room in a log. ``now`` is monotonic seconds throughout.
 
-    Two rules hold whatever is left out: a trouble's first line is written, and the newest line tells whether the thing
-    is up, at the latest with the first attempt ``STABLE_S`` after that has changed.
+    Two rules hold for all lines that are left out: a trouble's first line is written, and the newest line states
+    whether the thing is up, at the latest with the first attempt ``STABLE_S`` after that has changed.
     """
 
     def __init__(self, now: float) -> None:
@@ -57,7 +57,8 @@ class UpAndDown:
     def up(self, now: float) -> Up | None:
         """Note that the thing is up; None when no line is due."""
         told = Up(self._ever_up, now - self._changed_at, self._failures)
-        # While a thing goes up and down, its downs are said rarely; an up is said only after a down that was.
+        # While a thing goes up and down, its downs are written rarely; an up is written only after a down that was
+        # written.
         is_due = not self._said_up
         self._is_up = self._ever_up = self._said_up = True
         self._changed_at, self._failures = now, 0
@@ -67,7 +68,7 @@ class UpAndDown:
         """Note that the thing went down, or that an attempt to bring it up failed; None when no line is due.
 
         Args:
-            reason: two that differ in numbers only are one and the same.
+            reason: reasons that differ only in numbers count as the same.
         """
         was_up, since_s = self._is_up, now - self._changed_at
         if was_up:

@@ -56,13 +56,13 @@ def _release() -> str:
 
 
 async def load() -> None:
-    """Import what `render` needs, beside the event loop: some 20 ms of processor time on a desktop, once. At the first
-    scrape and not at the start, for a node that is never scraped saves the library's memory."""
+    """Import what `render` needs, beside the event loop: some 20 ms of processor time on a desktop, once. Call it at
+    the first scrape, not at the start: a node that is never scraped saves the library's memory."""
     await asyncio.to_thread(importlib.import_module, "prometheus_client.core")
 
 
 def render(catalogue: Sequence[Metric], samples: Iterable[AnySample]) -> bytes:
-    """Return all metrics, including those of the process. To be called after `load`."""
+    """Return all metrics, including those of the process. Call it after `load`."""
     from prometheus_client import ProcessCollector
     from prometheus_client.exposition import generate_latest
     from prometheus_client.registry import Collector, CollectorRegistry

@@ -59,7 +59,7 @@ class SchemaField(Section, frozen=True, kw_only=True):
 
     @property
     def type(self) -> FieldType:
-        """Return the type, taken apart."""
+        """Return the parsed type."""
         return field_type(self.type_)
 
     def path(self, name: str) -> Path:
@@ -83,7 +83,7 @@ class PayloadSchema(Section, frozen=True, kw_only=True):
 
 
 def check_schema(schema: PayloadSchema, at: KeyPath = ()) -> Iterator[Finding]:
-    """Yield what is wrong with the names of a schema, as ``config.load.parse`` takes it.
+    """Yield the problems with the names of a schema, as a check for ``config.load.parse``.
 
     Args:
         at: place of the schema in the file.

@@ -21,14 +21,14 @@ def parse_path(text: str) -> Path:
     """Return the steps of a path. ``$`` is the payload itself, and may begin any path.
 
     Raises:
-        ValueError: it is no path, or has more than ``STEPS_MAX`` steps.
+        ValueError: it is not a path, or has more than ``STEPS_MAX`` steps.
     """
     rest = text.strip()
     at = 1 if rest.startswith("$") else 0
     steps: list[str | int] = []
     while at < len(rest):
         match = _STEP.match(rest, at)
-        # A dot stands between names, and not before the first one, unless that follows the sign of the payload.
+        # A dot separates names. Before the first one it is an error, unless that follows ``$``.
         is_apart = match is not None and (match[1] is None or (at > 0) == rest.startswith(".", at))
         if match is None or not is_apart:
             raise ValueError(

@@ -17,7 +17,7 @@ TYPE_PATTERN = (
     r"|decimal\(\s*[0-9]{1,2}\s*(,\s*[0-9]{1,2}\s*)?\))(\s*>)?$"
 )
 SPARK_NAMES = {"boolean": "bool", "bigint": "int", "long": "int", "integer": "int", "double": "float"}
-"""Spark's names of types -> ours. They are read in the short text form alone."""
+"""Spark's names of types -> ours. Only the short text form accepts them."""
 WORDS = "a type such as float, int, string, timestamp(ms) or array<float>"
 
 _TIME = re.compile(r"timestamp\(\s*(\w+)\s*\)")
@@ -65,7 +65,7 @@ def field_type(text: str) -> FieldType:
     """Return the type of a text form.
 
     Raises:
-        ValueError: it is none; says which one may be meant.
+        ValueError: it is not a type; the message suggests a similar one.
     """
     form = text.strip().lower()
     if match := _ARRAY.fullmatch(form):

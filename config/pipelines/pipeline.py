@@ -1,4 +1,4 @@
-"""Model of a pipeline's YAML file, and what can be checked of it without Spark."""
+"""Model of a pipeline's YAML file, and the checks of it that need no Spark."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Pipeline(Section, frozen=True, kw_only=True):
     checkpoint: Annotated[
         Checkpoint | None,
         Meta(
-            description="Folder where Spark keeps how far the pipeline has read. On a cluster it is one that the "
-            "driver and all executors reach. Required for every sink but `console`."
+            description="Folder where Spark stores the pipeline's position. On a cluster it is one that the driver "
+            "and all executors reach. Required for every sink but `console`."
         ),
     ] = None
 
@@ -106,7 +106,7 @@ class Pipeline(Section, frozen=True, kw_only=True):
 
 
 def check_pipeline(pipeline: Pipeline) -> list[Finding]:
-    """Return what is wrong with a pipeline as far as its file alone tells."""
+    """Return the problems of a pipeline that its file alone shows."""
     return [*_source(pipeline.source), *_steps(pipeline), *_sink(pipeline)]
 
 
@@ -161,7 +161,7 @@ def _window(window: WindowStep, path: KeyPath) -> Iterator[Finding]:
 
 
 def _window_keys(window: WindowStep, kind: str, keys: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with keys by which windows are written: with fewer, one window would replace another."""
+    """Yield the problems with keys by which windows are written: with fewer, one window would replace another."""
     wanted = [WINDOW_START, *(window.by or ())]
     if sorted(keys) != sorted(wanted):
         message = (

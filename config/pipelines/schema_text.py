@@ -33,7 +33,7 @@ def parse_schema(
         payload_format: format of the payloads, where the text is the short form; None takes ``json``.
 
     Raises:
-        ConfigError: the text is no schema; says where and what to write.
+        ConfigError: the text is not a schema; the message names the place and the fix.
     """
     if not isinstance(text, str):
         text = _written(text, name)
@@ -79,7 +79,7 @@ def _columns(text: str, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are in no brackets."""
+    """Yield the parts between commas; commas in brackets do not count."""
     depth = start = 0
     for at, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)

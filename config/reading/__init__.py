@@ -1,1 +1,1 @@
-"""Reader of edge.yaml and hub.yaml: YAML into sections, and an error for each thing that is wrong."""
+"""Reader of edge.yaml and hub.yaml: YAML into sections, and an error for each mistake."""

@@ -19,8 +19,8 @@ def changed_settings(before: msgspec.Struct, now: msgspec.Struct) -> list[str]:
 def without_defaults(value: Any) -> Any:
     """Return a setting or section as plain values, without the settings that have their defaults.
 
-    So it stays the same when a later release has more settings or another order of them, and when a default is written
-    down. Settings are sorted by name; mappings keep their order.
+    So the result stays the same when a later release has more settings or another order, and when a file states a
+    default. Settings are sorted by name; mappings keep their order.
     """
     if isinstance(value, msgspec.Struct):
         fields = model_shape(type(value)).fields

@@ -1,6 +1,6 @@
-"""Guesses at the setting that a person meant, from near by: the same section, the one around it, or one in it.
+"""Guesses at the setting that a person meant, from nearby sections: the same one, the one around it, or one in it.
 
-A setting of that name in a far corner leads away from the list of what may stand here.
+A setting of that name in a distant section would distract from the list of settings that are valid here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def near_path(key: str, section: KeyPath, paths: Sequence[str]) -> str | None:
     """Return the path of a setting of this name in the section around, or in a section of this one.
 
     Args:
-        section: where the key stands.
+        section: section of the key.
         paths: of all settings, with ``<name>`` for a name and ``[]`` for an entry of a list.
     """
     here = ["[]" if isinstance(step, int) else step for step in section]

@@ -1,4 +1,4 @@
-"""Settings given on a command line: ``source.store=/data/hub`` in place of what the file says."""
+"""Settings given on a command line: ``source.store=/data/hub`` in place of the file's values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def apply(node: yaml.Node, settings: Sequence[str]) -> yaml.Node:
     """Return the tree of a file with some settings replaced or added. Values are YAML, and have no line.
 
     Raises:
-        ConfigError: one is not ``NAME.NAME=VALUE``, its value is no YAML, or its way leads through a single value.
+        ConfigError: one is not ``NAME.NAME=VALUE``, its value is not YAML, or its path leads through a single value.
     """
     for text in settings:
         path, equals, value = text.partition("=")

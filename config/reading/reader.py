@@ -22,14 +22,15 @@ from weft.config.values import OneOf
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBER = re.compile(r"[-+]?[0-9]{1,18}(\.[0-9]{0,18})?([eE][-+]?[0-9]{1,2})?")
-"""Number as people write it; YAML 1.1 takes ``1e-3`` for text. Without infinity and NaN, which no setting means."""
+"""Number as people write it; YAML 1.1 reads ``1e-3`` as text. Infinity and NaN are left out: they are not valid for any
+setting."""
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "~": "None"}
-"""YAML's words without quotes -> what they are in an expression."""
+"""YAML's words without quotes -> the same in an expression."""
 _SECRETS = re.compile(r"password|passwd|secret|token|api_?key|credentials?|access_key", re.IGNORECASE)
 _TEXT_SHOWN_MAX = 80
 _KEYS_SHOWN_MAX = 14
 _MEASURED = ("duration", "size")
-"""Units that are asked for when a bare number is given; with other units a number is no value at all."""
+"""Units that the error asks for after a bare number; for other units a number is not a value."""
 
 _TEXT = {f"{_TAG}str", f"{_TAG}timestamp"}
 _PLAIN = {*_TEXT, *(f"{_TAG}{kind}" for kind in ("int", "float", "bool", "null"))}
@@ -37,7 +38,7 @@ ANY_DEPTH_MAX = 16
 """Maximum number of keys on the way to a value of a setting that takes any value."""
 
 ANY_VALUES_MAX = 10_000
-"""Maximum number of values in settings that take any value. A few lines of YAML aliases stand for billions."""
+"""Maximum number of values in settings that take any value. A few lines of YAML aliases expand to billions."""
 
 INVALID: Any = object()
 """Marker for a refused value; ``YamlReader.findings`` has the reason."""
@@ -116,7 +117,7 @@ class YamlReader:
         types = [each for each in type_.types if not isinstance(each, inspect.NoneType)]
         if _is_null(node) and len(types) < len(type_.types):
             return None
-        # The unit of an optional value may stand on the outside: Annotated[Path | None, ...].
+        # The unit of an optional value may be on the outside: Annotated[Path | None, ...].
         extra = {"x-unit": outer.unit, "x-short": outer.short}
         extra = {key: value for key, value in extra.items() if value is not None}
         return self.read(node, inspect.Metadata(_fitting(node, types), extra_json_schema=extra), path)
@@ -127,7 +128,7 @@ class YamlReader:
         """Return the keys of a mapping with their values.
 
         Args:
-            renamed: former names of settings -> present ones, which stand in their place in what is returned.
+            renamed: former names of settings -> present ones, the result has the present names.
         """
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
@@ -151,7 +152,7 @@ class YamlReader:
         only = next((field for field in type_.fields if field.encode_name == short), None)
         if only is not None and _may_be(node, only.type):
             value = self.read(node, only.type, path)
-            # Who checks the section names the setting, whichever way it is written.
+            # The section's own check names the setting, whether the file has the short or the long form.
             within = {key[len(path) :]: line for key, line in self.lines.items() if key[: len(path)] == path}
             self.lines.update(((*path, only.encode_name, *key), line) for key, line in within.items())
             return value if value is INVALID else type_.cls(**{only.name: value})
@@ -174,7 +175,7 @@ class YamlReader:
                 self.findings.append(Finding((*path, key), self._unknown(key, path, list(fields), noun)))
                 values[key] = INVALID
                 continue
-            # The only setting is never left out: null asks for its defaults.
+            # The only setting is never missing: null means its defaults.
             is_choice = one_of is not None and key not in one_of.beside
             type_of = _without_null(fields[key].type) if is_choice else fields[key].type
             values[fields[key].name] = self.read(value, type_of, (*path, key))
