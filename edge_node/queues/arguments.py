@@ -34,11 +34,11 @@ class Overflow(enum.StrEnum):
     """Rules for a queue that is full."""
 
     DROP_HEAD = "drop-head"
-    """Its oldest messages leave it, and are dead-lettered if it says where to."""
+    """Its oldest messages leave it, and are dead-lettered if it names a dead-letter exchange."""
     REJECT_PUBLISH = "reject-publish"
-    """It takes no more; publishers that ask for confirms get a nack."""
+    """It rejects new messages; publishers that ask for confirms get a nack."""
     REJECT_PUBLISH_DLX = "reject-publish-dlx"
-    """The same, and what it does not take is dead-lettered."""
+    """The same, and the rejected messages are dead-lettered."""
 
 
 class QueueArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,12 +60,12 @@ class QueueArguments(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether a queue takes no more messages at some length."""
+        """Return whether the queue has a maximum length."""
         return self.length_max is not None or self.bytes_max is not None
 
     @property
     def rejects(self) -> bool:
-        """Return whether what a full queue does is to take no more."""
+        """Return whether the queue rejects new messages when it is full."""
         return self.is_bounded and self.overflow is not Overflow.DROP_HEAD
 
 
@@ -77,7 +77,7 @@ def _number(arguments: Mapping[str, Any], name: str, least: int, most: int = (1 
     value = arguments.get(name)
     if value is None:
         return None
-    # Clients write small numbers as integers of 8 or 16 bits, each of which protocols give a type of its own.
+    # Clients write small numbers as integers of 8 or 16 bits, which are separate types in the protocols.
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise _invalid(name, value, f"an integer from {least} to {most}")
     return int(value)
@@ -100,10 +100,10 @@ def _one_of(arguments: Mapping[str, Any], name: str, words: type[enum.StrEnum]) 
 
 
 def queue_arguments(arguments: Mapping[str, Any], *, durable: bool, exclusive: bool) -> QueueArguments:
-    """Return the checked arguments of a queue. Names that the node does not know mean nothing to it.
+    """Return the checked arguments of a queue. Unknown names are ignored.
 
     Raises:
-        QueueError: a value is not possible, or a feature is not there.
+        QueueError: a value is invalid, or a feature is not available.
     """
     if arguments.get("x-queue-type") == "stream":
         raise QueueError(
@@ -156,7 +156,7 @@ def alternate_exchange(arguments: Mapping[str, Any]) -> str | None:
     """Return the name in ``alternate-exchange``; None without one.
 
     Raises:
-        QueueError: it is no text.
+        QueueError: it is not text.
     """
     return _text(arguments, "alternate-exchange")
 
@@ -165,13 +165,13 @@ def consumer_priority(arguments: Mapping[str, Any]) -> int:
     """Return a consumer's ``x-priority``; 0 without one.
 
     Raises:
-        QueueError: it is no integer.
+        QueueError: it is not an integer.
     """
     return _number(arguments, "x-priority", -(1 << 31), (1 << 31) - 1) or 0
 
 
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a binding as they are kept: values that no record can hold become text.
+    """Return the arguments of a binding in their stored form: values that a record cannot hold become text.
 
     Raises:
         QueueError: they are too long.

@@ -41,11 +41,11 @@ class Declarations:
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Declare an exchange: ``alternate-exchange`` is known of ``arguments``.
+        """Declare an exchange. ``alternate-exchange`` is the only known argument.
 
         Raises:
             QueueError: UNKNOWN_KIND, ACCESS_REFUSED (reserved name, or access rules), PRECONDITION_FAILED (it exists
-                and is another, or an argument cannot be), TOO_MANY, NO_ROOM.
+                and differs, or an argument is invalid), TOO_MANY, NO_ROOM.
         """
         self._registry.declare_exchange(
             client, name, kind, arguments or {}, durable=durable, auto_delete=auto_delete, internal=internal
@@ -61,7 +61,7 @@ class Declarations:
         self._registry.topology.exchange(name)
 
     def delete_exchange(self, client: QueueClient, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange with its bindings; nothing happens where there is none.
+        """Delete an exchange with its bindings; do nothing where there is none.
 
         Raises:
             QueueError: ACCESS_REFUSED (the node's own, or another user's), IN_USE.
@@ -82,15 +82,15 @@ class Declarations:
         arguments: Mapping[str, Any] | None = None,
         own_name: str = SERVER_NAME,
     ) -> Declared:
-        """Declare a queue; without a name it gets one.
+        """Declare a queue; without a name the node chooses one.
 
         Args:
             own_name: beginning of that name.
 
         Raises:
             QueueError: ACCESS_REFUSED (reserved name, or access rules), RESOURCE_LOCKED (it is exclusive, and only one
-                of the two declarations says so, or another connection's), PRECONDITION_FAILED (it exists and is
-                another, or an argument cannot be), TOO_MANY, NO_ROOM.
+                of the two declarations is exclusive, or it is another connection's), PRECONDITION_FAILED (it exists and
+                differs, or an argument is invalid), TOO_MANY, NO_ROOM.
         """
         self._turn.store()
         queue = self._registry.declare_queue(
@@ -101,7 +101,7 @@ class Declarations:
         return self._declared(queue)
 
     def find_queue(self, client: QueueClient, name: str) -> Declared:
-        """Return what there is: a passive declaration.
+        """Return the facts of a queue: a passive declaration.
 
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED.
@@ -110,11 +110,11 @@ class Declarations:
         return self._declared(self._registry.queue(client, name, LOOK))
 
     def has_queue(self, name: str) -> bool:
-        """Return whether there is a queue, exclusive ones of other connections included."""
+        """Return whether there is a queue, also an exclusive one of another connection."""
         return name in self._registry.queues
 
     def delete_queue(self, client: QueueClient, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue; nothing happens where there is none. Return the number of messages that went with it.
+        """Delete a queue; do nothing where there is none. Return the number of messages deleted with it.
 
         Raises:
             QueueError: RESOURCE_LOCKED, ACCESS_REFUSED (another user's, unless rules permit it), IN_USE.
@@ -151,7 +151,7 @@ class Declarations:
 
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED (the default exchange, or access rules),
-                PRECONDITION_FAILED (an argument cannot be), TOO_MANY, NO_ROOM.
+                PRECONDITION_FAILED (an argument is invalid), TOO_MANY, NO_ROOM.
         """
         found = self._registry.queue(client, queue, LOOK)
         binding = self._registry.binding(exchange, found.name, key, arguments or {}, to_exchange=False)
@@ -160,9 +160,10 @@ class Declarations:
     def unbind(
         self, client: QueueClient, queue: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """Remove a binding; nothing happens where it is not there, or its queue or its exchange.
+        """Remove a binding; do nothing where it does not exist, or its queue or exchange does not.
 
-        Programs unbind as they end, when a queue or an exchange may have gone with its last consumer or binding.
+        Programs unbind as they end, when a queue or an exchange may have been deleted with its last consumer or
+        binding.
 
         Raises:
             QueueError: as ``bind``, except for NOT_FOUND.
@@ -184,7 +185,7 @@ class Declarations:
         key: str = "",
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Bind an exchange to another: what ``source`` routes by the binding, ``destination`` routes on.
+        """Bind an exchange to another: ``destination`` routes on the messages that match the binding at ``source``.
 
         Raises:
             QueueError: as ``bind``.
@@ -200,7 +201,7 @@ class Declarations:
         key: str = "",
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        """Remove a binding between exchanges; nothing happens where it is not there, or one of them.
+        """Remove a binding between exchanges; do nothing where it does not exist, or one of them does not.
 
         Raises:
             QueueError: as ``bind``, except for NOT_FOUND.

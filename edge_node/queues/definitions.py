@@ -1,4 +1,4 @@
-"""Exchanges, queues and bindings as they are declared, kept and compared."""
+"""Exchanges, queues and bindings as they are declared, stored and compared."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from weft.edge_node.queues.errors import QueueError, Reason
 NAME_BYTES_MAX: Final = 255
 """Longest name and routing key: a short string of AMQP 0-9-1."""
 OWN_NAMES: Final = "amq."
-"""Beginning of names that clients cannot give (AMQP 0-9-1, exchange.declare and queue.declare)."""
+"""Prefix of names that clients cannot use (AMQP 0-9-1, exchange.declare and queue.declare)."""
 SERVER_NAME: Final = "amq.gen-"
-"""Beginning of the names that the node gives to queues."""
+"""Prefix of the names that the node gives to queues."""
 DEFAULT_EXCHANGE: Final = ""
 
 
 LOOP_UNITS = 16
-"""Bindings that one counts as whose key has ``#`` before its end."""
+"""Bindings that one with ``#`` before the end of its key counts as."""
 UNIT_BYTES = 256
-"""Bytes of names, key and arguments that a binding has for each that it counts as: each start reads them."""
+"""Bytes of names, key and arguments for each unit that a binding counts as: each start reads them."""
 UNIT_WORDS = 8
 """Words of a key for the same: each may take some 200 bytes of memory."""
 UNIT_HEADERS = 4
@@ -64,12 +64,12 @@ class ExchangeDefinition(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def owner(self) -> Owner:
-        """Return whom the exchange is charged to."""
+        """Return the owner that the exchange is charged to."""
         return Owner(self.owner_kind, self.owner_name)
 
     @property
     def names_topics(self) -> bool:
-        """Return whether routing keys, which stand for topics, say who gets a message."""
+        """Return whether routing keys, which correspond to topics, decide who gets a message."""
         return self.kind in (ExchangeKind.DIRECT, ExchangeKind.TOPIC)
 
 
@@ -77,7 +77,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True):
     """A queue as declared."""
 
     number: int
-    """Name of the queue in records. Never given again."""
+    """Name of the queue in records, never reused."""
     name: str
     durable: bool
     exclusive: bool
@@ -86,11 +86,11 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True):
     owner_kind: OwnerKind
     owner_name: str
     since: int
-    """Number of the first message that can be its own: before a crash another queue may have had its number."""
+    """Number of the first message that can belong to it: before a crash another queue may have had its number."""
 
     @property
     def owner(self) -> Owner:
-        """Return whom the queue and its messages are charged to."""
+        """Return the owner that the queue and its messages are charged to."""
         return Owner(self.owner_kind, self.owner_name)
 
     @property
@@ -100,7 +100,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BindingDefinition(msgspec.Struct, frozen=True, array_like=True):
-    """A binding as declared. One of the same source, destination, key and arguments is the same."""
+    """A binding as declared. Bindings with equal source, destination, key and arguments are the same."""
 
     source: str
     destination: str
@@ -111,9 +111,9 @@ class BindingDefinition(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def units(self) -> int:
-        """Return what the binding counts against the bound, so that a share has an end in memory and in the log: a key
-        of many words and arguments with many headers take memory for each, and the node goes on looking for what stands
-        behind ``#`` through the rest of every routing key."""
+        """Return the units of the binding against the bound, so that a share limits memory and log: each word of a key
+        and each header of the arguments takes memory, and for ``#`` before the end of a pattern, each look-up tries the
+        rest of every routing key."""
         words = self.key.split(".")
         texts = sum(len(text.encode()) for text in (self.source, self.destination, self.key))
         return (
@@ -144,7 +144,7 @@ def check_name(name: str, what: str) -> None:
     """Check a name that a client gives to a queue or an exchange.
 
     Raises:
-        QueueError: it is reserved or too long, or has characters that cannot be shown: names stand in log lines.
+        QueueError: it is reserved or too long, or has unprintable characters: log lines contain names.
     """
     if name.startswith(OWN_NAMES):
         raise QueueError(
@@ -158,7 +158,7 @@ def check_name(name: str, what: str) -> None:
 
 
 def check_not_default(exchange: str) -> None:
-    """Check that a declaration does not name the default exchange, which is there for each queue alone.
+    """Check that a declaration does not name the default exchange, which exists only to reach each queue by its name.
 
     Raises:
         QueueError: it does.

@@ -1,4 +1,5 @@
-"""The way of messages through queues: they come, wait, are settled, and leave for good, and log and bounds know it."""
+"""Movement of messages through queues: they arrive, wait, are settled and leave. Each step updates the log and
+bounds."""
 
 from __future__ import annotations
 
@@ -20,24 +21,24 @@ from weft.edge_node.subscriptions.log_records import LogRecord
 LOADED_BYTES_MAX = 16 << 20
 """Memory of ready messages, about."""
 NEXT_MAX = 128
-"""Messages of a queue with consumers that are kept beyond that until the consumers were asked."""
+"""Messages that a queue with consumers keeps beyond that limit until the consumers had a chance to take them."""
 EVICTED_MAX = 8
-"""Queues that give their memory up at a time."""
+"""Queues that release their memory at a time."""
 FREED_SLICE = 1024
-"""Runs of messages of a purged or deleted queue that are let go before it is others' turn."""
+"""Runs of messages of a purged or deleted queue that are released before other owners have a turn."""
 FORGOTTEN_SLICE = 128
-"""Deliveries of a deleted queue that are forgotten before it is others' turn."""
+"""Deliveries of a deleted queue that are forgotten before other owners have a turn."""
 
 
 class DeadLetterer(Protocol):
-    """Takes messages that leave a queue without being handled."""
+    """Receiver of messages that leave a queue unhandled."""
 
     def has_room(self, queue: Queue) -> bool:
-        """Return whether it takes one more now; if not, the queue is served when it does."""
+        """Return whether there is room for one more; if not, the queue is served when there is."""
         ...
 
     def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
-        """Take over a message, which is settled when it stands where it goes."""
+        """Take over a message; it is settled once it is stored at its destination."""
 
 
 class Contents:
@@ -47,7 +48,7 @@ class Contents:
         unacknowledged: bounds deliveries that are not settled.
         waiting: bytes of messages in queues.
         deliver_soon: called with queues that may have something to deliver.
-        next_round: calls back when it is an owner's turn.
+        next_round: calls back at an owner's turn.
     """
 
     def __init__(  # noqa: PLR0917
@@ -68,16 +69,16 @@ class Contents:
         self._starved: dict[Owner, dict[Queue, None]] = {}
         """Owners that have too much unsettled -> queues with consumers of theirs."""
         self._idle: dict[Queue, None] = {}
-        """Queues that had no consumer when messages of theirs were kept in memory."""
+        """Queues that had no consumer when their messages were loaded into memory."""
         self.loaded_bytes = 0
         self.added = self.accepted = self.expired = self.dropped = self.lost = 0
-        """Messages since the start, by what became of them; ``dropped`` of queues that were too long."""
+        """Messages since the start, by their outcome; ``dropped`` counts those of queues that were too long."""
         self.dead_letters: DeadLetterer | None = None
 
     # --- in
 
     def add(self, queue: Queue, message: LogRecord, priority: int) -> None:
-        """Take a new message into a queue. ``deliver`` follows."""
+        """Add a new message to a queue. Call ``deliver`` afterwards."""
         size = len(message.payload)
         self.added += 1
         is_next = len(queue.loaded.messages) == queue.ready.count
@@ -90,15 +91,15 @@ class Contents:
             self.load(queue, message)
 
     def limit(self, queue: Queue) -> None:
-        """Drop the oldest messages of a queue that is longer than it may be."""
+        """Drop the oldest messages of a queue that exceeds its maximum length."""
         while queue.ready.count and queue.is_full():
             self.dropped += 1
             self.remove_next(queue, Death.MAXLEN)
 
-    # --- what leaves
+    # --- out
 
     def leave(self, queue: Queue, seq: int, size: int) -> None:
-        """Have a message that was taken leave its queue for good."""
+        """Remove a message that was taken from its queue for good."""
         self._waiting.free(queue.definition.owner, size + ENTRY_BYTES)
         self._holders.drop(seq)
         queue.marks.left(seq)
@@ -113,7 +114,7 @@ class Contents:
         holder.settled(delivery)
 
     def has_share(self, queue: Queue, owner: Owner) -> bool:
-        """Return whether an owner may have one more delivery unsettled; if not, its queue is served when it may."""
+        """Return whether an owner may have one more unsettled delivery; if not, its queue is served when it may."""
         if self.unacknowledged.fits(owner):
             return True
         self.unacknowledged.refuse(owner)
@@ -135,7 +136,7 @@ class Contents:
             )
 
     def free_share(self, owner: Owner) -> None:
-        """Note that an owner has one delivery less unsettled, or one client less that waits for a message."""
+        """Release one unsettled delivery of an owner, or one of its clients that waited for a message."""
         total_was_used = self.unacknowledged.used >= self.unacknowledged.total
         self.unacknowledged.free(owner)
         if self._starved:
@@ -144,7 +145,7 @@ class Contents:
                     self._deliver_soon(queue)
 
     def remove_next(self, queue: Queue, death: Death) -> None:
-        """Take the next message out of a queue, which no consumer has handled."""
+        """Remove the next message of a queue, which no consumer has handled."""
         seq, priority = queue.ready.peek()
         size = queue.take(seq)
         message = self.unload(queue, seq)
@@ -162,7 +163,7 @@ class Contents:
         return self.dead_letters.has_room(queue)
 
     def bury(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
-        """Dead-letter a message that was taken, or have it leave for good where its queue says nothing of that."""
+        """Dead-letter a message that was taken, or remove it for good where its queue has no dead-letter exchange."""
         if queue.definition.arguments.dead_letter_exchange is None or self.dead_letters is None:
             self.leave(queue, delivery.seq, delivery.size)
             return
@@ -171,12 +172,12 @@ class Contents:
         self.dead_letters.add(queue, delivery, message, death)
 
     def lose(self, queue: Queue, seq: int) -> None:
-        """Pass over a message that the log does not have any more."""
+        """Skip a message that the log has deleted."""
         self.lost += 1
         self.leave(queue, seq, queue.lose(seq))
 
     def settle(self, deliveries: Iterable[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries; those that are not known any more are passed over."""
+        """Settle deliveries; unknown ones are skipped."""
         for delivery in deliveries:
             holder = delivery.holder
             if not isinstance(holder, Consumption):
@@ -207,12 +208,12 @@ class Contents:
         self._deliver_soon(queue)
 
     def purge(self, queue: Queue) -> int:
-        """Remove all ready messages. Return their number. The log knows at once; its room comes back in turns."""
+        """Remove all ready messages. Return their number. The log records it at once; its room is released in turns."""
         count, size = queue.count, queue.ready.bytes
         self.unload_all(queue)
         if count:
             first, end = queue.ready.span()
-            # What lies between, and is in this queue, is what was delivered.
+            # Messages of this queue between the two are the delivered ones.
             for seq in queue.unsettled.between(first, end):
                 self._writer.settled(queue, first, seq, 0)
                 first = seq + 1
@@ -222,7 +223,7 @@ class Contents:
         return count
 
     def drop_all(self, queue: Queue) -> None:
-        """Let all messages of a queue go that is deleted, delivered ones included."""
+        """Release all messages of a deleted queue, delivered ones included."""
         count, size = queue.count, queue.ready.bytes
         self.unload_all(queue)
         if count:
@@ -231,7 +232,7 @@ class Contents:
         self._forget_unsettled(queue)
 
     def _let_go(self, queue: Queue, runs: Iterator[tuple[int, int]]) -> None:
-        """Let the log have the room of messages: of some now, and of the rest in later turns."""
+        """Release the room of messages in the log: of some now, and of the rest in later turns."""
         for first, end in islice(runs, FREED_SLICE):
             self._holders.drop_run(first, end)
         rest = next(runs, None)
@@ -239,7 +240,7 @@ class Contents:
             self._next_round(queue.definition.owner, partial(self._let_go, queue, chain([rest], runs)))
 
     def _forget_unsettled(self, queue: Queue) -> None:
-        """Forget the deliveries of a queue that is deleted, some now, and the rest in later turns."""
+        """Forget the deliveries of a deleted queue, some now, and the rest in later turns."""
         for delivery in queue.unsettled.first(FORGOTTEN_SLICE):
             self._waiting.free(queue.definition.owner, delivery.size + ENTRY_BYTES)
             self._holders.drop(delivery.seq)
@@ -248,7 +249,7 @@ class Contents:
             self._next_round(queue.definition.owner, partial(self._forget_unsettled, queue))
 
     def restore(self, queue: Queue, remembered: RememberedQueue) -> None:
-        """Take in what a start found."""
+        """Restore a queue from the state that a start read."""
         queue.restore(remembered.levels, remembered.others, max(remembered.bytes, 0))
         queue.marks.restore(remembered.suspect, remembered.attempts)
         for runs in remembered.levels.values():
@@ -270,14 +271,14 @@ class Contents:
             self._idle[queue] = None
 
     def unload(self, queue: Queue, seq: int) -> LogRecord | None:
-        """Return a message in memory, which is not kept any more."""
+        """Remove a message from memory and return it."""
         before = queue.loaded.bytes
         message = queue.loaded.drop(seq)
         self.loaded_bytes += queue.loaded.bytes - before
         return message
 
     def make_room(self) -> None:
-        """Have queues without readers give up what they have in memory, where others need it."""
+        """Unload messages of queues without readers, where other queues need the memory."""
         for _ in range(EVICTED_MAX):
             if self.loaded_bytes * 2 <= LOADED_BYTES_MAX or not self._idle:
                 break
@@ -287,12 +288,12 @@ class Contents:
                 self.unload_all(queue)
 
     def trim(self, queue: Queue) -> None:
-        """Leave to the log what consumers did not take of a new message, where there is no memory for more."""
+        """Unload the messages that consumers did not take, where the queue has no memory for more; the log has them."""
         if self.loaded_bytes > LOADED_BYTES_MAX and queue.loaded.messages:
             self.unload_all(queue)
 
     def unload_all(self, queue: Queue) -> None:
-        """Keep none of a queue's messages in memory."""
+        """Unload all of a queue's messages."""
         self._idle.pop(queue, None)
         self.loaded_bytes -= queue.loaded.bytes
         queue.loaded.clear()
@@ -300,7 +301,7 @@ class Contents:
 
 
 class _Nobody:
-    """Holder of messages on their way to where dead letters go."""
+    """Holder of messages that are being dead-lettered."""
 
     def settled(self, delivery: Delivery) -> None:
         """Do nothing."""

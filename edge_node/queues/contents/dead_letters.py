@@ -1,6 +1,6 @@
-"""Dead letters: messages that leave a queue without being handled, and go on by an exchange that the queue names.
+"""Dead letters: messages that leave a queue unhandled, and go on through an exchange that the queue names.
 
-A message leaves its queue in the commit in which it stands where it goes: a crash keeps both or neither. It goes to
+A message leaves its queue in the commit that stores it at its destination: a crash keeps both or neither. It goes to
 queues only. Streams and subscribers had it when it was published.
 """
 
@@ -32,16 +32,16 @@ from weft.protocols.batch import HeaderPairs
 from weft.storage.segment_log import LogError, SegmentLog
 
 STEP_RECORDS = 64
-"""Messages of one owner that go on in one step, at most."""
+"""Maximum number of messages of one owner in one step."""
 STEP_BYTES = 1 << 20
 STEP_COST = 4096
-"""Cost of the look-ups of one step (``Topology.steps``), and of the queues that its messages go to, at most."""
+"""Maximum cost of one step: look-ups (``Topology.steps``), and the queues that its messages go to."""
 STEP_S = 0.002
-"""Time after which a step ends with the message that it is at."""
+"""Time after which a step ends with the current message."""
 HELD_MAX = 1024
-"""Messages on their way of which the payload is in memory; those of others are read again."""
+"""Maximum number of waiting messages whose payload is in memory; other payloads are read again."""
 WAITING_MAX = 256
-"""Messages of one owner on their way. Queues of which messages expire wait when it is more."""
+"""Maximum number of waiting messages of one owner. Beyond it, queues whose messages expire wait."""
 RETRY_S = 1.0
 RECORD_BYTES = 2048
 """Room that a message takes in the log beside key, payload and headers."""
@@ -57,7 +57,7 @@ class _Dead(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message on its way from a queue that has let it go, or did not take it."""
+    """A message on its way from a queue that released or rejected it."""
 
     topic: bytes
     headers: HeaderPairs
@@ -68,10 +68,10 @@ class DeadLetters:
     """Sends dead letters on. Event loop's thread only.
 
     Args:
-        targets: names of queues -> what takes messages for them.
-        store_turn: stores what clients published before.
-        stored: called with what was appended, as ``Queueing.stored``.
-        next_round: calls back when it is an owner's turn.
+        targets: names of queues -> the receiver of their messages.
+        store_turn: stores the messages that clients published before.
+        stored: called with the appended records, as ``Queueing.stored``.
+        next_round: calls back at an owner's turn.
         clock: ns since 1970.
     """
 
@@ -105,9 +105,9 @@ class DeadLetters:
         self._next_round = next_round
         self._clock = clock
         self._waiting: OrderedDict[Owner, deque[_Dead]] = OrderedDict()
-        """Owner -> what its queues have let go; whose turn it is stands first."""
+        """Owner -> messages that its queues have released; the owner whose turn it is comes first."""
         self._held = 0
-        """Messages among it that are in memory."""
+        """Number of these messages that are in memory."""
         self._wanting: dict[Owner, dict[Queue, None]] = {}
         """Owner -> queues that have more."""
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +115,7 @@ class DeadLetters:
         """Messages that went on."""
 
     def add(self, queue: Queue, delivery: Delivery, message: LogRecord | None, death: Death) -> None:
-        """Take over a message, which is settled when it stands where it goes."""
+        """Take over a message; it is settled once it is stored at its destination."""
         kept = message if self._held < HELD_MAX else None
         self._put([_Dead(queue, delivery, kept, death)])
         if self._task is None:
@@ -130,7 +130,7 @@ class DeadLetters:
         return False
 
     def _put(self, dead: list[_Dead], *, first: bool = False) -> None:
-        """Have messages of one owner wait, before or behind its others."""
+        """Queue messages of one owner, before or behind its others."""
         for each in reversed(dead) if first else dead:
             waiting = self._waiting.setdefault(each.queue.definition.owner, deque())
             if first:
@@ -140,7 +140,7 @@ class DeadLetters:
             self._held += each.message is not None
 
     def _take(self) -> tuple[Owner, list[_Dead]]:
-        """Return an owner and what it sends on next. It is the others' turn then."""
+        """Return an owner and its next messages, and move it behind the other owners."""
         owner, waiting = self._waiting.popitem(last=False)
         step = [waiting.popleft() for _ in range(min(STEP_RECORDS, len(waiting)))]
         self._held -= sum(each.message is not None for each in step)
@@ -149,7 +149,7 @@ class DeadLetters:
         return owner, step
 
     def close(self) -> None:
-        """Stop. What was not sent on is in its queue again after the next start."""
+        """Stop. Unsent messages are in their queues again after the next start."""
         if self._task is not None:
             self._task.cancel()
 
@@ -191,7 +191,7 @@ class DeadLetters:
             elif record is not None:
                 whole.append(each._replace(message=record))
             elif each.delivery.seq < durable:
-                whole.append(each)  # the log has lost it
+                whole.append(each)  # the log has deleted it
             else:
                 self._put([each])  # it can be read when it is durable
         if not whole:
@@ -200,8 +200,8 @@ class DeadLetters:
             await self._turn(owner)
 
     def _store(self, step: list[_Dead]) -> list[_Dead]:
-        """Append messages where they go, and take them out of where they were: as many as a turn has time for. Return
-        the others.
+        """Append messages at their destinations and remove them from their queues: as many as a turn has time for.
+        Return the others.
 
         Raises:
             LogFull, LogFailed: nothing was changed.
@@ -248,11 +248,11 @@ class DeadLetters:
         self._stored(records, admitted, now)
 
     def _is_there(self, each: _Dead) -> bool:
-        """Return whether the message is still to be sent on: its queue may have been deleted."""
+        """Return whether the message must still be sent: its queue may have been deleted."""
         return not each.queue.deleted and each.delivery in each.queue.unsettled
 
     def _letter(self, each: _Dead, records: Records, now: int) -> QueueSet | None:
-        """Add what is appended for a message; return its queues, None where it goes nowhere."""
+        """Add the records to append for a message; return its queues, None where it has no destination."""
         queue, _, message, death = each
         if message is None:
             return None
@@ -265,8 +265,8 @@ class DeadLetters:
         return admitted
 
     def _admitted(self, bound: BoundQueues, source: Queue, size: int) -> QueueSet | None:
-        """Return the queues that take a dead letter. Lengths at which a queue rejects are a matter of publishers, who
-        hear of it; an owner's share bounds all messages. The room that the message leaves is enough for one queue."""
+        """Return the queues that take a dead letter. Maximum lengths apply to publishers only, which get an answer; an
+        owner's share bounds all messages. The room that the message leaves is enough for one queue."""
         own, found = source.definition.owner, list[Queue]()
         freed = True
         for queue in bound.queues:
@@ -290,10 +290,10 @@ class DeadLetters:
         ]
 
     def letter(self, queue: Queue, death: Death, topic: bytes, headers: HeaderPairs, now: int) -> Letter | None:
-        """Return how a message goes on that a queue has, or did not take; None where it goes nowhere.
+        """Return the dead letter of a message that a queue has, or rejected; None where it has no destination.
 
         Args:
-            headers: as they are stored.
+            headers: in their stored form.
         """
         arguments = queue.definition.arguments
         exchange = self._topology.exchanges.get(arguments.dead_letter_exchange or "")
@@ -310,7 +310,7 @@ class DeadLetters:
         return None if found is None else Letter(goes_by.encode(), headers, found)
 
     def _bound(self, exchange: Exchange, key: str, headers: HeaderPairs) -> BoundQueues | None:
-        """Return the queues of a dead letter; where headers do not matter, one look-up is for all of one key."""
+        """Return the queues of a dead letter; where headers do not matter, all messages of one key share a look-up."""
         known = self._topology.known(exchange, key)
         if not known.by_headers:
             return known.targets

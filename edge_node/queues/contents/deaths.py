@@ -1,4 +1,4 @@
-"""``x-death``: what dead-lettered a message, as a header that AMQP has as an array of tables.
+"""``x-death``: the history of a dead-lettered message, a header that is an array of tables in AMQP.
 
 Stored as every array of AMQP is: JSON text, and its types in the header ``amqp.types``.
 """
@@ -20,11 +20,11 @@ DEATHS: Final = "x-death"
 FIRST: Final = "x-first-death-"
 EXPIRATION: Final = "amqp.expiration"
 DEATHS_MAX: Final = 32
-"""Most queues that are named; of a message that went through more, those that it left longest ago are forgotten."""
+"""Maximum number of queues named; a message that went through more loses the ones it left longest ago."""
 _TEXTS: Final = ("reason", "queue", "exchange", "original-expiration")
 _NUMBER_MAX: Final = (1 << 63) - 1
 _KINDS: Final = {"count": "l"}
-"""Types in an entry: clients in Java take the count for a ``Long``, as RabbitMQ sends it."""
+"""Types in an entry: clients in Java expect a ``Long``, which RabbitMQ sends."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -38,7 +38,7 @@ class Death(StrEnum):
 
 
 def deaths_of(headers: HeaderPairs) -> list[dict[str, Any]]:
-    """Return the entries of ``x-death``, the latest first; none where a publisher wrote something else."""
+    """Return the entries of ``x-death``, the latest first; empty where a publisher wrote something else."""
     for name, value in headers:
         if name == DEATHS and isinstance(value, str):
             try:
@@ -55,8 +55,8 @@ def _is_entry(each: object) -> bool:
 
 
 def _known(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what the node writes into entries itself. Whatever else a publisher put there, nested without end or with
-    numbers that cannot be written as text, would be its own to answer for and everybody's dead letters to wait for."""
+    """Return only the entries' keys that the node itself writes. Other values of a publisher, nested without end or
+    with numbers that have no text form, would fail here and hold up all dead letters."""
     count, time, keys = entry.get("count"), entry.get("time"), entry.get("routing-keys")
     known = {name: entry[name] for name in _TEXTS if isinstance(entry.get(name), str)}
     known["count"] = count if _is_number(count) else 0
@@ -73,7 +73,7 @@ def _is_number(value: object) -> bool:
 
 def left_before(headers: HeaderPairs) -> frozenset[str]:
     """Return the queues to which a dead letter must not go, because it left them before and no client rejected it
-    meanwhile: it would go round without end."""
+    meanwhile: it would circulate without end."""
     entries = deaths_of(headers)
     if any(each["reason"] == Death.REJECTED for each in entries):
         return frozenset()
@@ -93,16 +93,16 @@ def with_death(  # noqa: PLR0917
 
     Args:
         headers: of the message in the queue.
-        came_by: exchange and routing key by which it came there.
-        goes_by: those by which it goes on.
-        topic: with which it goes on.
+        came_by: exchange and routing key of its arrival there.
+        goes_by: those of the dead letter.
+        topic: of the dead letter.
     """
     own: dict[str, HeaderValue] = dict(headers)
     expiration = own.get(EXPIRATION)
     entries = _counted(deaths_of(headers), death, queue, came_by, expiration, now_ns)
     dropped = {DEATHS, TYPES, EXCHANGE, ROUTING_KEY, QUEUES}
     if death is Death.EXPIRED:
-        dropped |= {EXPIRES, EXPIRATION}  # or it would expire again where it goes
+        dropped |= {EXPIRES, EXPIRATION}  # or it would expire again at its destination
     kept = tuple((name, value) for name, value in headers if name not in dropped)
     if f"{FIRST}queue" not in own:
         kept += (

@@ -1,4 +1,4 @@
-"""Hands the messages of queues to those who read them, in order and by turns, from memory or from the log."""
+"""Delivery of the messages of queues to their readers, in order and by turns, from memory or from the log."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from weft.storage.segment_log import LogError, LogFailed, SegmentLog
 DUE_S = 0.002
 """Time for which queues are served at the end of a turn; the others wait for their owner's round."""
 SLICE = 128
-"""Backlog of one queue that are delivered before it is others' turn."""
+"""Messages of one queue's backlog that are delivered before other owners have a turn."""
 PAGE_BYTES = 256 << 10
 """Payload bytes that a queue reads from the log at a time, about."""
 PAGE_RECORDS = 256
 PAGE_SHARE = 8
-"""Part of the memory that is left which one page may take."""
+"""Divisor of the remaining memory: the share that one page may take."""
 RETRY_S = 1.0
 """Time after which delivery from a full log is tried again."""
 _MS_NS = 1_000_000
@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 class Deliveries:
-    """Delivers. Event loop's thread only.
+    """Delivery for all queues. Event loop's thread only.
 
     Args:
         stream: number of the stream with the messages.
         at_end: calls back at the end of the turn of the loop.
-        next_round: calls back when it is an owner's turn.
+        next_round: calls back at an owner's turn.
         clock: ns since 1970.
     """
 
@@ -83,7 +83,7 @@ class Deliveries:
     # --- out
 
     def soon(self, queue: Queue) -> None:
-        """Deliver what can be delivered at the end of this turn of the loop."""
+        """Deliver the messages that can be delivered, at the end of this turn of the loop."""
         self._due[queue] = None
         if not self._called:
             self._called = True
@@ -100,7 +100,7 @@ class Deliveries:
                 self._next_round(queue.definition.owner, partial(self.deliver, queue))
 
     def deliver_stored(self, queues: Iterable[Queue], first: int) -> None:
-        """Deliver what was stored just now, from message ``first`` on."""
+        """Deliver the messages that were just stored, from ``first`` on."""
         until = self._loop.time() + DUE_S
         for queue in queues:
             if queue.expires or self._loop.time() < until:
@@ -109,15 +109,15 @@ class Deliveries:
                 self.soon(queue)
 
     def deliver(self, queue: Queue, fresh: int = 1 << 63) -> None:
-        """Deliver what can be delivered now.
+        """Deliver the messages that can be delivered now.
 
         Args:
-            fresh: messages from this one on have come just now: they may be delivered before they expire, however
-                short their time.
+            fresh: first message that has just arrived: from it on, messages may be delivered before they expire,
+                however short their time to live.
         """
         if queue.deleted or queue.returning or self._is_closed:
             return
-        # In order also where a client has several consumers: a batch ends where it is another one's turn.
+        # A batch ends where another consumer has its turn: so a client with several consumers gets messages in order.
         batches: list[tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = []
         latest: dict[QueueClient, tuple[Consumption, list[tuple[Delivery, LogRecord]]]] = {}
         left, until = SLICE, self._loop.time() + DUE_S
@@ -170,7 +170,7 @@ class Deliveries:
             self.delivered += len(batch)
             try:
                 consumption.consumer.deliver(batch)
-            except Exception:  # one client's trouble must not keep messages from the others
+            except Exception:  # one client's failure must not keep messages from the others
                 logger.exception("messages of queue %r could not be sent to a consumer", consumption.queue.name)
 
     def _give(
@@ -182,7 +182,7 @@ class Deliveries:
         self._contents.unload(queue, seq)
         self.redelivered += redelivered
         consumption.take(1)
-        gets = consumption in queue.getters  # it has its share since it asked
+        gets = consumption in queue.getters  # its share was taken when it asked
         if consumption.needs_acks:
             if not gets:
                 self._contents.unacknowledged.hold(consumption.client.owner)
@@ -199,10 +199,10 @@ class Deliveries:
             queue.consumptions.took(consumption)
         return delivery, message
 
-    # --- whom
+    # --- readers
 
     def _chosen(self, queue: Queue, topic: bytes | None) -> Consumption | None:
-        """Return who gets the next message; None when no reader can take it now.
+        """Return the reader that gets the next message; None when no reader can take it now.
 
         Args:
             topic: of the message; None when it is not known yet.
@@ -213,18 +213,18 @@ class Deliveries:
         return queue.consumptions.choose(topic, partial(self._contents.has_share, queue))
 
     def _withhold(self, queue: Queue) -> None:
-        """Put the next message aside until another reader comes."""
+        """Set the next message aside until another reader comes."""
         self._contents.unload(queue, queue.ready.withhold())
 
     def reconsider(self, queue: Queue) -> None:
-        """Offer messages that no reader was allowed to have: there is another reader, or other access rules."""
+        """Offer messages that no reader was allowed to have, after a new reader or new access rules."""
         queue.ready.offer()
         self.soon(queue)
 
     # --- time to live
 
     def _deadline(self, queue: Queue, message: LogRecord) -> int:
-        """Return when a message expires, ns since 1970; far away where it does not."""
+        """Return the time at which a message expires, ns since 1970; a far one where it does not."""
         deadline = 1 << 63
         for name, value in message.headers:
             if name == EXPIRES and type(value) is int:
@@ -233,7 +233,7 @@ class Deliveries:
         return deadline if ttl_ms is None else min(deadline, message.time + ttl_ms * _MS_NS)
 
     def _time(self, queue: Queue) -> None:
-        """Remove messages whose time is over, and have a timer for the next one."""
+        """Remove expired messages, and start a timer for the next one."""
         queue.set_timer()
         left, until = SLICE, self._loop.time() + DUE_S
         while queue.ready.count:
@@ -284,11 +284,11 @@ class Deliveries:
                 self._writer.marked(queue, end)
                 queue.marks.write_with_messages(end)
         if ends:
-            with contextlib.suppress(LogError):  # what says it again is the append of the messages
+            with contextlib.suppress(LogError):  # the append of the messages reports the same error
                 self._writer.flush()
 
     def _mark(self, queue: Queue, consumption: Consumption) -> None:
-        """Have the log say that the next messages may have been delivered, and deliver them when it does."""
+        """Record in the log that the next messages may have been delivered, and deliver them once it is durable."""
         if queue.marks.is_writing:
             return
         count = 1 if consumption in queue.getters else min(consumption.room, SLICE)
@@ -325,7 +325,7 @@ class Deliveries:
             end = self._log.durable_end(self._stream)
             missing = [seq for seq in wanted if seq not in queue.loaded.messages]
             found = await self._messages.fetch(self._stream, missing)
-        except Exception as error:  # whatever it is, consumers must not wait until something else happens to the queue
+        except Exception as error:  # on any error: consumers must not wait until something else happens to the queue
             expected = isinstance(error, (OSError, LogFailed))
             logger.error("messages of queue %r cannot be read: %s", queue.name, error, exc_info=not expected)
             queue.loaded.wait()
@@ -361,4 +361,4 @@ class Deliveries:
 
 _FAR_NS = 1 << 60
 _LATE_S = 0.001
-"""A timer goes off so much later than it could: the two clocks are not the same."""
+"""Delay added to a timer, because the two clocks differ."""

@@ -15,7 +15,7 @@ from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.queues.routing.targets import Admission
 
 SHOWN_MAX = 10
-"""Longest queues in the node's status: there may be 65,536, and each would be a series of its own."""
+"""Number of queues in the node's status, the longest: there may be 65,536, and each would be a series of its own."""
 
 
 class QueueFacts:
@@ -36,7 +36,7 @@ class QueueFacts:
         self._admission = admission
 
     def totals(self) -> dict[str, int]:
-        """Return messages since the start of the node, by what became of them."""
+        """Return messages since the start of the node, by their outcome."""
         return {
             "published": self._contents.added,
             "delivered": self._deliveries.delivered,
@@ -50,7 +50,7 @@ class QueueFacts:
         }
 
     def facts(self, queues: Iterable[Queue], exchanges: int) -> dict[str, Any]:
-        """Return what status says."""
+        """Return the section of the status."""
         found = list(queues)
         longest = nlargest(SHOWN_MAX, found, key=lambda queue: queue.ready.bytes + queue.count)
         return {

@@ -8,18 +8,18 @@ _BLOCK_BITS = 9
 _BLOCK = 1 << _BLOCK_BITS
 _ONES = b"\1" * _BLOCK
 _MANY = 255
-"""Number in a block that says: see the table of those in more queues."""
+"""Number in a block that refers to the table of messages in more queues."""
 
 
 class Holders:
-    """Counts by the number of the message: a byte for each, in blocks of 512. Blocks without any count take nothing."""
+    """Counts by the number of the message: a byte for each, in blocks of 512. Blocks without counts take no memory."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, bytearray] = {}
         self._needed: dict[int, int] = {}
         """Block -> messages in it that are needed."""
         self._many: dict[int, int] = {}
-        """Message -> queues, of those in 255 or more."""
+        """Message -> number of its queues, where it is 255 or more."""
         self.free = RangeSet()
         """Messages that no queue needs any more, and that the log still has to release."""
 
@@ -54,7 +54,7 @@ class Holders:
             first += until - at
 
     def drop(self, seq: int) -> None:
-        """Note that one queue needs a message no more."""
+        """Note that one queue no longer needs a message."""
         number, at = seq >> _BLOCK_BITS, seq & (_BLOCK - 1)
         block = self._blocks[number]
         count = block[at]
@@ -74,7 +74,7 @@ class Holders:
             del self._blocks[number], self._needed[number]
 
     def drop_run(self, first: int, end: int) -> None:
-        """Note that one queue needs messages [first, end) no more."""
+        """Note that one queue no longer needs messages [first, end)."""
         while first < end:
             number, at = first >> _BLOCK_BITS, first & (_BLOCK - 1)
             until = min(_BLOCK, at + end - first)
@@ -91,7 +91,7 @@ class Holders:
             first += until - at
 
     def take_free(self) -> RangeSet:
-        """Return what no queue needs any more, once."""
+        """Return the messages that no queue needs any more, each once."""
         free, self.free = self.free, RangeSet()
         return free
 

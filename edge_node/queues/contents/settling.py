@@ -1,4 +1,5 @@
-"""Settles what clients acknowledge, reject or give back: at once where it is little, else in turns of its owner."""
+"""Settlement of deliveries that clients acknowledge, reject or return: at once for a few, else in turns of the
+owner."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from weft.edge_node.queues.message import Delivery, Outcome
 from weft.edge_node.queues.queue.queue import Consumption, Queue
 
 SLICE = 128
-"""Deliveries that are settled before it is others' turn: a client may have 65,536, a third of a second of the loop."""
+"""Deliveries that are settled before other owners have a turn: a client may have 65,536, a third of a second of the
+loop."""
 _GIVES_BACK = frozenset({Outcome.REQUEUE, Outcome.RELEASE})
 
 
@@ -20,16 +22,16 @@ class _Work(NamedTuple):
     deliveries: deque[Delivery]
     outcome: Outcome
     returning: frozenset[Queue]
-    """Queues that wait for all of it, since they keep their order."""
+    """Queues that wait for all deliveries, to keep their order."""
 
 
 class Settling:
-    """Much to settle, owner by owner, in the order in which it came. Event loop's thread only.
+    """Deliveries that wait for settlement, owner by owner, in the order of arrival. Event loop's thread only.
 
     Args:
         settle: settles deliveries at once.
-        next_round: calls back when it is an owner's turn.
-        deliver_soon: called with queues to which everything has come back.
+        next_round: calls back at an owner's turn.
+        deliver_soon: called with queues whose messages have all come back.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Settling:
         self._waiting: dict[Owner, deque[_Work]] = {}
 
     def settle(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries of one client. Those that are not known any more are passed over."""
+        """Settle deliveries of one client. Unknown ones are skipped."""
         if len(deliveries) <= SLICE and not self._waiting:
             self._settle(deliveries, outcome)
             return
@@ -68,7 +70,7 @@ class Settling:
         self._go_on(owner)
 
     def finish(self) -> None:
-        """Settle everything now."""
+        """Settle all of them now."""
         while self._waiting:
             self._step(next(iter(self._waiting)))
 

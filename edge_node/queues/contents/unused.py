@@ -21,7 +21,7 @@ class _Unused:
         self.wheel_slot = -1
 
     def due(self, now: float) -> float | None:
-        """Delete the queue if it is time."""
+        """Delete the queue if its time is over."""
         if now < self.until:
             return self.until
         self._expire(self.queue)
@@ -29,8 +29,8 @@ class _Unused:
 
 
 class UnusedQueues:
-    """Looks after queues that expire. They are used by consumers, ``get``, and being declared again; after a restart
-    the time begins again."""
+    """Timer of queues that expire. Consumers, ``get`` and repeated declarations count as use; a restart begins the time
+    again."""
 
     def __init__(self, wheel: TimerWheel, expire: Callable[[Queue], None]) -> None:
         self._wheel = wheel
@@ -38,7 +38,7 @@ class UnusedQueues:
         self._waiting: dict[Queue, _Unused] = {}
 
     def used(self, queue: Queue) -> None:
-        """Begin to count the time of a queue, unless it has consumers."""
+        """Start the time of a queue, unless it has consumers."""
         expires_ms = queue.definition.arguments.expires_ms
         if expires_ms is None or queue.consumptions:
             return
@@ -54,7 +54,7 @@ class UnusedQueues:
         return waiting is not None and asyncio.get_running_loop().time() >= waiting.until
 
     def in_use(self, queue: Queue) -> None:
-        """Stop counting: the queue has a consumer, or is deleted."""
+        """Stop the time of a queue that has a consumer, or is deleted."""
         waiting = self._waiting.pop(queue, None)
         if waiting is not None:
             self._wheel.cancel(waiting)
