@@ -6,20 +6,19 @@ import enum
 
 
 class Reason(enum.Enum):
-    """Reason why a request was refused, from which each protocol makes its own reply code."""
+    """Reason of a refused request; each protocol maps it to its own reply code."""
 
     NOT_FOUND = "not found"
     """There is no such exchange or queue. AMQP 0-9-1: 404, a channel error."""
     PRECONDITION_FAILED = "precondition failed"
-    """It exists with other properties or arguments, an argument has a value that it cannot have, or a delivery is not
-    known. 406, a channel error."""
+    """It exists with other properties or arguments, an argument has an invalid value, or a delivery is unknown. 406, a
+    channel error."""
     IN_USE = "in use"
-    """It was to be deleted only if it is unused or empty. 406, a channel error."""
+    """The request deletes it only if it is unused or empty, and it is not. 406, a channel error."""
     ACCESS_REFUSED = "access refused"
     """Access rules forbid it, its name is reserved, or a consumer reads it exclusively. 403, a channel error."""
     RESOURCE_LOCKED = "resource locked"
-    """It is exclusive to another connection, or is exclusive where a declaration is not, or the reverse. 405, a channel
-    error."""
+    """It is exclusive to another connection, or only one of it and a declaration is exclusive. 405, a channel error."""
     NOT_ALLOWED = "not allowed"
     """No client may do that, such as publish to an internal exchange or rebind the default one. 403 or 530."""
     UNKNOWN_KIND = "unknown kind"
@@ -33,7 +32,7 @@ class Reason(enum.Enum):
 class QueueError(Exception):
     """A request about exchanges or queues that was refused. Nothing was changed.
 
-    Its text says what went wrong and what to do; AMQP's reply text is made of it.
+    Its text states the problem and the remedy; AMQP's reply text contains it.
     """
 
     def __init__(self, reason: Reason, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Consumers that lose their right when access rules change."""
+"""End of consumers that lose their right when access rules change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.edge_node.queues.queue.queue import Consumption, Queue
 from weft.edge_node.queues.rights import READ
 
 STEP_S = 0.002
-"""Time after which it is others' turn: a node may have 65,536 queues and consumers, and a user many rules."""
+"""Time after which other owners have a turn: a node may have 65,536 queues and consumers, and a user many rules."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +29,15 @@ def refused(consumption: Consumption) -> QueueError | None:
 
 
 class Expelling:
-    """Asks again what consumers may read. Those that may not read their queue any more are ended, and what they did not
-    settle goes back. Event loop's thread only.
+    """Repeated check of consumers against the access rules. Consumers that may no longer read their queue are ended,
+    and their unsettled messages go back. Event loop's thread only.
 
-    Until it comes to a consumer, that one may keep others waiting. It gets no message that it may not read, and does
+    Until the check reaches a consumer, it may keep others waiting. It gets no message that it may not read, and does
     not end its queue by leaving.
 
     Args:
         queues: name -> queue, of all queues.
-        leave: cancels a consumer, and gives back what it did not settle.
+        leave: cancels a consumer, and puts its unsettled messages back.
         reconsider: offers messages that no consumer was allowed to have.
     """
 
@@ -56,7 +56,7 @@ class Expelling:
         self._waits = False
 
     def begin(self) -> None:
-        """Ask about all queues and consumers: now about some, about the rest in later turns."""
+        """Check all queues and consumers: some now, the rest in later turns."""
         self._left = self._all()
         if not self._waits:
             self._step()

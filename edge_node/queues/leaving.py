@@ -10,17 +10,17 @@ from weft.bounds import Rounds
 from weft.edge_node.queues.queue.queue import Consumption, Queue, QueueClient
 
 SLICE = 32
-"""Queues and consumers of one client that go before it is others' turn: it may have thousands."""
+"""Queues and consumers of one client that are removed before other owners have a turn: it may have thousands."""
 TURN_S = 0.001
-"""Time after which it is others' turn before that."""
+"""Time after which other owners have a turn in any case."""
 
 
 class Leaving:
-    """Connections that have ended, and still have something. Event loop's thread only.
+    """Ended connections that still have queues, consumers or deliveries. Event loop's thread only.
 
     Args:
         remove: deletes a queue.
-        leave: cancels a consumer, and gives back what it did not settle.
+        leave: cancels a consumer, and puts its unsettled messages back.
     """
 
     def __init__(self, rounds: Rounds, remove: Callable[[Queue], None], leave: Callable[[Consumption], None]) -> None:
@@ -30,12 +30,12 @@ class Leaving:
         self._clients: dict[QueueClient, None] = {}
 
     def begin(self, client: QueueClient) -> None:
-        """Let go of what a client has: of little now, of the rest in later turns of its owner."""
+        """Remove a client's queues, consumers and deliveries: a few now, the rest in later turns of its owner."""
         self._clients[client] = None
         self._go_on(client)
 
     def finish(self) -> None:
-        """Let go of everything now."""
+        """Remove all of them now."""
         for client in list(self._clients):
             while not self._step(client):
                 pass
@@ -45,7 +45,7 @@ class Leaving:
             self._rounds.wait(client.owner, partial(self._go_on, client))
 
     def _step(self, client: QueueClient) -> bool:
-        """Let go of a few things. Return whether that was all."""
+        """Remove a few of them. Return whether that was all."""
         clock = asyncio.get_running_loop().time
         until = clock() + TURN_S
         for _ in range(SLICE):

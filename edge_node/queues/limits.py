@@ -1,4 +1,5 @@
-"""Bounds on exchanges, queues and bindings, and on what is in queues: totals, and what one owner may have of each."""
+"""Bounds on exchanges, queues and bindings, and on the content of queues: totals, and the share of one owner in
+each."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from weft.edge_node.queues.routing.exchange import Exchange
 from weft.edge_node.queues.routing.look_up_cost import LookUpCost
 
 QUEUES_SHARE = 4
-"""Divisor of the disk budget: the share of messages in queues, if ``queues.size`` says nothing."""
+"""Divisor of the disk budget: the share of messages in queues, if ``queues.size`` is unset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class QueueLimits:
 
 
 class QueueShares:
-    """The bounds, and who has taken what."""
+    """The bounds, and the units that each owner has taken."""
 
     def __init__(self, limits: QueueLimits, refusals: Refusals) -> None:
         def bound(total: int, share: int, name: str, what: str) -> Bound:
@@ -81,7 +82,7 @@ class QueueShares:
         )  # fmt: skip
 
     def take_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
-        """Charge an owner with a binding that an exchange is about to have.
+        """Charge an owner with a binding that is about to be added to an exchange.
 
         Raises:
             QueueError: TOO_MANY.
@@ -101,7 +102,7 @@ class QueueShares:
         self.match_cost.hold(owner, exchange, binding)
 
     def free_binding(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
-        """Give back what an owner was charged with for a binding that its exchange is about to lose."""
+        """Release the units of a binding that is about to be removed from its exchange."""
         self.match_cost.free(owner, exchange, binding)
         self.bindings.free(owner, binding.units)
 

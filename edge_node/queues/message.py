@@ -11,15 +11,15 @@ queue's index."""
 
 
 class Holder(Protocol):
-    """One to whom messages were given that are not settled: a consumption, or a client that gets them one by one."""
+    """Holder of unsettled messages: a consumption, or a client that gets them one by one."""
 
     def settled(self, delivery: Delivery) -> None:
         """Forget a delivery."""
 
 
 class Delivery:
-    """A message that was given to a reader. It is settled once, by ``Queues.settle``, unless no acknowledgement is
-    wanted. Compared by identity; the message itself is not kept, so that many may be unsettled."""
+    """A message sent to a reader. It is settled once, by ``Queues.settle``, unless no acknowledgement is wanted.
+    Compared by identity; the message itself is not kept in memory, so that many may be unsettled."""
 
     __slots__ = ("attempts", "holder", "priority", "redelivered", "seq", "size")
 
@@ -28,7 +28,8 @@ class Delivery:
         self.size = size
         """Bytes of the payload."""
         self.attempts = attempts
-        """Deliveries before this one that failed: the client went away, or said so. ``x-delivery-count`` of AMQP."""
+        """Failed deliveries before this one: the client disconnected, or reported the failure. ``x-delivery-count`` of
+        AMQP."""
         self.priority = priority
         self.redelivered = redelivered
         """True if it was, or may have been, delivered before."""
@@ -41,13 +42,14 @@ class Outcome(enum.Enum):
     ACCEPT = "accept"
     """It was handled: it leaves the queue. AMQP 0-9-1's ack, AMQP 1.0's accepted."""
     REJECT = "reject"
-    """It leaves the queue and is dead-lettered, if the queue says where to. Reject and nack without requeue, rejected,
-    and modified with undeliverable-here."""
+    """It leaves the queue and is dead-lettered, if the queue names a dead-letter exchange. Reject and nack without
+    requeue, rejected, and modified with undeliverable-here."""
     REQUEUE = "requeue"
     """It goes back to its place in the queue, and counts as a failed delivery. Reject and nack with requeue, recover,
     modified with delivery-failed."""
     RELEASE = "release"
-    """It goes back to its place and no delivery counts as failed; it is flagged all the same. AMQP 1.0's released."""
+    """It goes back to its place, and the delivery does not count as failed; the next one is flagged as redelivered.
+    AMQP 1.0's released."""
 
 
 class Declared(NamedTuple):

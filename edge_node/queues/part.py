@@ -1,5 +1,5 @@
-"""Queues as a part of the node. Their code is loaded where a listener has them, or one had them before: what waits in
-them must not be lost."""
+"""Queues as a part of the node. Their code is loaded where a listener serves them, or one did before: messages that
+wait in them must not be lost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class QueuesPart(Part):
         self._queues = queues
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do."""
+        """Check the clients' rights again."""
         if self._queues is not None:
             self._queues.permissions_changed()
 
     async def close(self) -> None:
-        """End them."""
+        """Close the queues."""
         if self._queues is not None:
             self._queues.close()
 

@@ -20,40 +20,40 @@ from weft.edge_node.queues.topics import topic_of
 from weft.protocols.batch import HeaderPairs
 
 NEAR_BYTES = 1 << 20
-"""Room in a share below which each message is asked for: what a turn of the loop brings is not more."""
+"""Room in a share below which each message is checked against it: one turn of the loop does not bring more."""
 
 FURTHER_STEPS_MAX = 8_192
-"""Steps after which no further keys of a message are looked up (``Topology.steps``): ten milliseconds at most."""
+"""Steps after which no further keys of a message are looked up (``Topology.steps``): at most ten milliseconds."""
 
 
 class Published(NamedTuple):
-    """Way of a message, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
+    """Route of a message, for ``turn.add(route, topic, payload, source, flags, (*own, *headers))``."""
 
     route: Route | None
-    """None when nothing takes it, and nothing keeps what nothing takes (``unrouted: refuse``)."""
+    """None when nothing takes the message and unrouted ones are refused (``unrouted: refuse``)."""
     topic: bytes
     headers: HeaderPairs
-    """Headers that tell exchange and routing key, beside the message's own headers."""
+    """Headers with exchange and routing key, beside the message's own headers."""
     is_routed: bool
-    """True if a queue, a stream of the configuration or a subscriber takes the message. Otherwise a publisher of AMQP
-    that says ``mandatory`` gets it back."""
+    """True if a queue, a stream of the configuration or a subscriber takes the message. Otherwise an AMQP publisher
+    that sets ``mandatory`` gets it back."""
     is_rejected: bool
-    """True if a queue that it should go to is full: a publisher that wants confirms gets a nack, whatever others do."""
+    """True if one of its queues is full: a publisher that wants confirms gets a nack, even if other queues take it."""
     is_constant: bool
     """True if all further messages to this exchange with this key have the same answer, until ``Routing.forget``."""
     dead_letter_of: tuple[Queue, ...] = ()
-    """Full queues that want what they do not take to go on as a dead letter (``Queues.dead_letters_of``)."""
+    """Full queues whose rejected messages are dead-lettered (``Queues.dead_letters_of``)."""
 
 
 class ExchangePublishing:
-    """Finds the routes of publishes to exchanges. Event loop's thread only."""
+    """Routes of publishes to exchanges. Event loop's thread only."""
 
     def __init__(self, registry: Registry, admission: Admission, routing: Routing) -> None:
         self._registry = registry
         self._admission = admission
         self._routing = routing
         self._near: set[Owner] = set()
-        """Owners whose queues hold nearly all that they may."""
+        """Owners whose share of messages in queues is nearly used up."""
 
     def check_exchange(self, name: str) -> Exchange:
         """Return an exchange to which clients may publish.
@@ -75,11 +75,11 @@ class ExchangePublishing:
         size: int = 0,
         also: Sequence[str] = (),
     ) -> Published:
-        """Return where a message goes. Add it to the turn at once, if it is added.
+        """Return the route of a message. If it is added to the turn, add it at once.
 
         Args:
             name: of the exchange.
-            headers: of the message, as they are stored.
+            headers: of the message, in their stored form.
             size: bytes of the payload, for queues with a limit.
             also: further routing keys, whose queues get the message as well.
 
@@ -113,7 +113,7 @@ class ExchangePublishing:
         )  # fmt: skip
 
     def stored(self, queues: dict[Queue, None]) -> None:
-        """Ask for each message from now on where shares are nearly used up."""
+        """Check each message from now on where shares are nearly used up."""
         waiting = self._admission.waiting
         for queue in queues:
             owner = queue.definition.owner
@@ -161,7 +161,7 @@ class ExchangePublishing:
         return known.route
 
     def _reserve(self, bound: BoundQueues, size: int) -> tuple[BoundQueues | None, tuple[Queue, ...]]:
-        """Return the queues that take a message, the same as came in where all do, and those that are full."""
+        """Return the queues that take a message (``bound`` itself if all do), and the full ones."""
         full = {queue for queue in bound.queues if not self._admission.takes(queue, size)}
         if not full:
             return bound, ()
@@ -169,7 +169,7 @@ class ExchangePublishing:
         return self._registry.targets(frozenset(left), reserved=True), tuple(full)
 
     def _sends_on(self, queue: Queue, size: int) -> bool:
-        """Return whether what a full queue does not take is a dead letter."""
+        """Return whether a full queue dead-letters the messages that it rejects."""
         arguments = queue.definition.arguments
         return (
             arguments.overflow is Overflow.REJECT_PUBLISH_DLX

@@ -1,7 +1,7 @@
 """The queues of the node, as protocols use them: declare, bind, publish, consume, settle.
 
-A message that is for queues is a record of the stream ``weft-queues``, which names them, in the commit of its turn. It
-is let go when all of them are done with it. What is declared and settled are records of ``weft-queues-state``.
+A message for queues is a record of the stream ``weft-queues`` that names them, in the commit of its turn. The log may
+delete it once all of them are done with it. Declarations and settlements are records of ``weft-queues-state``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Queues:
         wheel: TimerWheel,
         wall_clock: Callable[[], int],
     ) -> None:
-        """Put together what the last run left. Reads the log, and blocks until that is done.
+        """Restore the state of the last run. Reads the log, and blocks until that is done.
 
         Args:
             wall_clock: ns since 1970.
@@ -117,8 +117,8 @@ class Queues:
     # --- publishing
 
     def dead_letters_of(self, published: Published, headers: HeaderPairs) -> list[tuple[Route, bytes, HeaderPairs]]:
-        """Return route, topic and headers of the dead letters that a publish is, for queues that did not take it. Add
-        them to the turn beside the message.
+        """Return route, topic and headers of a publish's dead letters, for queues that rejected it. Add them to the
+        turn beside the message.
 
         Args:
             headers: of the message, those of its exchange and routing key included.
@@ -139,17 +139,17 @@ class Queues:
         priority: int = 0,
         arguments: Mapping[str, Any] | None = None,
     ) -> Consumption:
-        """Have a queue's messages delivered to a consumer, as far as all its credit goes: from the end of this turn of
-        the loop on.
+        """Deliver a queue's messages to a consumer, as far as all its credit goes: from the end of this turn of the
+        loop on.
 
         Args:
             credit: may be shared by several consumers.
-            needs_acks: False settles what is sent.
-            arguments: ``x-priority`` is known; it wins over ``priority``.
+            needs_acks: False settles messages when they are sent.
+            arguments: ``x-priority`` overrides ``priority``; others are ignored.
 
         Raises:
-            QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED by access rules, and where one of the consumers wants
-                to be the only one; PRECONDITION_FAILED where an argument cannot be; TOO_MANY.
+            QueueError: NOT_FOUND, RESOURCE_LOCKED; ACCESS_REFUSED by access rules, and where one of the consumers is
+                exclusive; PRECONDITION_FAILED where an argument is invalid; TOO_MANY.
         """
         queue = self._registry.queue(client, name)
         if queue.consumptions and (exclusive or queue.consumptions.is_exclusive):
@@ -174,8 +174,8 @@ class Queues:
         return consumption
 
     def cancel(self, consumption: Consumption) -> None:
-        """Deliver nothing more to a consumer, or to one who waits for an answer to ``get`` and then has none. What it
-        was sent may still be settled."""
+        """End delivery to a consumer, or a ``get`` that waits, which then has no answer. Messages already sent may
+        still be settled."""
         queue = consumption.queue
         if not consumption.active:
             return
@@ -197,17 +197,17 @@ class Queues:
             self._unused.used(queue)
 
     def get(self, client: QueueClient, name: str, then: Got, *, needs_acks: bool = True) -> Consumption:
-        """Give a client one message of a queue, now or when it was read from the log.
+        """Send a client one message of a queue, now or once it is read from the log.
 
         Returns:
-            What the client waits by: active until it has its answer. ``cancel`` ends it.
+            The client's wait: active until it has its answer. ``cancel`` ends it.
 
         Raises:
             QueueError: NOT_FOUND, RESOURCE_LOCKED, ACCESS_REFUSED, TOO_MANY. ``then`` is not called.
         """
         self._turn.store()
         queue = self._registry.queue(client, name)
-        # Also one that wants no acknowledgement has its share while it waits: a client may send thousands at once.
+        # A get without acknowledgement takes a share, too, while it waits: a client may send thousands at once.
         self._contents.take_share(client.owner)
         self._unused.used(queue)
         consumption = Consumption(
@@ -222,19 +222,19 @@ class Queues:
         return consumption
 
     def settle(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries of one client: where they are many, some now and the rest in later turns of its owner.
-        Those that are not known any more are passed over: their queue was deleted, or their client has gone."""
+        """Settle deliveries of one client: some now and, if they are many, the rest in later turns of its owner.
+        Unknown ones are skipped: their queue was deleted, or their client has gone."""
         self._settling.settle(deliveries, outcome)
 
     def settle_together(self, deliveries: Sequence[Delivery], outcome: Outcome) -> None:
-        """Settle deliveries now, all in one commit: within ``log.together``, in that."""
+        """Settle deliveries now, all in one commit: within ``log.together``, in that one."""
         self._contents.settle(deliveries, outcome)
 
     # --- clients
 
     def gone(self, client: QueueClient) -> None:
-        """Take note that a connection has ended: its exclusive queues are deleted, its consumers cancelled, and what
-        they did not settle goes back to its queues."""
+        """End a connection's part: delete its exclusive queues, cancel its consumers, and put unsettled messages back
+        into their queues."""
         self._turn.store()
         self._leaving.begin(client)
 
@@ -244,11 +244,11 @@ class Queues:
         self.settle(unsettled, Outcome.REQUEUE)
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may read: queues, and their messages."""
+        """Check again which queues and messages clients may read."""
         self._expelling.begin()
 
     def close(self) -> None:
-        """Write what is left to write. Clients of queues have gone before."""
+        """Write the remaining changes. Clients of queues have gone before."""
         self._turn.store()
         self._leaving.finish()
         self._settling.finish()
@@ -260,10 +260,10 @@ class Queues:
         except LogError as error:
             logger.warning("the state of queues was not saved and is put together again at the next start: %s", error)
 
-    # --- what the ingest asks
+    # --- for the ingest
 
     def of_topic(self, topic: bytes) -> QueueTargets | None:
-        """Return the queues of a topic that clients of other protocols publish to: those of ``amq.topic``."""
+        """Return the queues of a topic that clients of other protocols publish to: the ones bound to ``amq.topic``."""
         topology = self._registry.topology
         exchange = topology.exchanges[TOPIC_EXCHANGE]
         if not exchange.bindings and exchange.definition.alternate is None:
@@ -281,7 +281,7 @@ class Queues:
         self._deliveries.before_store(first_seq, [each.queues for each in admitted if isinstance(each, QueueSet)])
 
     def stored(self, records: Records, admitted: Sequence[Admitted], now: int) -> None:
-        """Take messages into their queues, and deliver them."""
+        """Add messages to their queues, and deliver them."""
         self._admission.stored()
         due: dict[Queue, None] = {}
         first = -1
@@ -313,7 +313,8 @@ class Queues:
     # --- for publishers and transactions
 
     def remember(self, routes: Remembering) -> None:
-        """Have a connection forget what ``ExchangePublishing.route`` said is constant, once bindings are others."""
+        """Register a connection, which forgets the constant routes of ``ExchangePublishing.route`` once bindings
+        change."""
         self._registry.topology.remembering.add(routes)
 
     def leave(self, routes: Remembering) -> None:
@@ -321,17 +322,17 @@ class Queues:
         self._registry.topology.remembering.discard(routes)
 
     def flush(self) -> None:
-        """Write what was settled now, not at the end of the turn: within ``log.together``, in that commit.
+        """Write settlements now, not at the end of the turn: within ``log.together``, in that commit.
 
         Raises:
-            LogFailed: the log takes nothing more.
+            LogFailed: the log accepts no more records.
         """
         self._writer.flush()
 
     # --- facts
 
     def facts(self) -> dict[str, Any]:
-        """Return what status says."""
+        """Return the section of the status."""
         return self._facts.facts(self._registry.queues.values(), len(self._registry.topology.exchanges))
 
     # --- inside
@@ -365,7 +366,8 @@ class Queues:
             self._registry.remove_queue(queue)
 
     def _release(self) -> None:
-        """Let the log have the room of messages that no queue needs: after a commit, so that it knows it, too."""
+        """Release the room of messages that no queue needs: after a commit, so that the settlements are durable
+        first."""
         self._to_release, free = self._holders.take_free(), self._to_release
         if free:
             self._log.release(self.stream, free)

@@ -1,4 +1,4 @@
-"""The exchanges, queues and bindings that there are: declared, checked, kept and deleted."""
+"""The existing exchanges, queues and bindings: declared, checked, stored and deleted."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ from weft.storage.segment_log import LogError
 
 
 class Registry:
-    """All that is declared. Event loop's thread only.
+    """All declarations. Event loop's thread only.
 
-    What outlives a restart is in the log when the call returns, and durable with the next commit: answer after that.
+    A change that outlives a restart is in the log when the call returns, and durable with the next commit: answer after
+    that.
 
     Args:
         next_message: returns the number that the next message will get.
-        deleted: called with a queue that is no more, before its messages are let go.
-        next_round: calls back when it is an owner's turn.
+        deleted: called with a deleted queue, before its messages are released.
+        next_round: calls back at an owner's turn.
     """
 
     def __init__(
@@ -76,8 +77,7 @@ class Registry:
             yield queue.definition
 
     def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
-        """Yield the bindings that outlive a restart: together those from one exchange to one place, of which there may
-        be 65,536."""
+        """Yield the bindings that outlive a restart, grouped by exchange and destination: a group may have 65,536."""
         for exchange in self.topology.exchanges.values():
             if exchange.definition.durable:
                 yield from (each for each in exchange.bindings.values() if self._is_kept(next(iter(each))))
@@ -92,7 +92,7 @@ class Registry:
         queues: Iterable[QueueDefinition],
         bindings: Iterable[BindingDefinition],
     ) -> None:
-        """Take in what a start found."""
+        """Restore the declarations that a start read."""
         for exchange in exchanges:
             self._bounds.exchanges.hold(exchange.owner)
             self.topology.add_exchange(exchange)
@@ -106,10 +106,10 @@ class Registry:
                 self._bounds.hold_binding(owner, self.topology.exchange(binding.source), binding)
                 self.topology.restore(binding, owner)
 
-    # --- what routes ask
+    # --- for routes
 
     def targets(self, names: frozenset[str], *, reserved: bool) -> BoundQueues | None:
-        """Return what takes messages for queues; None when there are none of these names."""
+        """Return the receiver of messages for queues; None when no queue has one of these names."""
         found = [self.queues[name] for name in sorted(names) if name in self.queues]
         return BoundQueues(found, self._admission, reserved=reserved) if found else None
 
@@ -126,7 +126,7 @@ class Registry:
         auto_delete: bool,
         internal: bool,
     ) -> None:
-        """Declare an exchange; ``Queues.declare_exchange`` says more."""
+        """Declare an exchange; see ``Declarations.declare_exchange``."""
         check_not_default(name)
         if kind not in list(ExchangeKind):
             raise QueueError(
@@ -138,7 +138,7 @@ class Registry:
             *(client.owner if had is None else had.definition.owner),
         )  # fmt: skip
         if had is not None:
-            # Also of another user, without a right to it: that tells nothing which a publish does not.
+            # Also for another user's exchange, without a right to it: a publish shows as much.
             if had.definition != definition:
                 raise QueueError(
                     Reason.PRECONDITION_FAILED,
@@ -159,7 +159,7 @@ class Registry:
         self.topology.add_exchange(definition)
 
     def delete_exchange(self, client: QueueClient, name: str, *, if_unused: bool) -> None:
-        """Delete an exchange; nothing happens where there is none."""
+        """Delete an exchange; do nothing where there is none."""
         if name in PREDECLARED or name.startswith(OWN_NAMES):
             raise QueueError(Reason.ACCESS_REFUSED, f"the exchange {name!r} is the node's own and stays")
         exchange = self.topology.exchanges.get(name)
@@ -171,7 +171,7 @@ class Registry:
         self._unbind_all(*self._drop_exchange(exchange))
 
     def _drop_exchange(self, exchange: Exchange) -> tuple[Destination | None, Exchange]:
-        """Delete an exchange, whose bindings are still there: what leads to it, and itself."""
+        """Delete an exchange whose bindings still exist, and the routes to it."""
         definition = exchange.definition
         self.topology.remove_exchange(exchange)
         self.writer.gone(exchanges=[definition.name] if definition.durable else ())
@@ -179,8 +179,9 @@ class Registry:
         return self.topology.take_destination(definition.name, is_exchange=True), exchange
 
     def _unbind_all(self, to: Destination | None, exchange: Exchange | None = None) -> None:
-        """Have no message go by bindings of what was deleted, and delete exchanges that only had those. The bindings
-        are taken apart in turns: there may be 65,536. The log knows that they are gone since that is."""
+        """Stop routing by the bindings of a deleted queue or exchange, and delete auto-delete exchanges that had no
+        others. The bindings are removed in turns: there may be 65,536. The log needs no record of each: the deletion
+        implies them."""
         changed, waiting = set[str](), [(to, exchange)]
         while waiting:
             to, exchange = waiting.pop()
@@ -195,7 +196,7 @@ class Registry:
         self.topology.changed(changed)
 
     def _is_over(self, exchange: Exchange) -> bool:
-        """Return whether an exchange of which a binding was removed is to be deleted."""
+        """Return whether an exchange that lost a binding must be deleted."""
         return (
             exchange.definition.auto_delete
             and not exchange.bindings
@@ -208,7 +209,7 @@ class Registry:
         """Return a queue that a client may use.
 
         Args:
-            use: what for.
+            use: intended use.
 
         Raises:
             QueueError: access rules forbid it, there is none of that name, or it is exclusive to another connection.
@@ -233,7 +234,7 @@ class Registry:
         auto_delete: bool,
         own_name: str = SERVER_NAME,
     ) -> Queue:
-        """Declare a queue; ``Queues.declare_queue`` says more."""
+        """Declare a queue; see ``Declarations.declare_queue``."""
         arguments = queue_arguments(raw, durable=durable, exclusive=exclusive)
         if name in self.queues:
             queue = self.queue(client, name, DECLARE.by_any)
@@ -305,10 +306,10 @@ class Registry:
     def binding(
         self, source: str, destination: str, key: str, arguments: Mapping[str, Any], *, to_exchange: bool
     ) -> BindingDefinition:
-        """Return a binding as it is compared.
+        """Return a binding in the form in which bindings are compared.
 
         Raises:
-            QueueError: source or destination is the default exchange, or an argument cannot be.
+            QueueError: source or destination is the default exchange, or an argument is invalid.
         """
         if source == DEFAULT_EXCHANGE or (to_exchange and destination == DEFAULT_EXCHANGE):
             raise QueueError(
@@ -328,7 +329,7 @@ class Registry:
         )  # fmt: skip
 
     def bind(self, client: QueueClient, binding: BindingDefinition) -> None:
-        """Add a binding; nothing happens where it is there."""
+        """Add a binding; do nothing where it exists."""
         exchange = self.topology.exchange(binding.source)
         if exchange.kind is ExchangeKind.TOPIC:
             client.check_subscribe(filter_of(binding.key))
@@ -349,7 +350,7 @@ class Registry:
         self.topology.bind(binding, owner)
 
     def unbind(self, client: QueueClient, binding: BindingDefinition) -> None:
-        """Remove a binding; nothing happens where it is not there."""
+        """Remove a binding; do nothing where it does not exist."""
         if not self.topology.has(binding):
             return
         owner = self._owner_of(binding)
@@ -366,7 +367,7 @@ class Registry:
     # --- inside
 
     def _owner_of(self, binding: BindingDefinition) -> Owner:
-        """Return whom a binding is charged to: the owner of its destination."""
+        """Return the owner that a binding is charged to: the one of its destination."""
         if binding.to_exchange:
             return self.topology.exchanges[binding.destination].definition.owner
         return self.queues[binding.destination].definition.owner

@@ -10,18 +10,18 @@ from weft.edge_node.queues.topics import topic_of
 
 
 class Use(NamedTuple):
-    """Something that clients do with queues and exchanges."""
+    """Kind of use that clients make of queues and exchanges."""
 
     wanted: Permission
-    """Rights of which one is enough."""
+    """Sufficient rights: any one of them permits the use."""
     verb: str
     word: str
-    """Word of a rule that permits it."""
+    """Word of a rule that permits the use."""
 
     @property
     def by_any(self) -> Use:
-        """Return the same use for those with any right: of what is not there, and of what is declared as it is. Its
-        refusal does not tell whether there is a queue."""
+        """Return the same use, permitted by any right: for a name that does not exist, and for a repeated declaration.
+        Its refusal does not reveal whether there is a queue."""
         return self._replace(wanted=ALL)
 
 
@@ -37,9 +37,9 @@ def refusal(use: Use, name: str, what: str, *, is_denied: bool) -> QueueError:
 
     Args:
         what: ``queue`` or ``exchange``.
-        is_denied: whether a rule forbids it, against which no other helps.
+        is_denied: whether a deny rule forbids it, which no other rule overrides.
     """
-    # As a pattern of the rule has it, and safe for a terminal.
+    # In the form of the rule's pattern, and safe for a terminal.
     pattern = repr(topic_of("", name).replace("/", "."))[1:-1]
     if is_denied:
         return QueueError(Reason.ACCESS_REFUSED, f"access rules deny the user every use of {what} {pattern}")

@@ -1,7 +1,7 @@
 """Routing keys of AMQP as topics, and back.
 
-A key ``a.b.c`` is the topic ``a/b/c``, so that streams, access rules and subscribers of other protocols match it. What
-cannot be a topic is replaced, and the key as it was sent stands in a header.
+A key ``a.b.c`` is the topic ``a/b/c``, so that streams, access rules and subscribers of other protocols match it. A key
+that cannot be a topic is replaced, and a header has the key as sent.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from weft.protocols.batch import HeaderPairs
 EXCHANGE: Final = "amqp.exchange"
 """Header with the name of the exchange; messages without it came by ``TOPIC_EXCHANGE``."""
 ROUTING_KEY: Final = "amqp.routing-key"
-"""Header with the routing key as it was sent, where the topic does not say it."""
+"""Header with the routing key as sent, where it does not follow from the topic."""
 QUEUES: Final = "weft.queues"
 """Header of records in the stream of queued messages: the numbers of the queues that they are for. Not delivered."""
 DEATHS: Final = "amqp.deaths"
-"""Header with what dead-lettered the message (``deaths``)."""
+"""Header with the dead-letter history of the message (``deaths``)."""
 TOPIC_EXCHANGE: Final = "amq.topic"
 """Exchange to which every publish of other protocols goes."""
 _REPLACED = str.maketrans({".": "/", "+": "_", "#": "_", "\0": "_"})
@@ -26,7 +26,7 @@ _REPLACED = str.maketrans({".": "/", "+": "_", "#": "_", "\0": "_"})
 def topic_of(exchange: str, routing_key: str) -> str:
     """Return the topic of a message. An empty routing key stands for the name of the exchange."""
     topic = (routing_key or exchange).translate(_REPLACED)
-    # What begins with `$` is not for wildcards, and `$SYS` is the node's own.
+    # Topics that begin with `$` are not for wildcards, and `$SYS` is the node's own.
     return topic if topic and topic[0] != "$" else "_" + topic[1:]
 
 
@@ -57,7 +57,7 @@ def origin_of(topic: bytes, headers: HeaderPairs) -> tuple[str, str]:
 
 
 def filter_of(key: str) -> str:
-    """Return a filter of topics that has all that a binding key of a topic exchange matches."""
+    """Return a filter of topics that covers all topics that a binding key of a topic exchange matches."""
     words = key.split(".")
     if "#" in words:
         words = words[: words.index("#") + 1]

@@ -1,1 +1,1 @@
-"""One queue: what is in it, in which order, and who takes it."""
+"""One queue: its messages, their order and its readers."""

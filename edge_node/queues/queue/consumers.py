@@ -1,4 +1,4 @@
-"""The consumers of one queue, and whose turn it is."""
+"""The consumers of one queue, and their turns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ConsumerClient(Protocol):
     owner: Owner
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let it have messages of a topic."""
+        """Return whether access rules let it read messages of a topic."""
         ...
 
 
 class Consumer(Protocol):
-    """A consumer, as far as turns go; ``queue.Consumption`` is one."""
+    """A consumer, as turns need it; implemented by ``queue.Consumption``."""
 
     active: bool
     parked: bool
@@ -35,24 +35,24 @@ class Consumer(Protocol):
 
     @property
     def room(self) -> int:
-        """Return the number of messages that it takes now."""
+        """Return the number of messages that it can take now."""
         ...
 
     def wait(self) -> None:
-        """Go on once there is credit again."""
+        """Resume once there is credit again."""
 
 
 ConsumerT = TypeVar("ConsumerT", bound=Consumer)
 
 
 class Consumers(Generic[ConsumerT]):
-    """Consumers by turns: highest priority first, and of one priority the one that waited longest.
+    """Consumers by turns: highest priority first; within a priority, the one that waited longest.
 
-    Those that take nothing now are not looked at until they have credit again, so that a message costs the same
-    whether ten consumers have all that they may, or ten thousand.
+    Consumers without credit are set aside until they have some again, so that a message costs the same whether ten
+    consumers or ten thousand have used up theirs.
 
     Args:
-        single_active: one of them gets everything, and the next one when that has gone.
+        single_active: one of them gets all messages; the next one follows when it leaves.
     """
 
     __slots__ = ("_all", "_order", "_single_active")
@@ -61,7 +61,7 @@ class Consumers(Generic[ConsumerT]):
         self._single_active = single_active
         self._all: dict[ConsumerT, None] = {}
         self._order: list[ConsumerT] = []
-        """Those that may have credit, and some that have gone."""
+        """Consumers that may have credit, and some that have left."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -74,7 +74,7 @@ class Consumers(Generic[ConsumerT]):
 
     @property
     def is_exclusive(self) -> bool:
-        """Return whether there is one that wants to be the only one."""
+        """Return whether one of them is exclusive."""
         return len(self._all) == 1 and next(iter(self._all)).exclusive
 
     def add(self, consumption: ConsumerT) -> None:
@@ -83,23 +83,23 @@ class Consumers(Generic[ConsumerT]):
         self._insert(consumption)
 
     def remove(self, consumption: ConsumerT) -> None:
-        """Remove a consumer, which is not active any more."""
+        """Remove a consumer that has ended."""
         self._all.pop(consumption, None)
         if not self._all:
             self._order.clear()
 
     def wake(self, consumption: ConsumerT) -> None:
-        """Look at a consumer again: it may have credit."""
+        """Consider a consumer again: it may have credit."""
         if consumption.parked:
             consumption.parked = False
             self._insert(consumption)
 
     def may_anybody_read(self, topic: bytes) -> bool:
-        """Return whether access rules let one of them have messages of a topic."""
+        """Return whether access rules let one of them read messages of a topic."""
         return any(each.client.may_read(topic) for each in self._all)
 
     def room(self, most: int) -> int:
-        """Return how many messages they take now; when it is more than ``most``, about how many."""
+        """Return the number of messages that they can take now; beyond ``most`` it is approximate."""
         room = 0
         for each in self._order:
             if each.active:
@@ -109,11 +109,11 @@ class Consumers(Generic[ConsumerT]):
         return room
 
     def choose(self, topic: bytes | None, has_share: Callable[[Owner], bool]) -> ConsumerT | None:
-        """Return who gets the next message; None when none can take it now.
+        """Return the consumer that gets the next message; None when none can take it now.
 
         Args:
             topic: of the message; None when it is not known yet.
-            has_share: returns whether an owner may have one more unacknowledged message; asked once for each.
+            has_share: returns whether an owner may have one more unacknowledged message; called once for each.
         """
         order, at = self._order, 0
         full: set[Owner] = set()
@@ -142,7 +142,7 @@ class Consumers(Generic[ConsumerT]):
         return None
 
     def took(self, consumption: ConsumerT) -> None:
-        """Put one that got a message behind the others of its priority."""
+        """Move a consumer that got a message behind the others of its priority."""
         order = self._order
         if len(order) > 1 and not self._single_active:
             order.remove(consumption)  # it is one of the first
@@ -150,7 +150,7 @@ class Consumers(Generic[ConsumerT]):
 
     def _insert(self, consumption: ConsumerT) -> None:
         order, priority = self._order, consumption.priority
-        # The one that is active stays so, whatever the priority of others.
+        # The active consumer stays active, even if others have a higher priority.
         least = 0
         if self._single_active:
             while order and not order[0].active:

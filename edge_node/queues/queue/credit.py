@@ -1,4 +1,4 @@
-"""Credit: how many messages those who read queues may be sent before they say something."""
+"""Credit: the number of messages that a reader of queues may be sent before it acknowledges some or grants more."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ UNLIMITED: Final = 1 << 60
 
 
 class CreditWaiter(Protocol):
-    """One who could be given messages if there were credit."""
+    """A reader that waits for credit."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume."""
 
 
 class Credit:
     """Messages that may be sent. One credit may be shared by several consumers, such as those of a channel.
 
-    For a prefetch, ``comes_back`` is true: what is settled may be sent again. For credit of AMQP 1.0 it is false: the
-    peer gives more. A credit without limit that is held and freed stands for a socket.
+    For a prefetch, ``comes_back`` is true: each settled message frees its credit. For credit of AMQP 1.0 it is false:
+    the peer grants more. A credit without limit that is held and freed represents a socket.
     """
 
     __slots__ = ("_held", "_left", "_limit", "_waiting", "comes_back")
@@ -31,7 +31,7 @@ class Credit:
 
     @property
     def left(self) -> int:
-        """Return how many messages may be sent now."""
+        """Return the number of messages that may be sent now."""
         return 0 if self._held else self._left
 
     def take(self, count: int) -> None:
@@ -39,20 +39,20 @@ class Credit:
         self._left -= count
 
     def give(self, count: int) -> None:
-        """Allow for so many more. Consumers that waited for it go on."""
+        """Allow so many more messages. Consumers that waited for credit resume."""
         self._left += count
         self._resume()
 
     def set_limit(self, limit: int) -> None:
-        """Change the limit of a prefetch; what is unsettled counts against the new one. 0 means none, as in basic.qos.
-        For credit of AMQP 1.0: the peer allows for so many from now on."""
+        """Change the limit of a prefetch; unsettled messages count against the new one. 0 means no limit, as in
+        basic.qos. For credit of AMQP 1.0: the peer allows so many messages from now on."""
         limit = limit or (UNLIMITED if self.comes_back else 0)
         self._left = self._left + limit - self._limit if self.comes_back else limit
         self._limit = limit
         self._resume()
 
     def hold(self) -> None:
-        """Allow for none until ``free``."""
+        """Allow no messages until ``free``."""
         self._held = True
 
     def free(self) -> None:
@@ -61,11 +61,11 @@ class Credit:
         self._resume()
 
     def wait(self, consumer: CreditWaiter) -> None:
-        """Have a consumer go on when there is credit."""
+        """Resume a consumer when there is credit."""
         self._waiting[consumer] = None
 
     def forget(self, consumer: CreditWaiter) -> None:
-        """Forget one that waits for nothing any more."""
+        """Forget a reader that no longer waits."""
         self._waiting.pop(consumer, None)
 
     def _resume(self) -> None:

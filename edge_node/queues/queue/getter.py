@@ -1,4 +1,4 @@
-"""A client that asked for one message of a queue."""
+"""A client that requested one message of a queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.edge_node.queues.queue.queue import Queue
 from weft.edge_node.subscriptions.log_records import LogRecord
 
 Got = Callable[[tuple[Delivery, LogRecord, int] | None], None]
-"""Answer to ``Queues.get``: delivery, message, and how many are left; None from an empty queue."""
+"""Answer to ``Queues.get``: delivery, message, and number of messages left; None from an empty queue."""
 
 
 class Getter:
@@ -23,9 +23,9 @@ class Getter:
         self._then = then
 
     def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
-        """Give it on, with how many are left."""
+        """Pass the message on, with the number of messages left."""
         self._then((*batch[0], self._queue.count) if batch else None)
 
     def cancelled(self, _error: QueueError) -> None:
-        """Say that there is none: the queue is gone, or not for the client any more."""
+        """Answer that there is none: the queue was deleted, or the client may no longer read it."""
         self._then(None)

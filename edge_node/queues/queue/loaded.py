@@ -11,7 +11,7 @@ LOADED_ENTRY_BYTES = 512
 
 
 class LoadedMessages:
-    """The next messages of a queue, as far as there is room."""
+    """The next messages of a queue, as far as memory allows."""
 
     __slots__ = ("_gone", "_page", "_waits", "bytes", "messages")
 
@@ -30,25 +30,25 @@ class LoadedMessages:
             self.bytes += len(message.payload) + LOADED_ENTRY_BYTES
 
     def drop(self, seq: int) -> LogRecord | None:
-        """Return a message, which is not kept any more."""
+        """Remove a message and return it."""
         message = self.messages.pop(seq, None)
         if message is not None:
             self.bytes -= len(message.payload) + LOADED_ENTRY_BYTES
         return message
 
     def clear(self) -> None:
-        """Keep none."""
+        """Remove all."""
         self.messages.clear()
         self.bytes = 0
 
-    # --- what the log does not have any more
+    # --- messages that the log has deleted
 
     def is_gone(self, seq: int) -> bool:
-        """Return whether the log does not have a ready message any more."""
+        """Return whether the log has deleted a ready message."""
         return seq in self._gone
 
     def gone(self, seq: int) -> None:
-        """Note that the log does not have a ready message any more."""
+        """Note that the log has deleted a ready message."""
         self._gone[seq] = None
 
     def passed(self, seq: int) -> None:
@@ -56,27 +56,27 @@ class LoadedMessages:
         del self._gone[seq]
 
     def forget_gone(self) -> None:
-        """Forget all that are gone."""
+        """Forget all messages that are gone."""
         self._gone.clear()
 
     # --- reading
 
     @property
     def is_reading(self) -> bool:
-        """Return whether a page is read from the log."""
+        """Return whether a page is being read from the log."""
         return self._page is not None
 
     @property
     def may_read(self) -> bool:
-        """Return whether the next page may be read: none is, and nothing is waited for."""
+        """Return whether the next page may be read: no read is under way, and none has to wait."""
         return self._page is None and not self._waits
 
     def read(self, page: asyncio.Task[None]) -> None:
-        """Note that a page is read."""
+        """Note that the read of a page began."""
         self._page = page
 
     def was_read(self) -> None:
-        """Note that it is here, or could not be read."""
+        """Note that the read ended, with a page or an error."""
         self._page = None
 
     def wait(self) -> None:
@@ -84,5 +84,5 @@ class LoadedMessages:
         self._waits = True
 
     def go_on(self) -> None:
-        """Read again."""
+        """Allow reads again."""
         self._waits = False

@@ -1,4 +1,4 @@
-"""Marks in the log of what one queue delivered, so that a message that comes again after a crash is flagged."""
+"""Marks in the log about the deliveries of one queue, so that a message redelivered after a crash is flagged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from weft.edge_node.queues.message import Delivery
 from weft.edge_node.queues.queue.unsettled import Unsettled
 
 AHEAD_MAX = 1024
-"""Most messages that the log notes before they are delivered. After a crash, those that were not are flagged as
-redelivered all the same."""
+"""Maximum number of messages marked before they are delivered. After a crash they are flagged as redelivered, even
+those that were not delivered."""
 EXACT = 16
-"""Times that the log notes no more than what is delivered at once."""
+"""Number of marks, counted from the first, that cover only the messages delivered at once."""
 
 
 class DeliveryMarks:
@@ -18,8 +18,8 @@ class DeliveryMarks:
     | mark | is |
     | --- | --- |
     | ``durable`` | in the log: messages below it may go out |
-    | ``writing`` | on its way there; equal to ``durable`` or lower while none is |
-    | ``suspect`` | where ``durable`` was at the last crash: messages below it may have been delivered |
+    | ``writing`` | on its way to the log; equal to ``durable`` or lower while none is |
+    | ``suspect`` | position of ``durable`` at the last crash: messages below it may have been delivered |
     """
 
     __slots__ = ("_times", "attempts", "durable", "suspect", "writing")
@@ -28,10 +28,10 @@ class DeliveryMarks:
         self.durable = self.writing = self.suspect = 0
         self._times = 0
         self.attempts: dict[int, int] = {}
-        """Message -> failed deliveries, of those that came back. Changed by the methods alone."""
+        """Message that came back -> its failed deliveries. Changed by the methods alone."""
 
     def restore(self, suspect: int, attempts: dict[int, int]) -> None:
-        """Take in what a start found."""
+        """Restore the marks that a start read."""
         self.suspect, self.attempts = suspect, attempts
 
     @property
@@ -45,8 +45,8 @@ class DeliveryMarks:
         return max(self.durable, self.writing)
 
     def ahead(self, count: int) -> int:
-        """Return how many messages to mark where so many can be delivered. Those who go on taking a message or two at a
-        time would wait for the disk each time."""
+        """Return the number of messages to mark where ``count`` can be delivered. Marking ahead saves readers that take
+        a message or two at a time from waiting for the disk each time."""
         self._times += 1
         return max(count, min(1 << max(self._times - EXACT, 0), AHEAD_MAX))
 
@@ -67,7 +67,7 @@ class DeliveryMarks:
         return seq < self.suspect or seq in self.attempts
 
     def came_back(self, delivery: Delivery, *, failed: bool) -> int:
-        """Note that a message came back. Return how often its delivery failed."""
+        """Note that a message came back. Return the number of its failed deliveries."""
         attempts = self.attempts[delivery.seq] = delivery.attempts + failed
         return attempts
 
@@ -76,5 +76,5 @@ class DeliveryMarks:
         self.attempts.pop(seq, None)
 
     def only(self, unsettled: Unsettled) -> None:
-        """Forget all messages but those that are delivered."""
+        """Forget all messages except the delivered ones."""
         self.attempts = {seq: count for seq, count in self.attempts.items() if unsettled.has(seq)}

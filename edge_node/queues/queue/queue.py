@@ -1,4 +1,4 @@
-"""One queue, those who read it, and the clients that both belong to."""
+"""One queue, its readers, and the clients that both belong to."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Queue:
     | a message is | where | until it |
     | --- | --- | --- |
     | ready | ``ready``; perhaps in memory too, ``loaded`` | is the next and a reader takes it, expires, or is purged |
-    | withheld | ``ready.withheld`` | is offered again: there is another reader, or other access rules |
+    | withheld | ``ready.withheld`` | is offered again, after a new reader or new access rules |
     | delivered | ``unsettled``; below ``marks.durable`` | is settled: it leaves, is dead-lettered, or is ready again |
-    | dead-lettered | ``unsettled``, with no reader as holder | is stored where it goes to |
+    | dead-lettered | ``unsettled``, with no reader as holder | is stored at its destination |
     """
 
     __slots__ = ("client", "consumptions", "definition", "deleted", "dropped", "expires", "getters", "loaded", "lost",
@@ -54,17 +54,17 @@ class Queue:
         self.marks = DeliveryMarks()
         self.consumptions: Consumers[Consumption] = Consumers(single_active=definition.arguments.single_active)
         self.getters: list[Consumption] = []
-        """Clients that wait for one message each, or for word that there is none."""
+        """Clients that wait for one message each, or for the answer that there is none."""
         self.returning = 0
-        """Times that many messages are on their way back: nothing is delivered until all are there."""
+        """Number of batches of messages that are going back: nothing is delivered until all are back."""
         self.reserved = 0
-        """Messages that were accepted for a queue with a limit, and are not stored yet."""
+        """Messages accepted for a queue with a limit, and not stored yet."""
         self.expires = definition.arguments.message_ttl_ms is not None
         """True if some messages may expire."""
         self.timer: asyncio.TimerHandle | None = None
         """Timer of the next message's time to live."""
         self.lost = self.dropped = 0
-        """Messages that the log had no more, and that were not taken because the queue or a share was full."""
+        """Messages that the log had deleted, and messages rejected because the queue or a share was full."""
 
     @property
     def name(self) -> str:
@@ -78,12 +78,12 @@ class Queue:
 
     @property
     def kept(self) -> bool:
-        """Return whether the log keeps what becomes of the queue."""
+        """Return whether the log records changes of the queue."""
         return self.definition.kept
 
     @property
     def count(self) -> int:
-        """Return the number of ready messages, those that no reader of now may have included."""
+        """Return the number of ready messages, withheld ones included."""
         return self.ready.total
 
     def delete(self) -> None:
@@ -101,19 +101,19 @@ class Queue:
         return over_length or (arguments.bytes_max is not None and self.ready.bytes + more_bytes > arguments.bytes_max)
 
     def reserve(self) -> None:
-        """Note that a message was accepted, which will be stored."""
+        """Note that a message was accepted and will be stored."""
         self.reserved += 1
 
     def forget_reserved(self) -> None:
-        """Note that what was accepted is stored now, or was refused."""
+        """Note that the accepted messages are stored now, or were refused."""
         self.reserved = 0
 
     def refused(self) -> None:
-        """Count a message that was not taken."""
+        """Count a rejected message."""
         self.dropped += 1
 
     def add(self, message: LogRecord, priority: int) -> None:
-        """Take a new message in."""
+        """Add a new message."""
         self.ready.add(message.seq, min(priority, self.definition.arguments.priority_max), len(message.payload))
         if not self.expires and message.headers and any(name == EXPIRES for name, _ in message.headers):
             self.expires = True
@@ -123,23 +123,23 @@ class Queue:
         self.ready.put_back(delivery.seq, delivery.priority, delivery.size)
 
     def hold_back(self) -> None:
-        """Deliver nothing until as many ``go_on``: messages are on their way back."""
+        """Deliver nothing until the matching ``go_on``: messages are going back."""
         self.returning += 1
 
     def go_on(self) -> None:
-        """Deliver again, when this is the last."""
+        """Deliver again, if no other ``hold_back`` is open."""
         self.returning -= 1
 
     def restore(self, levels: Mapping[int, SeqRuns], others: Mapping[int, int], size: int) -> None:
-        """Take in the messages that a start found; see ``Ready.restore``."""
+        """Restore the messages that a start read; see ``Ready.restore``."""
         self.ready.restore(levels, others, size)
-        self.expires = self.expires or bool(self.count)  # it is not known of messages that were not read
+        self.expires = self.expires or bool(self.count)  # unknown for messages that were not read
 
     # --- out
 
     def take(self, seq: int) -> int:
-        """Take the next message. Return what it is charged with: its payload bytes, about those if it is not in
-        memory. The sum is right."""
+        """Take the next message. Return its charge: its payload bytes, or an estimate if it is not in memory. The sum
+        over the queue is exact."""
         ready = self.ready
         message = self.loaded.messages.get(seq)
         count = ready.total
@@ -153,7 +153,7 @@ class Queue:
         return size
 
     def lose(self, seq: int) -> int:
-        """Take the next message, which the log does not have any more; like ``take``."""
+        """Take the next message, which the log has deleted; like ``take``."""
         self.loaded.passed(seq)
         self.lost += 1
         return self.take(seq)
@@ -166,7 +166,7 @@ class Queue:
         return ready.runs()
 
     def set_timer(self, timer: asyncio.TimerHandle | None = None) -> None:
-        """Have another timer of the next message's time to live, or none."""
+        """Replace the timer of the next message's time to live; None stops it."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = timer
@@ -174,32 +174,32 @@ class Queue:
     # --- readers
 
     def ask(self, getter: Consumption) -> None:
-        """Have a client wait for a message."""
+        """Add a client that waits for a message."""
         self.getters.append(getter)
 
     def answered(self, getter: Consumption) -> None:
-        """Note that a client does not wait any more."""
+        """Note that a client no longer waits."""
         self.getters.remove(getter)
 
     def take_getters(self) -> list[Consumption]:
-        """Return the clients that wait, which do not any more."""
+        """Remove the clients that wait, and return them."""
         getters, self.getters = self.getters, []
         return getters
 
 
 class Consumer(Protocol):
-    """One who reads a queue: a consumer tag of AMQP 0-9-1, a receiving link of AMQP 1.0. Compared by identity."""
+    """A reader of a queue: a consumer tag of AMQP 0-9-1, a receiving link of AMQP 1.0. Compared by identity."""
 
     def deliver(self, batch: list[tuple[Delivery, LogRecord]]) -> None:
         """Send messages. Raise nothing, and call nothing of ``Queues`` before this returns."""
 
     def cancelled(self, error: QueueError) -> None:
-        """Take note that nothing more comes: the queue was deleted (NOT_FOUND), or access rules do not let the client
-        read it any more (ACCESS_REFUSED). Deliveries that are not settled are forgotten."""
+        """End: the queue was deleted (NOT_FOUND), or access rules no longer let the client read it (ACCESS_REFUSED).
+        Unsettled deliveries are forgotten."""
 
 
 class Consumption:
-    """A consumer at a queue, or a client that gets one message of it. ``Queues`` makes it."""
+    """A consumer at a queue, or a client that gets one message of it. Created by ``Queues``."""
 
     __slots__ = ("_resume", "active", "client", "consumer", "credits", "exclusive", "needs_acks", "parked", "priority",
                  "queue", "unsettled")  # fmt: skip
@@ -226,15 +226,15 @@ class Consumption:
         self.active = True
         """False once it was cancelled: its deliveries may still be settled."""
         self.parked = False
-        """True while it has no credit, so that its queue does not look at it."""
+        """True while it has no credit and its queue has set it aside."""
         self.unsettled: set[Delivery] = set()
         self._resume = resume
 
     @property
     def room(self) -> int:
-        """Return the number of messages that the consumer takes now."""
+        """Return the number of messages that the consumer can take now."""
         room = UNLIMITED
-        for credit in self.credits:  # a loop: asked for each message
+        for credit in self.credits:  # a loop: called for each message
             left = credit.left
             room = min(room, left)
         return room
@@ -245,7 +245,7 @@ class Consumption:
             credit.take(count)
 
     def wait(self) -> None:
-        """Go on once there is credit again."""
+        """Resume once there is credit again."""
         for credit in self.credits:
             if credit.left <= 0:
                 credit.wait(self)
@@ -259,13 +259,13 @@ class Consumption:
             self.client.consumptions.pop(self, None)
 
     def resume(self) -> None:
-        """Go on delivering: there is credit again."""
+        """Resume delivery: there is credit again."""
         if self.active:
             self.queue.consumptions.wake(self)
             self._resume(self.queue)
 
     def settled(self, delivery: Delivery) -> None:
-        """Forget a delivery, whose credit comes back."""
+        """Forget a delivery, and free its credit."""
         self.unsettled.discard(delivery)
         if not self.active and not self.unsettled:
             self.client.consumptions.pop(self, None)
@@ -278,8 +278,8 @@ class QueueClient:
     """One connection: exclusive queues, consumers and deliveries are its own. Compared by identity.
 
     Args:
-        owner: whom its queues and deliveries are charged to.
-        identity: None for a client that may do everything.
+        owner: owner that its queues and deliveries are charged to.
+        identity: None for a client with all rights.
     """
 
     __slots__ = ("consumptions", "exclusive", "identity", "owner")
@@ -290,10 +290,10 @@ class QueueClient:
         self.exclusive: dict[Queue, None] = {}
         """Queues that end with the connection."""
         self.consumptions: dict[Consumption, None] = {}
-        """Consumers, also cancelled ones of which deliveries are not settled."""
+        """Consumers, also cancelled ones with unsettled deliveries."""
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let the client have messages of a topic."""
+        """Return whether access rules let the client read messages of a topic."""
         return self.identity is None or self.identity.may_read(topic)
 
     def check_publish(self, topic: str) -> None:
@@ -306,7 +306,7 @@ class QueueClient:
             raise QueueError(Reason.ACCESS_REFUSED, f"access rules do not let the user publish to topic {topic!r:.200}")
 
     def check_subscribe(self, topic_filter: str) -> None:
-        """Check that the client may have messages of a filter.
+        """Check that the client may read messages of a filter.
 
         Raises:
             QueueError: access rules forbid it.
@@ -317,10 +317,10 @@ class QueueClient:
             )
 
     def check(self, use: Use, name: str, owner: Owner | None, what: str) -> None:
-        """Check that the client may use a queue or an exchange so.
+        """Check that the client may use a queue or an exchange in a certain way.
 
         Args:
-            owner: that declared it, and may do all; None where there is none of that name.
+            owner: that declared it, and has all rights; None where there is none of that name.
             what: ``queue`` or ``exchange``.
 
         Raises:
@@ -333,7 +333,7 @@ class QueueClient:
             raise refusal(use, name, what, is_denied=rights is None)
 
     def check_missing(self, name: str, use: Use) -> None:
-        """Check that the client may learn that there is no queue of a name. Those that the node gives cannot be
+        """Check that the client may learn that there is no queue of a name. Names that the node gives cannot be
         guessed.
 
         Raises:
@@ -343,10 +343,10 @@ class QueueClient:
             self.check(use.by_any, name, None, "queue")
 
     def check_source(self, exchange: ExchangeDefinition) -> None:
-        """Check that the client may bind to an exchange. Where bindings name topics, those are asked for instead, as
-        they are of the exchanges that are always there.
+        """Check that the client may bind to an exchange. Where bindings name topics, the rules for topics apply
+        instead, as for the predeclared exchanges.
 
-        Who may bind to an exchange that ends with its last binding may end it, whatever the binding says.
+        A client that may bind to an auto-delete exchange may also end it, by removing the last binding.
 
         Raises:
             QueueError: access rules forbid it.
@@ -355,9 +355,9 @@ class QueueClient:
             self.check(READ, exchange.name, exchange.owner, "exchange")
 
     def check_target(self, exchange: ExchangeDefinition | None) -> None:
-        """Check that the client may publish to an exchange, whatever the topic. Where routing keys say who gets a
-        message, the key's topic is asked for alone; elsewhere any topic that the publisher may use would do for all
-        queues of the exchange.
+        """Check that the client may publish to an exchange with any topic. Where routing keys decide who gets a
+        message, only the rules for the key's topic apply; elsewhere one permitted topic would reach all queues of the
+        exchange.
 
         Raises:
             QueueError: access rules forbid it.

@@ -10,18 +10,19 @@ from weft.edge_node.queues.queue.runs import SeqRuns
 
 
 class _Level:
-    """Messages of one priority."""
+    """Ready messages of one priority."""
 
     __slots__ = ("fresh", "returned")
 
     def __init__(self) -> None:
         self.fresh = SeqRuns()
         self.returned: list[int] = []
-        """A heap of those that were taken and came back. Each is older than all fresh ones: it was taken first."""
+        """Heap of messages that were taken and came back. Each is older than all fresh ones: it was taken before
+        them."""
 
 
 class Ready:
-    """Numbers of messages by priority, and within one by age. What comes back goes to its former place."""
+    """Numbers of messages by priority, and within one by age. A message that comes back regains its place."""
 
     __slots__ = ("_levels", "bytes", "count", "withheld")
 
@@ -29,15 +30,16 @@ class Ready:
         self._levels: dict[int, _Level] = {}
         """Highest first."""
         self.count = 0
-        """Messages that are next for any reader."""
+        """Number of messages ready for any reader."""
         self.bytes = 0
-        """Payload bytes of all, about those of each that is not in memory; the sum is right."""
+        """Payload bytes of all messages. The size of a message that is not in memory is an estimate; the sum is
+        exact."""
         self.withheld: list[tuple[int, int]] = []
-        """Number and priority of those that no reader of now may have. Changed by the methods alone."""
+        """Number and priority of messages that no present reader may have. Changed by the methods alone."""
 
     @property
     def total(self) -> int:
-        """Return the number of messages, those withheld included."""
+        """Return the number of messages, withheld ones included."""
         return self.count + len(self.withheld)
 
     def __len__(self) -> int:
@@ -70,11 +72,11 @@ class Ready:
         self.count += 1
 
     def restore(self, levels: Mapping[int, SeqRuns], others: Mapping[int, int], size: int) -> None:
-        """Take in what a start found.
+        """Restore the messages that a start read.
 
         Args:
             levels: priority -> messages in their order.
-            others: message -> priority, of those outside of that order.
+            others: message outside of that order -> priority.
             size: payload bytes of all.
         """
         for priority, runs in levels.items():
@@ -100,14 +102,14 @@ class Ready:
         self._pop()
 
     def withhold(self) -> int:
-        """Put the next message aside until ``offer``. Return its number."""
+        """Set the next message aside until ``offer``. Return its number."""
         seq, priority = self.peek()
         self._pop()
         self.withheld.append((seq, priority))
         return seq
 
     def offer(self) -> None:
-        """Put those withheld back to their places."""
+        """Put withheld messages back to their places."""
         withheld, self.withheld = self.withheld, []
         for seq, priority in withheld:
             self._return(seq, priority)
@@ -127,12 +129,12 @@ class Ready:
         return list(islice(self, count))
 
     def levels(self) -> Iterator[tuple[int, SeqRuns, list[int]]]:
-        """Yield priority, fresh messages, and those that came back, of each priority."""
+        """Yield for each priority its number, its fresh messages and those that came back."""
         for priority, level in self._levels.items():
             yield priority, level.fresh, level.returned
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield [first, end) of all messages, those withheld included."""
+        """Yield [first, end) of all messages, withheld ones included."""
         for level in self._levels.values():
             yield from level.fresh.runs()
             for seq in level.returned:
@@ -141,7 +143,7 @@ class Ready:
             yield seq, seq + 1
 
     def span(self) -> tuple[int, int]:
-        """Return first and end of the numbers of all messages, of which there is one."""
+        """Return first and end of the numbers of all messages. There must be one."""
         ends = [seq for seq, _ in self.withheld]
         for level in self._levels.values():
             if level.fresh.count:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 _DEAD_MAX = 1024
-"""Runs taken from the front whose room is given back at once."""
+"""Number of runs taken from the front after which their memory is freed."""
 _CHUNK = 32_768
 """Runs that are written at a time: half a megabyte."""
 
@@ -14,8 +14,8 @@ _CHUNK = 32_768
 class SeqRuns:
     """Ascending numbers, taken from the front and added at the end.
 
-    Neighbours are one run of 16 bytes: a queue that has a stream for itself takes next to nothing whatever its length,
-    one of many that messages go to by turns 16 bytes a message.
+    Neighbours are one run of 16 bytes: a queue that gets every message takes next to nothing at any length; one of many
+    that get messages by turns takes 16 bytes a message.
     """
 
     __slots__ = ("_counts", "_firsts", "_head", "count")
@@ -86,7 +86,7 @@ class SeqRuns:
         return seq
 
     def clear(self) -> None:
-        """Take all."""
+        """Remove all numbers."""
         del self._firsts[:], self._counts[:]
         self._head = self.count = 0
 

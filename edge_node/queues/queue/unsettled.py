@@ -1,4 +1,4 @@
-"""Messages of one queue that were delivered and are not settled."""
+"""Messages of one queue that are delivered and not settled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Unsettled:
         self.bytes -= delivery.size
 
     def first(self, count: int) -> list[Delivery]:
-        """Return the deliveries that are held longest."""
+        """Return the oldest deliveries."""
         return list(islice(self._deliveries.values(), count))
 
     def has(self, seq: int) -> bool:

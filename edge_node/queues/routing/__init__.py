@@ -1,1 +1,1 @@
-"""The way of messages to queues: exchanges, bindings, and what is remembered of them."""
+"""Routing of messages to queues: exchanges, bindings, and remembered look-ups."""

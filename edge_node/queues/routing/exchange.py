@@ -1,4 +1,4 @@
-"""One exchange: its bindings, and which of them a message matches."""
+"""One exchange: its bindings, and the matching of messages against them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from weft.edge_node.queues.routing.patterns import PatternTree
 
 
 class Destination:
-    """A queue or an exchange that something is bound to, as long as it is there. Compared by identity: another may have
-    its name while its bindings are taken apart."""
+    """A queue or an exchange as destination of bindings, as long as it exists. Compared by identity: another may have
+    its name while its bindings are being removed."""
 
     __slots__ = ("gone", "is_exchange", "name", "owner", "sources")
 
     def __init__(self, name: str, owner: Owner, *, is_exchange: bool) -> None:
         self.name = name
         self.owner = owner
-        """Owner to whom the bindings that lead here are charged."""
+        """Owner that the bindings to this destination are charged to."""
         self.is_exchange = is_exchange
         self.sources: dict[Exchange, None] = {}
-        """Exchanges from which bindings lead here."""
+        """Exchanges with bindings to this destination."""
         self.gone = False
-        """True once it was deleted: messages do not go there, whatever is bound."""
+        """True once it was deleted: messages do not go there, although bindings may remain."""
 
 
 class Exchange:
@@ -37,7 +37,7 @@ class Exchange:
         self.definition = definition
         self.bindings: dict[Destination, dict[BindingDefinition, None]] = {}
         self.known: dict[str, Any] = {}
-        """Routing key -> where its messages go, as far as was asked; ``Topology`` keeps it."""
+        """Routing key -> remembered result of its look-up; maintained by ``Topology``."""
         self.steps = 0
         """Cost of the last look-up."""
         self._by_key: dict[str, dict[Destination, int]] = {}
@@ -56,7 +56,7 @@ class Exchange:
         return self.definition.kind
 
     def add(self, binding: BindingDefinition, to: Destination) -> None:
-        """Add a binding that is not there."""
+        """Add a binding that does not exist yet."""
         self.bindings.setdefault(to, {})[binding] = None
         to.sources[self] = None
         if self.kind is ExchangeKind.DIRECT:
@@ -69,7 +69,7 @@ class Exchange:
             self._by_headers.add(binding.values, to)
 
     def remove(self, binding: BindingDefinition, to: Destination) -> None:
-        """Remove a binding that is there."""
+        """Remove an existing binding."""
         found = self.bindings[to]
         del found[binding]
         if not found:
@@ -77,12 +77,12 @@ class Exchange:
         self.forget(binding, to)
 
     def take(self, to: Destination) -> dict[BindingDefinition, None]:
-        """Take the bindings that lead somewhere out of ``bindings``, however many they are. ``forget`` each."""
+        """Remove all bindings to a destination from ``bindings`` at once, and return them. Call ``forget`` for each."""
         del to.sources[self]
         return self.bindings.pop(to)
 
     def forget(self, binding: BindingDefinition, to: Destination) -> None:
-        """Have no message find a binding."""
+        """Remove a binding from the look-up tables."""
         if self.kind is ExchangeKind.DIRECT:
             found = self._by_key[binding.key]
             _count(found, to, -1)
@@ -96,7 +96,7 @@ class Exchange:
             self._by_headers.remove(binding.values, to)
 
     def match(self, key: str, headers: Mapping[str, Any]) -> set[Destination]:
-        """Return where a message goes from here; what is ``gone`` may be among it."""
+        """Return the destinations of a message; some may be ``gone``."""
         if self.kind is ExchangeKind.DIRECT:
             found = set(self._by_key.get(key, ()))
         elif self.kind is ExchangeKind.FANOUT:
@@ -113,7 +113,7 @@ class Exchange:
         return found
 
     def stands_at(self, binding: BindingDefinition) -> list[tuple[Pair, int]]:
-        """Return where a binding of a headers exchange stands or would stand, and what it costs there."""
+        """Return the places of a binding in a headers exchange, present or future, and its cost at each."""
         return self._by_headers.stands_at(binding.values)
 
 

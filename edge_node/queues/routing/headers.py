@@ -9,11 +9,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 MATCHES = frozenset({"all", "any", "all-with-x", "any-with-x"})
-"""Values of ``x-match``. Without ``-with-x``, headers that begin with ``x-`` are not looked at."""
+"""Values of ``x-match``. Without ``-with-x``, headers that begin with ``x-`` are ignored."""
 PAIRS_PER_STEP = 8
-"""Headers that are compared in the time of a step."""
+"""Number of headers compared in the time of a step."""
 Pair = tuple[str, Hashable]
-"""Name of a header, and its value (``_key``); None for a header that only has to be there."""
+"""Name of a header, and its value (``_key``); None for a header that only has to exist."""
 
 
 class HeadersMatch(NamedTuple):
@@ -24,7 +24,7 @@ class HeadersMatch(NamedTuple):
 
 
 def headers_match(arguments: Mapping[str, Any]) -> HeadersMatch:
-    """Return what a binding's arguments say to a headers exchange; ``x-match`` is in ``MATCHES`` or not there."""
+    """Return the meaning of a binding's arguments in a headers exchange; ``x-match`` is in ``MATCHES`` or not there."""
     how = str(arguments.get("x-match", "all"))
     looks = how.endswith("-with-x")
     pairs = (
@@ -36,7 +36,7 @@ def headers_match(arguments: Mapping[str, Any]) -> HeadersMatch:
 
 
 class _Place(Generic[T]):
-    """Bound things at one header and its value."""
+    """Bound things stored at one header and its value."""
 
     __slots__ = ("all", "any")
 
@@ -44,26 +44,26 @@ class _Place(Generic[T]):
         self.any: dict[T, int] = {}
         """Bound things that need no other header -> number of times."""
         self.all: dict[frozenset[Pair], dict[T, int]] = {}
-        """All that is needed -> bound things, and number of times."""
+        """Set of required headers -> bound things -> number of times."""
 
 
 class HeadersBindings(Generic[T]):
-    """Arguments of bindings, and what is bound by them.
+    """Arguments of bindings, and the things bound by them.
 
-    A binding that wants all of its headers stands at the one of them that fewest others stand at, so a message is held
-    against those that share it, and not against all. Bindings that want the same stand together.
+    A binding that requires all of its headers is stored at the header that the fewest others share. So a message is
+    compared only with bindings at its own headers, not with all. Bindings with equal requirements are stored together.
     """
 
     def __init__(self) -> None:
         self._places: dict[Pair, _Place[T]] = {}
         self._everything: dict[T, int] = {}
         self._where: dict[frozenset[Pair], Pair] = {}
-        """Pairs of a binding that wants all of them -> the pair at which it stands."""
+        """Pairs of a binding that requires all of them -> the pair at which it is stored."""
         self.steps = 0
-        """Headers and bindings that the last look-up looked at; a comparison counts twice."""
+        """Number of headers and bindings examined by the last look-up; a comparison counts twice."""
 
     def add(self, arguments: Mapping[str, Any], bound: T) -> None:
-        """Bind something; the same again counts."""
+        """Bind something; repeated calls are counted."""
         match = headers_match(arguments)
         if match.matches_any:
             for pair in match.pairs:
@@ -75,7 +75,7 @@ class HeadersBindings(Generic[T]):
             _count(self._place(where).all.setdefault(match.pairs, {}), bound, 1)
 
     def remove(self, arguments: Mapping[str, Any], bound: T) -> None:
-        """Take back what ``add`` did, once."""
+        """Undo one ``add``."""
         match = headers_match(arguments)
         if match.matches_any:
             for pair in match.pairs:
@@ -92,7 +92,7 @@ class HeadersBindings(Generic[T]):
                 self._leave(where)
 
     def match(self, headers: Mapping[str, Any]) -> set[T]:
-        """Return what is bound by arguments that match a message's headers."""
+        """Return the things bound by arguments that match a message's headers."""
         found = set(self._everything)
         steps = len(found) + len(headers)
         had: set[Pair] = {(name, None) for name in headers}
@@ -109,8 +109,8 @@ class HeadersBindings(Generic[T]):
         return found
 
     def stands_at(self, arguments: Mapping[str, Any]) -> list[tuple[Pair, int]]:
-        """Return the pairs at which a binding stands or would stand, each with what looking at it there costs; none
-        where it is the only thing that is looked at."""
+        """Return the pairs at which a binding is or would be stored, each with the cost of examining it there; empty
+        where it is the only thing examined."""
         pairs, matches_any = headers_match(arguments)
         if len(pairs) <= 1:
             return []
@@ -122,7 +122,7 @@ class HeadersBindings(Generic[T]):
         return self._where.get(pairs) or min(pairs, key=self._crowd)
 
     def _crowd(self, pair: Pair) -> tuple[int, str]:
-        """Return how many others stand at a pair, and its name, so that the answer is always the same."""
+        """Return the number of others at a pair, and its name, which makes the choice deterministic."""
         place = self._places.get(pair)
         return 0 if place is None else len(place.all), pair[0]
 
@@ -139,12 +139,12 @@ class HeadersBindings(Generic[T]):
 
 
 def _key(value: Any) -> Hashable:
-    """Return the same for values that are equal in a table of AMQP, and never None."""
+    """Return a key that is the same for values that are equal in a table of AMQP, and never None."""
     if isinstance(value, bool):
-        return (value,)  # True is 1 in Python, and not in a table of AMQP
+        return (value,)  # True equals 1 in Python, but not in a table of AMQP
     if isinstance(value, int | float | str | bytes) and not (isinstance(value, float) and isnan(value)):
         return value
-    # Arrays and tables: no header of a stored message is one. And what is no number, which does not equal itself.
+    # Arrays and tables never match: a stored message has no such headers. NaN does not equal itself.
     return (repr(value),)
 
 

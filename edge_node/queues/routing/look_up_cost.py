@@ -1,17 +1,17 @@
-"""Bound on what one look-up of a message's way can cost because of bindings, whatever its routing key and headers.
+"""Bound on the cost that bindings add to one look-up of a message's queues, for any routing key and headers.
 
-*Topic exchanges.* The shape of a pattern says of each word whether it is ``*``. Of all beginnings of patterns that have
-one shape, a key passes at most one node of the tree: so it passes as many nodes as there are shapes, whatever the
+*Topic exchanges.* The shape of a pattern is the list of its words, each ``*`` or not. Among all prefixes of patterns
+with one shape, a key passes at most one node of the tree: so it passes as many nodes as there are shapes, for any
 number of bindings. Behind ``#`` the same holds for each word of the key. Behind a second ``#``, several nodes of one
-shape may be passed with one word, but only one of the words that follow a node: those count by what stands before them.
-Shapes of up to ``COMMON_WORDS`` words with up to ``COMMON_STARS`` of them ``*`` are free: 14 nodes, and no more.
+shape may be passed with one word, but only one of the words that follow a node: such patterns count by their prefix.
+Shapes of up to ``COMMON_WORDS`` words with up to ``COMMON_STARS`` of them ``*`` are free: at most 14 nodes.
 
-*Headers exchanges.* A binding that wants several headers stands at one of them, and is held against each message that
-has it. A message has one value of each header. So of all values of a header those count at which most bindings stand;
-the first at each is free, as a message takes time for each of its headers anyway. A binding that wants any of several
-headers is found once more at each.
+*Headers exchanges.* A binding that requires several headers is stored at one of them, and compared with each message
+that has it. A message has one value of each header. So among all values of a header the one with the most bindings
+counts; the first binding at each is free, as a message takes time for each of its headers anyway. A binding that
+requires any of several headers is found once more at each.
 
-Each cost is charged to the owner of what the bindings lead to.
+Each cost is charged to the owner of the bindings' destination.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from weft.edge_node.queues.routing.patterns import words_of
 COMMON_WORDS = 4
 COMMON_STARS = 1
 LOOP_STEPS = 32
-"""Steps that are counted for what is looked at with every word of a key: few keys have more words."""
+"""Number of steps counted for a node that is examined with every word of a key: few keys have more words."""
 
 _Cost = tuple[Exchange, Hashable]
 
 
 class LookUpCost:
-    """Account of what the bindings of all owners can cost a look-up. Event loop's thread only.
+    """Account of the cost that the bindings of all owners add to a look-up. Event loop's thread only.
 
     Args:
         total: steps beside the common ones that one look-up may take, because of all owners together.
         share: the same because of one owner.
-        refusals: counts what is refused.
+        refusals: counts refusals.
     """
 
     def __init__(self, total: int, share: int, refusals: Refusals) -> None:
         self.total = total
         self.share = min(share, total)
         self.used = 0
-        """Steps beside the common ones that one look-up takes at most."""
+        """Maximum number of steps of one look-up beside the common ones."""
         self._refusals = refusals
         self._owners: dict[Owner, dict[_Cost, int]] = {}
-        """Owner -> its costs -> how many of its bindings have each."""
+        """Owner -> its costs -> number of its bindings with each."""
         self._taken: dict[Owner, int] = {}
         self._all: dict[_Cost, int] = {}
-        """Cost -> how many owners are charged with it."""
+        """Cost -> number of owners charged with it."""
         self._standing: dict[tuple[Exchange, Pair, Owner], int] = {}
-        """Header and value -> what an owner's bindings that stand there cost."""
+        """Header and value -> cost of an owner's bindings stored there."""
 
     def of(self, owner: Owner) -> int:
-        """Return the steps that an owner is charged with."""
+        """Return the steps charged to an owner."""
         return self._taken.get(owner, 0)
 
     def take(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> bool:
-        """Charge an owner with a binding, before the exchange has it, if both bounds allow it. Return whether they do;
-        a refusal is counted."""
+        """Charge an owner with a binding, before the exchange has it, if both bounds allow it. Return whether they do,
+        and count a refusal."""
         places = _places(exchange, binding)
         costs = list(self._costs(owner, exchange, binding, places, 1))
         setting = self._exceeded(owner, costs)
@@ -73,12 +73,12 @@ class LookUpCost:
         return True
 
     def hold(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
-        """Charge an owner with a binding whatever the bounds say, before the exchange has it."""
+        """Charge an owner with a binding regardless of the bounds, before the exchange has it."""
         places = _places(exchange, binding)
         self._hold(owner, exchange, self._costs(owner, exchange, binding, places, 1), places)
 
     def free(self, owner: Owner, exchange: Exchange, binding: BindingDefinition) -> None:
-        """Give back what a binding was charged with, while the exchange still has it."""
+        """Release the cost of a binding, while the exchange still has it."""
         own = self._owners.get(owner, {})
         places = _places(exchange, binding)
         for cost, steps in self._costs(owner, exchange, binding, places, -1):
@@ -101,7 +101,7 @@ class LookUpCost:
                 del self._standing[place]
 
     def _exceeded(self, owner: Owner, costs: list[tuple[_Cost, int]]) -> str | None:
-        """Return the setting that leaves an owner no room for more, None if there is room."""
+        """Return the setting that leaves an owner no more room; None if there is room."""
         own = self._owners.get(owner, {})
         new = [(cost, steps) for cost, steps in costs if cost not in own]
         if not new:
@@ -138,7 +138,7 @@ class LookUpCost:
         places: list[tuple[Pair, int]],
         change: int,
     ) -> Iterator[tuple[_Cost, int]]:
-        """Yield what a binding costs that is about to come (1) or go (-1), each with its steps."""
+        """Yield the costs of a binding that is about to be added (1) or removed (-1), each with its steps."""
         if exchange.kind is ExchangeKind.TOPIC:
             for shape, steps in _of_pattern(binding.key):
                 yield (exchange, shape), steps
@@ -150,19 +150,19 @@ class LookUpCost:
 
 
 def _places(exchange: Exchange, binding: BindingDefinition) -> list[tuple[Pair, int]]:
-    """Return where a binding by headers stands or would stand, and the steps that it costs there."""
+    """Return the places at which a binding by headers is or would be stored, and its steps at each."""
     return exchange.stands_at(binding) if exchange.kind is ExchangeKind.HEADERS else []
 
 
 def _of_pattern(pattern: str) -> Iterator[tuple[Hashable, int]]:
-    """Yield shapes of a pattern's beginnings, and the steps of each."""
+    """Yield the shapes of a pattern's prefixes, and the steps of each."""
     words = words_of(pattern)
     if len(words) <= COMMON_WORDS and words.count("*") <= COMMON_STARS and "#" not in words[:-1]:
         return
     shape, stars, loops = "", 0, 0
     for at, word in enumerate(words):
         if loops > 1:
-            # By what stands before it: another such binding may cost more, also where its shape is the same.
+            # Counted by its prefix: another such binding may cost more, even with the same shape.
             yield (".".join(words[:at]), word if word in {"*", "#"} else "w"), LOOP_STEPS
             continue
         shape += word if word in {"*", "#"} else "w"

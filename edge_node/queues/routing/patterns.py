@@ -13,15 +13,15 @@ class _Node(Generic[T]):
 
     def __init__(self) -> None:
         self.words: dict[str, _Node[T]] | None = None
-        """Word -> what follows it; None for no word, which is what most nodes have."""
+        """Word -> node that follows it; None without any, as in most nodes."""
         self.star: _Node[T] | None = None
         self.loop: _Node[T] | None = None
-        """Node of ``#``, which takes further words."""
+        """Node of ``#``, which matches further words."""
         self.bound: dict[T, int] | None = None
         """Bound things with the key that ends here -> number of times."""
 
     def get(self, word: str) -> _Node[T] | None:
-        """Return what follows a word of a pattern."""
+        """Return the node that follows a word of a pattern."""
         if word == "*":
             return self.star
         if word == "#":
@@ -29,7 +29,7 @@ class _Node(Generic[T]):
         return None if self.words is None else self.words.get(word)
 
     def set(self, word: str, node: _Node[T] | None) -> None:
-        """Have something, or nothing any more, follow a word of a pattern."""
+        """Set the node that follows a word of a pattern; None removes it."""
         if word == "*":
             self.star = node
         elif word == "#":
@@ -56,19 +56,19 @@ class _Node(Generic[T]):
 
 
 class PatternTree(Generic[T]):
-    """Patterns and what is bound by them.
+    """Patterns and the things bound by them.
 
     A look-up follows all patterns side by side, word by word. It takes time for the nodes that match on the way, and
-    for each ``#`` that something stands behind, with every word that follows it. ``look_up_cost`` bounds both.
+    for each ``#`` that is not the last word, with every word that follows it. ``look_up_cost`` bounds both.
     """
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
         self.steps = 0
-        """Nodes that the last look-up passed."""
+        """Number of nodes that the last look-up passed."""
 
     def add(self, pattern: str, bound: T) -> None:
-        """Bind something by a pattern; the same again counts."""
+        """Bind something by a pattern; repeated calls are counted."""
         node = self._root
         for word in words_of(pattern):
             found = node.get(word)
@@ -81,7 +81,7 @@ class PatternTree(Generic[T]):
         node.bound[bound] = node.bound.get(bound, 0) + 1
 
     def remove(self, pattern: str, bound: T) -> None:
-        """Take back what ``add`` did, once."""
+        """Undo one ``add``."""
         node, way = self._root, list[tuple[_Node[T], str]]()
         for word in words_of(pattern):
             way.append((node, word))
@@ -101,7 +101,7 @@ class PatternTree(Generic[T]):
             node = parent
 
     def match(self, key: str) -> set[T]:
-        """Return what is bound by patterns that match a key."""
+        """Return the things bound by patterns that match a key."""
         active = [self._root]
         loops: dict[_Node[T], None] = {}
         waiting: list[_Node[T]] = []
@@ -115,7 +115,7 @@ class PatternTree(Generic[T]):
                     if loop.goes_on:
                         waiting.append(loop)
             steps += len(active) + len(waiting)
-            # A node has one parent, and so comes up once with each word.
+            # A node has one parent, so each word reaches it once.
             for nodes in (active, waiting):
                 for node in nodes:
                     if node.words is not None and (found := node.words.get(word)) is not None:
@@ -132,7 +132,7 @@ class PatternTree(Generic[T]):
 
 
 def words_of(pattern: str) -> list[str]:
-    """Return the words of a pattern. ``#.#`` matches what ``#`` does: one of them, so that the tree has no chains to
-    follow for nothing."""
+    """Return the words of a pattern. ``#.#`` matches the same as ``#`` and is reduced to it, so that the tree has no
+    redundant chains."""
     words = pattern.split(".") if pattern else []
     return [word for at, word in enumerate(words) if word != "#" or not at or words[at - 1] != "#"]

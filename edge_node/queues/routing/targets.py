@@ -1,4 +1,4 @@
-"""The queues of a route: which of them take a message, and how its record names them."""
+"""The queues of a route: the choice of those that take a message, and their names in its record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def numbers_in(headers: HeaderPairs) -> Iterable[int]:
 
 
 class Admission:
-    """Decides which queues take a message: what an owner's queues hold is bounded, and queues may have limits.
+    """Choice of the queues that take a message: the messages of an owner's queues are bounded, and queues may have
+    limits.
 
     Args:
         waiting: bytes of messages in queues.
@@ -51,12 +52,12 @@ class Admission:
     def __init__(self, waiting: Bound) -> None:
         self.waiting = waiting
         self.not_taken = 0
-        """Messages that queues did not take, since the start."""
+        """Messages that queues rejected, since the start."""
         self.reserved: dict[Queue, None] = {}
-        """Queues that have messages which are accepted and not stored."""
+        """Queues with messages that are accepted and not stored."""
 
     def takes(self, queue: Queue, size: int) -> bool:
-        """Return whether a queue takes one more message, and count it where it does not."""
+        """Return whether a queue takes one more message, and count a rejection."""
         arguments = queue.definition.arguments
         if arguments.rejects and queue.is_full(queue.reserved + 1, size):
             queue.refused()
@@ -70,7 +71,7 @@ class Admission:
         return True
 
     def has_share(self, queue: Queue, size: int) -> bool:
-        """Return whether a queue's owner may have one more message in queues, and count it where it may not."""
+        """Return whether a queue's owner may have one more message in queues, and count a rejection."""
         owner = queue.definition.owner
         if self.waiting.fits(owner, size + ENTRY_BYTES):
             return True
@@ -80,7 +81,7 @@ class Admission:
         return False
 
     def stored(self) -> None:
-        """Forget what was accepted: it is in the queues now, or was refused."""
+        """Forget the accepted messages: they are in the queues now, or were refused."""
         if self.reserved:
             for queue in self.reserved:
                 queue.forget_reserved()
@@ -91,7 +92,7 @@ class BoundQueues:
     """Queues that the messages of a route go to.
 
     Args:
-        reserved: ``Admission.takes`` was asked for each message of theirs, whose publisher has its answer.
+        reserved: whether ``Admission.takes`` has admitted each message already, for a publisher that learns the answer.
     """
 
     __slots__ = ("_admission", "all", "is_of_topic", "queues", "reserved", "width")
@@ -114,7 +115,7 @@ class BoundQueues:
 
 
 class QueuesByHeaders:
-    """Queues that depend on the headers of each message, of a publisher that was not asked for them.
+    """Queues that depend on the headers of each message, for a publisher that does not learn whether they take it.
 
     Args:
         find: headers -> the queues of a message that has them.
@@ -125,7 +126,7 @@ class QueuesByHeaders:
 
     def __init__(self, find: Callable[[Mapping[str, Any]], BoundQueues | None]) -> None:
         self._find = find
-        self.width = WIDE  # it is not known before a message is there
+        self.width = WIDE  # unknown before there is a message
 
     def admit(self, headers: HeaderPairs, size: int) -> QueueSet | None:
         """Return the queues that take a message, None for none of them."""
@@ -134,5 +135,5 @@ class QueuesByHeaders:
 
 
 def own_headers(headers: HeaderPairs) -> Mapping[str, Any]:
-    """Return the headers that the publisher gave, by their names."""
+    """Return the publisher's own headers, by their names."""
     return {own: value for name, value in headers if (own := own_name(name)) is not None}

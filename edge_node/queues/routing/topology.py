@@ -1,4 +1,4 @@
-"""Exchanges and bindings: what is bound to what, and where a message goes."""
+"""Exchanges and bindings, and the look-up of a message's queues."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from weft.edge_node.queues.routing.targets import BoundQueues
 from weft.edge_node.queues.topics import headers_of_route, topic_of
 
 KNOWN_MAX = 100_000
-"""Routing keys whose queues are remembered; when there are more, all are forgotten and found again."""
+"""Maximum number of routing keys whose queues are remembered; beyond it, all are forgotten and looked up again."""
 KEY_REMEMBERED_MAX = 512
 _NODE = (OwnerKind.USER, "")
 _NO_HEADERS: Mapping[str, Any] = {}
 
 
 class Known:
-    """Knowledge of an exchange about messages with one routing key, the same for every publisher."""
+    """Remembered route of messages with one routing key at one exchange, the same for every publisher."""
 
     __slots__ = ("as_of", "by_headers", "headers", "is_plain", "route", "targets", "topic")
 
@@ -39,7 +39,8 @@ class Known:
         self.headers = headers_of_route(exchange, key, topic)
         """Headers that the record needs beside the topic."""
         self.targets = targets
-        """Queues, for publishers that learn whether they take the message; None for none, or with ``by_headers``."""
+        """Queues, for publishers that learn whether the queues take the message; None without queues, or with
+        ``by_headers``."""
         self.by_headers = by_headers
         """True if the queues depend on the headers of each message."""
         self.route: Route | None = None
@@ -48,13 +49,14 @@ class Known:
 
 
 class Topology:
-    """The exchanges of the node. It says who gets what, and checks no permissions. Event loop's thread only."""
+    """The exchanges of the node. It finds the queues of messages, and checks no permissions. Event loop's thread
+    only."""
 
     def __init__(self, targets: Callable[[frozenset[str]], BoundQueues | None]) -> None:
-        """Begin with the exchanges that are always there.
+        """Begin with the predeclared exchanges.
 
         Args:
-            targets: names of queues -> what routes to them have; None for no queue.
+            targets: names of queues -> targets of routes to them; None for no queue.
         """
         self._targets = targets
         self.exchanges: dict[str, Exchange] = {
@@ -62,21 +64,21 @@ class Topology:
             for name, kind in PREDECLARED.items()
         }
         self._destinations: dict[tuple[str, bool], Destination] = {}
-        """Name, and whether it is an exchange -> what something was bound to."""
+        """Name, and whether it is an exchange -> destination of bindings."""
         self._alternates: dict[str, dict[str, None]] = {}
-        """Exchange -> those that have it as their alternate."""
+        """Exchange -> exchanges that have it as their alternate."""
         self._known = 0
         self.steps = 0
         """Cost of all look-ups so far."""
         self._watchers: dict[str, Callable[[], None]] = {}
         self.remembering: set[Remembering] = set()
-        """Those who remember where messages of some exchanges go."""
+        """Holders of remembered routes, which changes are reported to."""
 
     def watch(self, exchange: str, callback: Callable[[], None]) -> None:
-        """Call back when messages of an exchange may go elsewhere than before."""
+        """Call back when the routes of an exchange's messages may have changed."""
         self._watchers[exchange] = callback
 
-    # --- what there is
+    # --- look-up of declarations
 
     def exchange(self, name: str) -> Exchange:
         """Return an exchange.
@@ -90,7 +92,7 @@ class Topology:
         return found
 
     def definition(self, name: str | None) -> ExchangeDefinition | None:
-        """Return how an exchange was declared; None where there is none of that name."""
+        """Return the declaration of an exchange; None where there is none of that name."""
         found = None if name is None else self.exchanges.get(name)
         return None if found is None else found.definition
 
@@ -110,7 +112,7 @@ class Topology:
         self.changed([definition.name])
 
     def remove_exchange(self, exchange: Exchange) -> None:
-        """Remove an exchange, whose bindings are left to be taken apart, from it and to it. ``changed`` follows."""
+        """Remove an exchange. The caller removes the bindings from it and to it, and calls ``changed``."""
         name = exchange.name
         self._forget_known(exchange)
         if exchange.definition.alternate is not None:
@@ -121,21 +123,21 @@ class Topology:
         del self.exchanges[name]
 
     def has(self, binding: BindingDefinition) -> bool:
-        """Return whether a binding is there."""
+        """Return whether a binding exists."""
         to = self._destinations.get((binding.destination, binding.to_exchange))
         return to is not None and binding in self.exchanges[binding.source].bindings.get(to, ())
 
     def bind(self, binding: BindingDefinition, owner: Owner) -> None:
-        """Add a binding that is not there.
+        """Add a binding that does not exist yet.
 
         Args:
-            owner: whom its destination belongs to.
+            owner: owner of its destination.
         """
         self.restore(binding, owner)
         self.changed([binding.source])
 
     def restore(self, binding: BindingDefinition, owner: Owner) -> None:
-        """Add a binding at a start, when it is not known where any message goes."""
+        """Add a binding at a start, when no routes are remembered yet."""
         name = binding.destination, binding.to_exchange
         to = self._destinations.get(name)
         if to is None:
@@ -143,7 +145,7 @@ class Topology:
         self.exchanges[binding.source].add(binding, to)
 
     def unbind(self, binding: BindingDefinition) -> None:
-        """Remove a binding that is there."""
+        """Remove an existing binding."""
         name = binding.destination, binding.to_exchange
         to = self._destinations[name]
         self.exchanges[binding.source].remove(binding, to)
@@ -152,10 +154,10 @@ class Topology:
         self.changed([binding.source])
 
     def take_destination(self, name: str, *, is_exchange: bool) -> Destination | None:
-        """Have no message go to a queue or an exchange that was deleted. ``changed`` of its sources follows.
+        """Stop routing to a deleted queue or exchange. Call ``changed`` with its sources afterwards.
 
         Returns:
-            What is bound to nothing more once its bindings were taken apart; None where nothing was bound to it.
+            The destination, whose bindings the caller removes; None where nothing was bound to it.
         """
         to = self._destinations.pop((name, is_exchange), None)
         if to is not None:
@@ -163,7 +165,7 @@ class Topology:
         return to
 
     def changed(self, names: Iterable[str]) -> None:
-        """Forget where messages of exchanges go, and those of all that lead to them."""
+        """Forget the routes of exchanges, and of all exchanges that lead to them."""
         self._forget_elsewhere()
         waiting = [*names]
         reached = {*waiting}
@@ -193,21 +195,21 @@ class Topology:
             each.clear()
 
     def forget(self) -> None:
-        """Forget where messages go, of all exchanges."""
+        """Forget the routes of all exchanges."""
         self._forget_elsewhere()
         for exchange in self.exchanges.values():
             exchange.known.clear()
         self._known = 0
 
     def forget_key(self, exchange: str, key: str) -> None:
-        """Forget where messages of one key go, of an exchange that no other leads to."""
+        """Forget the route of one key, of an exchange that no other leads to."""
         self._forget_elsewhere()
         self._known -= self.exchanges[exchange].known.pop(key, None) is not None
 
-    # --- where messages go
+    # --- routes
 
     def known(self, exchange: Exchange, key: str) -> Known:
-        """Return what is known of an exchange's messages of one routing key."""
+        """Return the route of an exchange's messages with one routing key, looked up if it is not remembered."""
         found: Known | None = exchange.known.get(key)
         if found is None:
             names, by_headers = self.walk(exchange, key, _NO_HEADERS)

@@ -1,4 +1,4 @@
-"""Bindings of queues and exchanges that were deleted: no message goes by them, and they are taken apart in turns."""
+"""Bindings of queues and exchanges that were deleted: no message is routed by them, and they are removed in turns."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from weft.edge_node.queues.definitions import BindingDefinition
 from weft.edge_node.queues.routing.exchange import Destination, Exchange
 
 NOW_UNITS = 16
-"""Units of bindings that are taken apart at once: most queues have no more."""
+"""Units of bindings that are removed at once: most queues have no more."""
 SLICE_UNITS = 128
-"""Units of bindings that are taken apart before it is others' turn: about a millisecond."""
+"""Units of bindings that are removed before other owners have a turn: about a millisecond."""
 
 
 class Unbinding:
-    """Takes bindings apart. Event loop's thread only.
+    """Removal of bindings. Event loop's thread only.
 
-    Their owners are charged with them until then: they take memory, and look-ups pass them.
+    Their owners are charged with them until then: the bindings take memory, and look-ups pass them.
 
     Args:
-        free: called with owner and exchange of each binding that is about to be taken apart.
-        next_round: calls back when it is an owner's turn.
+        free: called with owner and exchange of each binding that is about to be removed.
+        next_round: calls back at an owner's turn.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class Unbinding:
         self._next_round = next_round
 
     def begin(self, owner: Owner, to: Destination | None, exchange: Exchange | None = None) -> None:
-        """Take apart what leads to something that is no more, and what leads from it.
+        """Remove the bindings to a deleted queue or exchange, and from it.
 
         Args:
-            owner: whose turns it takes.
+            owner: owner in whose turns they are removed.
             to: the queue or exchange; None where nothing is bound to it.
-            exchange: the same as a source of bindings.
+            exchange: the deleted exchange as a source of bindings.
         """
         taken = [] if to is None else [(source, to, source.take(to)) for source in list(to.sources)]
         self._go_on(owner, self._apart(taken, exchange), NOW_UNITS)
@@ -54,7 +54,7 @@ class Unbinding:
     def _apart(
         self, taken: list[tuple[Exchange, Destination, dict[BindingDefinition, None]]], exchange: Exchange | None
     ) -> Iterator[int]:
-        """Take one binding apart each time; yield its units."""
+        """Remove one binding at each step; yield its units."""
         for part in taken:
             yield from self._part(*part)
         while exchange is not None and exchange.bindings:

@@ -1,1 +1,1 @@
-"""State of queues in the log: what there is, what was settled, and how a start puts it together again."""
+"""State of queues in the log: declarations and settlements, and how a start restores them."""

@@ -1,4 +1,5 @@
-"""Records of the stream ``weft-queues-state``: changes to exchanges, queues and bindings, and copies of all of it."""
+"""Records of the stream ``weft-queues-state``: changes to exchanges, queues and bindings, and copies of the whole
+state."""
 
 from __future__ import annotations
 
@@ -35,18 +36,18 @@ class QueueCopy(msgspec.Struct, array_like=True):
     levels: dict[int, Runs]
     """Priority -> messages in their order."""
     others: list[tuple[int, int]]
-    """Number and priority of messages outside of that order: those that were delivered or came back."""
+    """Number and priority of messages outside of that order, because they were delivered or came back."""
     attempts: dict[int, int]
     marked: int
     suspect: int
 
 
 class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
-    """Value of one record. What goes is taken before what comes."""
+    """Value of one record. Removals apply before additions."""
 
     version: int = VERSION
     settled: dict[int, Settled] = {}
-    """Number of a queue -> what left it."""
+    """Number of a queue -> messages that left it."""
     marked: dict[int, int] = {}
     """Number of a queue -> first message that may not have been delivered yet."""
     attempts: dict[int, dict[int, int]] = {}
@@ -58,10 +59,10 @@ class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
     queues: list[QueueDefinition] = []
     bindings: list[BindingDefinition] = []
     started: int = -1
-    """At the start of a run: number after the last message that the log has. What was said of later ones before is
-    void, since a crash took them."""
+    """At the start of a run: number after the last message in the log. Earlier records about later messages are void,
+    since a crash lost them."""
     stopped: bool = False
-    """True for the last record of a run that ended in order: what was delivered and not settled is in ``attempts``."""
+    """True for the last record of a run that ended in order: unsettled deliveries are in ``attempts``."""
     copy_begins: bool = False
     """True for the first record of a copy: all before it is void once ``copy_ends`` is there."""
     copy_ends: bool = False
@@ -73,12 +74,11 @@ class Changes(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 def read_changes(value: bytes) -> Changes:
-    """Return the changes of a record's value. Elements behind those that are known are of a later release, and passed
-    over.
+    """Return the changes of a record's value. Elements behind the known ones are of a later release, and skipped.
 
     Raises:
         UnsupportedVersion: a later release wrote it, and this one must not guess.
-        Corrupt: it is something else.
+        Corrupt: the value has another form.
     """
     try:
         if _BEGINNING.decode(value).version > VERSION:

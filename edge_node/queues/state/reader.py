@@ -1,5 +1,5 @@
-"""Puts the state of queues together again when a node starts: from the last copy, the changes since, and the messages
-since, of which no payload is looked at."""
+"""Restore of the state of queues when a node starts: from the last copy, the changes since, and the messages since,
+without their payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RememberedQueue:
-    """Knowledge of the log about one queue."""
+    """State of one queue in the log."""
 
     def __init__(self, definition: QueueDefinition) -> None:
         self.definition = definition
@@ -40,7 +40,7 @@ class RememberedQueue:
         """First and end of runs of messages that left since the copy."""
 
     def copied(self, copy: QueueCopy) -> None:
-        """Take in a part of a copy."""
+        """Apply a part of a copy."""
         for priority, runs in copy.levels.items():
             self.levels.setdefault(priority, SeqRuns()).add_bytes(runs.firsts, runs.counts)
         self.others.update(copy.others)
@@ -50,25 +50,25 @@ class RememberedQueue:
         self.suspect = max(self.suspect, copy.suspect)
 
     def add(self, seq: int, priority: int, size: int) -> None:
-        """Take in a message that is newer than all others."""
+        """Add a message that is newer than all others."""
         level = min(priority, self.definition.arguments.priority_max)
         self.levels.setdefault(level, SeqRuns()).append(seq)
         self.bytes += size
 
     def crashed(self, end: int) -> None:
-        """Forget all that was said of messages that a crash took: they will be others."""
+        """Forget the messages that a crash lost: new messages will have their numbers."""
         self.left = [(first, min(last, end)) for first, last in self.left if first < end]
         self.levels = {priority: runs.below(end) for priority, runs in self.levels.items()}
         self.others = {seq: priority for seq, priority in self.others.items() if seq < end}
         self.attempts = {seq: count for seq, count in self.attempts.items() if seq < end}
         self.marked, self.suspect = min(self.marked, end), min(self.suspect, end)
         if self.definition.since > end:
-            # The declaration stands first in its commit, and so outlived messages that came before it. Their numbers go
-            # to messages that are the queue's.
+            # The declaration is first in its commit, and so outlived messages that came before it. The queue's own
+            # messages may get their numbers.
             self.definition = msgspec.structs.replace(self.definition, since=end)
 
     def settle(self) -> None:
-        """Take out what left."""
+        """Remove the messages that left."""
         left = RangeSet()
         left.update(sorted(self.left))
         taken = SeqRuns()
@@ -79,7 +79,7 @@ class RememberedQueue:
         self.attempts = {seq: count for seq, count in self.attempts.items() if not left.covers(seq, seq + 1)}
         self.left = []
         if not self.others and not any(self.levels.values()):
-            self.bytes = 0  # what a crash took was counted in a copy perhaps
+            self.bytes = 0  # a copy may have counted messages that a crash lost
 
     def __iter__(self) -> Iterator[int]:
         for runs in self.levels.values():
@@ -88,7 +88,7 @@ class RememberedQueue:
 
 
 class QueueState:
-    """All that a start finds. Blocks; for a thread, or before clients are served.
+    """State that a start reads. Blocks; for a thread, or before clients are served.
 
     Raises:
         OSError, LogFailed: the log cannot be read.
@@ -164,7 +164,7 @@ class QueueState:
 
 
 class _Fold:
-    """State as of some record."""
+    """State after a certain record."""
 
     def __init__(self) -> None:
         self.exchanges: dict[str, ExchangeDefinition] = {}
@@ -172,14 +172,14 @@ class _Fold:
         self.next_number = 1
         self.through = self.first = 0
         self._bindings: dict[BindingDefinition, int] = {}
-        """Binding -> number of the change by which it came."""
+        """Binding -> number of the change that added it."""
         self._gone: dict[tuple[str, bool], int] = {}
-        """Name, and whether it is an exchange -> number of the change by which it went, and all of its bindings: there
-        may be 65,536, which no record names."""
+        """Name, and whether it is an exchange -> number of the change that deleted it with all of its bindings: there
+        may be 65,536, and no record names them."""
         self._changes = 0
 
     def take(self, changes: Changes) -> None:
-        """Take in a record."""
+        """Apply a record."""
         if changes.started >= 0:
             self.crashed(changes.started)
         for number, settled in changes.settled.items():
@@ -217,7 +217,7 @@ class _Fold:
                 queue.copied(copy)
 
     def left_bindings(self) -> list[BindingDefinition]:
-        """Return the bindings of which neither end went since they came."""
+        """Return the bindings whose source and destination were not deleted after the binding was added."""
         gone = self._gone
         return [
             each
@@ -226,13 +226,13 @@ class _Fold:
         ]
 
     def crashed(self, end: int) -> None:
-        """Forget all that was said of messages from ``end`` on: a crash took them."""
+        """Forget messages from ``end`` on: a crash lost them."""
         for queue in self.queues.values():
             queue.crashed(end)
         self.through = min(self.through, end)
 
     def add_message(self, seq: int, batch: DecodedBatch) -> None:
-        """Take in a message that is newer than all others."""
+        """Add a message that is newer than all others."""
         headers = batch.headers(seq)
         priority = -1
         for number in numbers_in(headers):

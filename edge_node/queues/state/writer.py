@@ -1,4 +1,4 @@
-"""Writes what becomes of exchanges, queues and their messages into the log."""
+"""Writer of the changes of exchanges, queues and their messages into the log."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RESERVE_BYTES = 1024
 COPY_CHANGES_BYTES = 1 << 20
 """Least bytes of changes after which a copy is written, in a log that is not small."""
 COPY_SHARE = 256
-"""Divisor of the log's budget for the same in a small log: acknowledgements must find room in one that is full."""
+"""Divisor of the log's budget for the same in a small log: acknowledgements need room in a full one."""
 COPY_MESSAGES_BYTES = 32 << 20
-"""Least bytes of messages after which a copy is written: a start reads no more of them than that, about."""
+"""Least bytes of messages after which a copy is written: a start reads about so many."""
 MESSAGE_BYTES = 512
 """Bytes that a message counts as beside its payload, since a start reads the headers of each: 65,536 small messages
 take it a second or two."""
@@ -34,7 +34,7 @@ PIECE_BYTES = 1 << 20
 DEFINITION_BYTES = 200
 """Length of a definition, about."""
 BINDINGS_AT_ONCE = 512
-"""Bindings of a copy between two looks at how long its record is."""
+"""Bindings of a copy between two checks of its record's length."""
 ENTRY_BYTES = 12
 """Length of the number of a message, about."""
 
@@ -42,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 class CopyContent(Protocol):
-    """All that a copy has; ``Queues`` implements it."""
+    """Content of a copy; implemented by ``Registry``."""
 
     def definitions(self) -> Iterator[ExchangeDefinition | QueueDefinition]:
         """Yield the exchanges and queues that outlive a restart."""
         ...
 
     def kept_bindings(self) -> Iterator[Collection[BindingDefinition]]:
-        """Yield the bindings that do, in groups."""
+        """Yield the bindings that outlive a restart, in groups."""
         ...
 
     def kept_queues(self) -> Iterable[Queue]:
@@ -58,10 +58,11 @@ class CopyContent(Protocol):
 
 
 class QueueStateWriter:
-    """Gathers changes, and writes them together at the end of each turn of the loop. Event loop's thread only.
+    """Writer that gathers changes, and writes them together at the end of each turn of the loop. Event loop's thread
+    only.
 
-    Its records stand first in each commit. So a message that a crash left in the log was not delivered without the log
-    knowing; and what is said of messages that a crash took is void (``Changes.started``).
+    Its records are first in each commit. So the log has a mark for each delivery of a message that outlives a crash;
+    records about messages that a crash lost are void (``Changes.started``).
 
     Args:
         stream: number of the stream with the state.
@@ -107,7 +108,7 @@ class QueueStateWriter:
         """Note that messages left a queue.
 
         Args:
-            size: what they were charged with.
+            size: their charge.
         """
         if queue.kept:
             number = queue.number
@@ -150,10 +151,10 @@ class QueueStateWriter:
         bindings: Iterable[BindingDefinition] = (),
         exchanges: Iterable[ExchangeDefinition] = (),
     ) -> None:
-        """Write that something was declared, and all changes before.
+        """Write a declaration, and all changes before it.
 
         Raises:
-            LogFull, LogFailed: it is not written; earlier changes still wait.
+            LogFull, LogFailed: the declaration is not written; earlier changes still wait.
         """
         changes = self._take()
         changes.queues, changes.bindings, changes.exchanges = [*queues], [*bindings], [*exchanges]
@@ -162,16 +163,16 @@ class QueueStateWriter:
     # --- writing
 
     def flush(self) -> None:
-        """Write what changed. What finds no room waits for the next time: after a crash, messages come again.
+        """Write the changes. Changes without room wait for the next time: a crash before that redelivers messages.
 
         Raises:
-            LogFailed: the log takes nothing more.
+            LogFailed: the log accepts no more records.
         """
         if self._waits:
             self._write_or_keep(self._take(), uses_spare=True)
 
     def started(self, end: int) -> None:
-        """Note that a run begins, and where the messages end. It is written before anything else is."""
+        """Note that a run begins, and the end of the messages. It is written before anything else."""
         self._started = end
         self._call()
 
@@ -304,15 +305,15 @@ def _runs_of(parts: list[tuple[int, int]]) -> Runs:
 
 
 def contents_of(queue: Queue) -> Iterator[QueueCopy]:
-    """Yield what a copy says of a queue: in several parts where it is much."""
+    """Yield the copy of a queue, in several parts if it is long."""
     others = [*queue.ready.withheld]
     others += [(delivery.seq, delivery.priority) for delivery in queue.unsettled]
     for priority, _, returned in queue.ready.levels():
         others += [(seq, priority) for seq in returned]
     size, marks = queue.ready.bytes + queue.unsettled.bytes, queue.marks
-    marked = marks.highest  # what was written of it is void with this copy
+    marked = marks.highest  # earlier marks are void with this copy
     if not (size or others or queue.count or marks.attempts or marked or marks.suspect):
-        return  # as its definition says
+        return  # its definition alone restores it
     yield QueueCopy(queue.number, size, {}, others, marks.attempts, marked, marks.suspect)
     for priority, fresh, _ in queue.ready.levels():
         for firsts, counts in fresh.to_bytes():
