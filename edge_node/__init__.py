@@ -1,1 +1,1 @@
-"""The edge node: accept, append, acknowledge, link. ``node.py`` puts the parts together."""
+"""The edge node: accept, append, acknowledge, link. ``node.py`` assembles the parts."""

@@ -1,6 +1,6 @@
-"""Counters of clients, whatever they speak: plain integers that only the event loop's thread changes.
+"""Counters of clients of all protocols: plain integers that only the event loop's thread changes.
 
-Each is a metric, whose help in ``config/metrics`` says what it counts.
+Each is a metric, whose help in ``config/metrics`` defines it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; those whose metric is a gauge are of now."""
+    """Totals since the start; counters whose metric is a gauge have the present value."""
 
     connections: int = 0
     connections_accepted: int = 0
@@ -55,7 +55,7 @@ class Counters:
 
 @dataclass(slots=True)
 class ListenerCounters:
-    """Totals since the start; those whose metric is a gauge are of now."""
+    """Totals since the start; counters whose metric is a gauge have the present value."""
 
     connections_rate_limited: int = 0
     connections_half_open: int = 0

@@ -1,4 +1,4 @@
-"""The edge node's composition root: the only module that knows all the parts, reads clocks and starts things."""
+"""The edge node's composition root: the only module that knows all the parts, reads clocks and starts them."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ class EdgeNode:
         """Take a checked configuration.
 
         Args:
-            software: name and version, for the hubs.
-            file: what ``config`` was read from, to be read again; None when it cannot change while the node runs.
+            software: name and version of the program, for the hubs.
+            file: file that ``config`` was read from, which ``reload`` reads again; None when it cannot change while the
+                node runs.
         """
         self.config = config
         self._file = file
@@ -93,10 +94,10 @@ class EdgeNode:
         self.listener_counters = ListenerCounters()
         self.state_counters = StateCounters()
         self.queues: Queues | None = None
-        """Exchanges and queues; None where no listener has them, and none had before."""
+        """Exchanges and queues; None where no listener serves them, and none did before."""
         self._closing = contextlib.AsyncExitStack()
         self._parts: list[Part] = []
-        """In the order in which they start, and end in reverse."""
+        """In the order of their start; they end in reverse."""
         self.addresses: dict[str, Address | UnixSocket] = {}
         """Addresses for MQTT clients, by the listener's name."""
         self.http: Address | None = None
@@ -107,10 +108,11 @@ class EdgeNode:
         error.
 
         Args:
-            stopping: ends the wait for the hubs' first answers, which clients wait for. Nothing is taken in then.
+            stopping: ends the wait for the hubs' first answers. Clients wait for these, and no message is accepted
+                meanwhile.
 
         Raises:
-            DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the sentence says why.
+            DirectoryInUse, LogError, DatabaseFailed: log or sessions cannot be opened; the message has the reason.
             WrongOwner: the log belongs to another name than the configuration's.
             OSError: an address cannot be bound, or a file that the configuration names cannot be read.
             UsersUnusable, AclUnusable: such a file is not valid.
@@ -126,7 +128,7 @@ class EdgeNode:
                 clock_error=wall_clock_error,
             )  # fmt: skip
             self._links = links
-            # Behind all that appends to the log: the links' last words say that nothing more comes.
+            # The links end after all parts that append to the log: their last words state that no record follows.
             stack.push_async_callback(links.close)
             self._parts.append(LinksPart(links))
             await self._start_clients(stack)
@@ -135,13 +137,14 @@ class EdgeNode:
             sources = SourcesPart(self._sources_of)
             sources.make(self.config)
             self._add(stack, sources)
-            # Links come last: they carry what the others bring.
+            # Links come last: they carry the streams of the others.
             self.reconfigure = Reconfigure(self.config, [*self._parts[1:], self._parts[0]], wall_clock, self._file)
             self._parts.append(Shown("configuration", facts=lambda: {"configuration": self.reconfigure.facts()}))
             self.status = NodeStatus(self.config, self.log, self._parts, clock_reader(), refusals=self._refusals)
             await self._start_pages(stack)
             links.start()
-            # Before anything is appended, a will too: a restored log gives numbers of the hubs' records to others.
+            # Before any append, also of a will: a restored log would give new records numbers that hubs have for
+            # others.
             await links.until_compared(stopping)
             if stopping is not None and stopping.is_set():
                 self._closing = stack.pop_all()
@@ -192,7 +195,7 @@ class EdgeNode:
         watched = self.listeners.watched
         logger.info("SIGHUP: reading again: %s", ", ".join(watched) or "no users, access rules or certificates are set")
         await self.listeners.check_files(all_of_them=True)
-        with contextlib.suppress(ConfigUnusable):  # it is logged
+        with contextlib.suppress(ConfigUnusable):  # ``reload`` has logged it
             await self.reconfigure.reload()
 
     async def _reload_configuration(self) -> ReloadReply:
@@ -220,13 +223,13 @@ class EdgeNode:
         await self._closing.aclose()
 
     def _add(self, stack: contextlib.AsyncExitStack, part: Part) -> None:
-        """Have a part take part from now on."""
+        """Add a part to the node."""
         self._parts.append(part)
         self.listeners.accounts.watch(part.permissions_changed)
         stack.push_async_callback(part.close)
 
     def _make_functions(self, stack: contextlib.AsyncExitStack) -> None:
-        """Make what the configuration says, or tidy up after functions of earlier settings."""
+        """Create the configured functions, or clean up after functions of earlier settings."""
         self._functions = part = FunctionsPart(self._functions_of, self._before_log, wall_clock)
         if any(map(is_derived, self.config.streams.values())) or FUNCTIONS_STREAM in self.log.streams():
             part.make(self.config)
@@ -237,7 +240,7 @@ class EdgeNode:
             self._add(stack, HostState(self.config.sparkplug.host_id, self._alerts(), wall_clock))
 
     def _functions_of(self, config: EdgeConfig) -> NodeFunctions:
-        # A second of a Pi and megabytes that nodes without functions can do without.
+        # Imported here: it takes a second on a Pi and megabytes, which nodes without functions save.
         from weft.edge_node.functions.node_part import NodeFunctions
 
         return NodeFunctions(config, self._context, self._alerts(), self._links.ledger, stream_policies)
@@ -270,7 +273,7 @@ class EdgeNode:
         for name, policy in stream_policies(self.config).items():
             log.set_policy(log.stream(name), policy)
         if self.config.unrouted.policy == "keep" or UNROUTED_STREAM in log.streams():
-            # Also where it is kept no more: what earlier settings kept still has to go one day.
+            # Also with another policy now: records that earlier settings stored still expire.
             log.set_policy(log.stream(UNROUTED_STREAM), unrouted_policy(self.config))
         if has_listener("http", self.config.listeners) or HTTP_STREAM in log.streams():
             log.set_policy(log.stream(HTTP_STREAM), keys_policy(self.config))
@@ -315,7 +318,7 @@ class EdgeNode:
         self.addresses = self.listeners.addresses
 
     def _maker(self, name: str, protocols: Sequence[ProtocolPart]) -> MakeConnection:
-        """Return what makes the connections of the listeners of a protocol, in its versions."""
+        """Return the factory of connections for the listeners of a protocol, in its versions."""
         if len(protocols) == 1:
             return protocols[0].connect
         versions = {prefix: each.connect for each in protocols for prefix in each.prefixes}

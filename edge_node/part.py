@@ -9,44 +9,44 @@ from weft.config.metrics.exposition import AnySample
 from weft.config.models import EdgeConfig
 
 Undo = Callable[[], None]
-"""Goes back to the former configuration. It must not fail."""
+"""Return to the former configuration. It must not fail."""
 
 
 def unchanged() -> None:
-    """Change nothing back: the undo of a part that has changed nothing."""
+    """Do nothing: the undo of a part that has changed nothing."""
 
 
 class Part:
-    """Base of the parts, each of which says what it has of the following. Belongs to the event loop's thread."""
+    """Base of the parts; each overrides the members that it needs. Belongs to the event loop's thread."""
 
     name: str
     counters: Any = None
     """Totals since the start: a dataclass, each field of which is a metric of its name. None for a part without."""
 
     def start(self) -> None:
-        """Take messages, or make some, from now on."""
+        """Begin to work."""
 
     async def close(self) -> None:
-        """End. Parts that were made later have ended by then."""
+        """End. Parts that were created later have ended by then."""
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:  # noqa: ARG002
-        """Work by another configuration from now on, without waiting for anything; or raise, and change nothing."""
+        """Apply another configuration at once, without waiting for anything; or raise, and change nothing."""
         return unchanged
 
     def permissions_changed(self) -> None:
-        """Ask again who may do what: users or access rules were read again."""
+        """Check permissions again: users or access rules were read again."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return the sections of the node's status that are about the part, as plain values."""
         return {}
 
     def samples(self) -> Iterable[AnySample]:
-        """Yield the values of the part's metrics, but for those of its counters."""
+        """Yield the values of the part's metrics, except those of its counters."""
         return ()
 
 
 class Shown(Part):
-    """A part that others start and end, with what the node shows of it."""
+    """A part that others start and end, with its facts for the status."""
 
     def __init__(
         self, name: str, *, counters: Any = None, facts: Callable[[], Mapping[str, Any]] = dict[str, Any]

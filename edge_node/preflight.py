@@ -1,4 +1,4 @@
-"""Checks of what an edge's configuration names on this machine: files, the disk, ports. ``check`` looks at the settings
+"""Checks of an edge's configuration against this machine: files, the disk, ports. ``check`` covers the settings
 alone."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from weft.edge_node.servers.listeners.tls import expiry, server_context
 from weft.replication.runner import read_token
 
 EXPIRES_SOON = timedelta(days=14)
-"""Time before the expiry of a listener's certificate from which on it is a warning."""
+"""Time before the expiry of a listener's certificate from which on the check warns."""
 _BUDGET: KeyPath = ("disk", "budget")
 
 
 @dataclass
 class EdgeFindings:
-    """Findings about an edge's machine, by what becomes of the node."""
+    """Findings about an edge's machine, by their effect on the node."""
 
     needed: list[Finding] = field(default_factory=list)
     """Findings that keep the node from starting."""
@@ -45,8 +45,8 @@ def look(config: EdgeConfig, written: Container[KeyPath], now: datetime) -> Edge
     """Open what the configuration names, except ports. Blocks; changes nothing.
 
     Args:
-        written: settings that stand in the file. A default that does not fit the machine is only doubtful.
-        now: certificates are judged at this time.
+        written: settings in the file. A default that does not fit the machine is only doubtful.
+        now: time for the validity of certificates.
     """
     found = EdgeFindings()
     _look_at_disk(config, written, found)
@@ -68,7 +68,8 @@ def ports(config: EdgeConfig) -> tuple[list[Finding], list[Finding]]:
     """Bind every address for a moment. Blocks.
 
     Returns:
-        Addresses that the node could not listen at; and what was not tried, because the node runs and has them.
+        Addresses that the node could not listen at; and a finding for ports not tried, because the running node has
+            them.
     """
     if is_locked(config.data_dir):
         return [], [Finding(("data_dir",), f"a node runs with {config.data_dir}, so its ports were not tried")]
@@ -86,7 +87,7 @@ def _binds(config: EdgeConfig) -> Iterator[tuple[KeyPath, Address | UnixSocket]]
 
 def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
     if any(map(is_derived, config.streams.values())):
-        # Megabytes that a check of other nodes can do without.
+        # Imported here: it takes megabytes, which a check of other nodes saves.
         from weft.edge_node.functions.check import function_files, function_findings, function_notes
 
         found.needed += function_findings(config)
@@ -96,7 +97,7 @@ def _look_at_functions(config: EdgeConfig, found: EdgeFindings) -> None:
 
 def _look_at_sources(config: EdgeConfig, found: EdgeFindings) -> None:
     if config.sources:
-        # Modules that a check of other nodes can do without.
+        # Imported here: a check of other nodes needs none of these modules.
         from weft.edge_node.sources.check import look_at
 
         for name, source in config.sources.items():
@@ -120,7 +121,7 @@ def _look_at_disk(config: EdgeConfig, written: Container[KeyPath], found: EdgeFi
 
 
 def _look_at_formats(directory: str, found: EdgeFindings) -> None:
-    # Modules that a check of a node that has never run can do without.
+    # Imported here: a check of a node that has never run needs none of these modules.
     if os.path.isdir(directory):
         from weft.edge_node.check.data_directory import formats_of
         from weft.storage.segment_log import LogVersionError

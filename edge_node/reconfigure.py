@@ -1,7 +1,7 @@
-"""Changes of a running node's configuration: checked as a whole, taken over between two turns, or not at all.
+"""Changes of a running node's configuration: checked as a whole, and applied between two turns or not at all.
 
 Each part of the node that can change while it runs is a ``Part``. A new configuration is the running one with the
-sections of these parts replaced, so what needs a restart stays as it is, and is named.
+sections of these parts replaced, so settings that need a restart stay, and are reported.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NAMED_MAX = 20
 
 
 class ConfigUnusable(Exception):
-    """A configuration that the node does not take over; the sentence says why, and what to do."""
+    """A configuration that the node does not apply; the message has the reason and the remedy."""
 
 
 class ConfigVersion(NamedTuple):
     """Version of the configuration that the node works with."""
 
     number: int
-    """1 at the start of the node, and one more with each change."""
+    """1 at the start of the node; each change adds one."""
     digest: str
-    """Beginning of a checksum of all settings: nodes with the same settings have the same."""
+    """Prefix of a checksum of all settings, equal on nodes with equal settings."""
     since: float
-    """Time since which it is in force, seconds since 1970."""
+    """Time at which it was applied, seconds since 1970."""
 
 
 class ChangeResult(NamedTuple):
@@ -46,7 +46,7 @@ class ChangeResult(NamedTuple):
 
     version: ConfigVersion
     applied: list[str]
-    """Settings that are in force now."""
+    """Settings that were applied."""
     restart: list[str]
     """Settings that differ in the file and need a restart."""
 
@@ -60,17 +60,17 @@ class ConfigFile(NamedTuple):
 
 
 class Reconfigure:
-    """The one way in which a node's configuration changes while it runs. Event loop's thread only."""
+    """The only way to change a running node's configuration. Event loop's thread only."""
 
     def __init__(
         self, running: EdgeConfig, parts: Sequence[Part], wall_clock: Callable[[], int], file: ConfigFile | None = None
     ) -> None:
-        """Start with the configuration that the parts were made with.
+        """Start with the configuration that the parts were created with.
 
         Args:
-            parts: in the order in which they take a change over.
+            parts: in the order in which they apply a change.
             wall_clock: ns since 1970.
-            file: what ``reload`` reads; None when there is no file.
+            file: the file for ``reload``; None when there is none.
         """
         self.running = running
         self._file = file
@@ -82,10 +82,10 @@ class Reconfigure:
         self._refused = ""
 
     async def reload(self) -> ChangeResult:
-        """Read the configuration's file again and take over what has changed.
+        """Read the configuration's file again and apply its changes.
 
         Raises:
-            ConfigUnusable: the file is not valid, or cannot be taken over. The node goes on as before.
+            ConfigUnusable: the file is not valid, or cannot be applied. The node continues as before.
         """
         if self._file is None:
             raise ConfigUnusable("the node was started without a configuration file: restart it with one")
@@ -105,9 +105,9 @@ class Reconfigure:
             return outcome
 
     def apply(self, wanted: EdgeConfig) -> ChangeResult:
-        """Take over what can change while the node runs.
+        """Apply the settings that can change while the node runs.
 
-        It is one callback of the loop, so no publish is between two of the parts.
+        It is one callback of the loop, so no publish sees only some of the parts changed.
 
         Raises:
             ConfigUnusable: nothing has changed. A part has refused, or the new sections contradict settings that need
@@ -131,7 +131,7 @@ class Reconfigure:
         return ChangeResult(self.version, sorted(applied), self._restart)
 
     def facts(self) -> dict[str, Any]:
-        """Return what the node's status says of its configuration."""
+        """Return the section of the status about the configuration."""
         return {**self.version._asdict(), "restart": list(self._restart), "refused": self._refused}
 
     def _switch(self, now: EdgeConfig, restart: list[str]) -> None:
@@ -153,7 +153,7 @@ class Reconfigure:
 
 
 def digest_of(config: EdgeConfig) -> str:
-    """Return the beginning of a checksum of all settings."""
+    """Return the prefix of a checksum of all settings."""
     return hashlib.blake2b(msgspec.json.encode(config, order="deterministic"), digest_size=4).hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 OWN_PREFIX: Final = "weft-"
-"""Beginning of the names of the node's own streams, of this release and of later ones."""
+"""Prefix of the names of the node's own streams, in this release and later ones."""
 SESSION_TOPICS_STREAM: Final = "weft-sessions-topics"
 """Stream of messages that only persistent sessions want: no ``from`` pattern matches their topics."""
 SESSION_JOURNAL_STREAM: Final = "weft-sessions"
@@ -19,11 +19,11 @@ HTTP_STREAM: Final = "weft-http"
 QUEUES_STREAM: Final = "weft-queues"
 """Stream of the messages in queues."""
 QUEUES_STATE_STREAM: Final = "weft-queues-state"
-"""Stream of what exchanges, queues and bindings there are, and of what became of the messages in queues."""
+"""Stream of the declarations of exchanges, queues and bindings, and of the settlements of messages."""
 RAW_PREFIX: Final = "weft-raw-"
-"""Beginning of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
+"""Prefix of the names of streams with messages that only functions read: ``weft-raw-NAME`` for stream NAME."""
 ERRORS_SUFFIX: Final = "-errors"
-"""End of the names of streams with records that functions could do nothing with: ``NAME-errors`` for stream NAME."""
+"""Suffix of the names of streams with records that functions rejected: ``NAME-errors`` for stream NAME."""
 AMQP_LINKS_STREAM: Final = "weft-amqp-links"
 """Stream of the places of AMQP 1.0 links that outlive their connection."""
 STATE_STREAMS: Final = frozenset({
@@ -32,11 +32,11 @@ STATE_STREAMS: Final = frozenset({
 })  # fmt: skip
 """Streams that commands and status pages do not show: they hold the state of clients, functions and queues."""
 STREAMS_THAT_STAY: Final = STATE_STREAMS | {UNROUTED_STREAM}
-"""Streams that never leave the node, whatever a configuration says."""
+"""Streams that never leave the node, under any configuration."""
 
 
 def errors_stream(name: str) -> str:
-    """Return the name of the stream of what the functions of a stream could do nothing with."""
+    """Return the name of the stream of records that the functions of a stream rejected."""
     return name + ERRORS_SUFFIX
 
 

@@ -1,7 +1,7 @@
-"""Functions without a memory, on messages that are not in the log yet (``raw: discard``).
+"""Stateless functions, on messages that are not in the log yet (``raw: discard``).
 
-What they make of a message is appended in the place of the message, and the message is acknowledged with it. One of
-which they make nothing is acknowledged and never written.
+Their results are appended in place of the message, and the message is acknowledged with them. A message without results
+is acknowledged and never written.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 def functions_before_log(
     config: EdgeConfig, log: SegmentLog, known: Mapping[int, FunctionsBeforeLog]
 ) -> dict[int, FunctionsBeforeLog]:
-    """Return the functions of streams with ``raw: discard``, by the number of the stream that they stand for.
+    """Return the functions of streams with ``raw: discard``, by the number of the stream that they replace.
 
     Args:
-        known: functions of earlier settings, whose figures go on.
+        known: functions of earlier settings, whose figures continue.
 
     Raises:
         ValueError: a function cannot work with its settings.
@@ -55,7 +55,7 @@ class FunctionsBeforeLog:
     """The functions of one stream. Event loop's thread only."""
 
     def __init__(self, definition: Definition, log: SegmentLog) -> None:
-        """Make the functions, and read the files that they need, once.
+        """Create the functions, and read the files that they need, once.
 
         Raises:
             ValueError: a function cannot work with its settings.
@@ -81,7 +81,8 @@ class FunctionsBeforeLog:
         try:
             self._chain.process_at_once(_rows(keys, payloads, headers, now), outputs)
         except Exception as error:
-            # A fault of a function. The messages are kept, as nothing else may tell of them.
+            # A fault of a function. The messages go to the stream of errors, since nothing else may have a copy of
+            # them.
             logger.exception("the functions of %s failed", self.name)
             self.counters.failures += 1
             outputs = Outputs()
@@ -89,14 +90,14 @@ class FunctionsBeforeLog:
             for row in _rows(keys, payloads, headers, now):
                 way.reject(row, f"the functions failed: {type(error).__name__}")
         origin = self._log.origin(OriginKind.FUNCTION, self.name, self._version, self._digest)
-        # Their times are not asked for: all rows have that of the turn, as messages have.
+        # The rows' own times are not used: all rows have the time of the turn, as messages have.
         return [
             StreamRecords(run.stream, run.keys, run.payloads, run.headers, origin)
             for run in runs_of(outputs, self._own, self._errors, self._others, after=0, last={})
         ]
 
     def stored(self, payloads: list[bytes], runs: Sequence[StreamRecords]) -> None:
-        """Count what was appended."""
+        """Count the appended rows."""
         counters = self.counters
         counters.rows_in += len(payloads)
         counters.bytes_in += sum(map(len, payloads))

@@ -1,4 +1,4 @@
-"""The functions of one derived stream, one behind the other: from records of the input to records of the output."""
+"""The functions of one derived stream in sequence: from records of the input to records of the output."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from weft.edge_node.functions.payloads import Format, PartialFormat, PayloadErro
 SECOND = 1_000_000_000
 """Length of a tick, ns."""
 IDLE_TICKS_MAX = 100_000
-"""Most calls of ``tick`` for one time that do nothing: a million groups of windows are looked at in 2,000."""
+"""Most calls of ``tick`` for one time that do nothing: 2,000 calls check a million groups of windows."""
 Turn = Callable[[], Awaitable[None]]
 FOR_EVER = 1 << 63
-"""Time that no row has."""
+"""Time later than that of any row."""
 
 
 class Rejected(NamedTuple):
-    """A row that a function could do nothing with."""
+    """A row that a function rejected."""
 
     row: Row
     reason: str
     cause: Row | None = None
-    """Row that came in when a function gave up this one; None where it is the same."""
+    """Row whose arrival made a function reject this one; None where it is the same."""
 
 
 class Alert(NamedTuple):
@@ -36,7 +36,7 @@ class Alert(NamedTuple):
     time: int
     retain: bool
     until: int = 0
-    """Time after which it is of no use, ns since 1970; 0 for never."""
+    """Time after which the alert is not published, ns since 1970; 0 for never."""
 
 
 class Alerts(Protocol):
@@ -50,15 +50,16 @@ class Alerts(Protocol):
 
 
 class Writing(NamedTuple):
-    """Way from rows to the payloads of a stream and of those that rows are routed to."""
+    """Encoders of rows for a stream and for the streams that rows are routed to."""
 
     format: Format
     converts: bool = False
-    """True where the input's payloads are in another format: then those that no function changed are written, too."""
+    """True where the input's payloads are in another format: then payloads that no function changed are encoded again,
+    too."""
 
 
 class Outputs(Out):
-    """Everything that came out of a chain and is not stored yet."""
+    """Outputs of a chain that are not stored yet."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -68,7 +69,7 @@ class Outputs(Out):
         self.routed: dict[str, list[Row]] = {}
         """Stream -> its rows; each with its payload."""
         self.unwritten: list[tuple[str, Row]] = []
-        """Rows for other streams as functions gave them; the chain writes their payloads."""
+        """Rows for other streams as functions emitted them; the chain writes their payloads."""
         self.alerts: list[Alert] = []
 
     def __bool__(self) -> bool:
@@ -80,7 +81,7 @@ class Outputs(Out):
         self.rejected.append(Rejected(row, reason, cause))
 
     def withhold(self, row: Row, reason: str, told: str, cause: Row | None = None) -> None:  # noqa: ARG002
-        """Keep a row for the stream of errors that gets nothing of what the row holds.
+        """Keep a row for the stream of errors, without any of its content.
 
         Args:
             reason: may have values of the row; it is for ``weft edge test-function``.
@@ -98,32 +99,32 @@ class Outputs(Out):
         self.alerts.append(Alert(topic, payload, qos, time, retain, until))
 
     def drop(self, row: Row, reason: str) -> None:
-        """Take no note: a node has no use for it."""
+        """Do nothing: a node has no use for the reason."""
 
 
 class ReplayOutputs(Outputs):
-    """Outputs of a chain that computes again what it has computed before: what it did to others it does not repeat."""
+    """Outputs of a chain that repeats an earlier computation: rows for other streams and alerts are not repeated."""
 
     def route(self, row: Row, stream: str) -> None:
-        """Leave the row out: it is in that stream already."""
+        """Skip the row: it is in that stream already."""
 
     def alert(self, topic: bytes, payload: bytes, qos: int, time: int, *, retain: bool, until: int = 0) -> None:
-        """Say nothing: that was long ago."""
+        """Skip the alert: its time is long past."""
 
 
 class _Withholding(Out):
-    """Ways out of a function that sees what it, or one behind it, redacts.
+    """Outputs of a function that sees fields which it, or a later one, redacts.
 
     A row that it rejects goes to the stream of errors without its payload, and without a reason that may quote it: that
-    stream goes where the redacted rows go.
+    stream has the same destinations as the redacted rows.
     """
 
     def __init__(self, outputs: Outputs, kind: str, *, is_safe: bool) -> None:
-        """Stand before some outputs.
+        """Wrap some outputs.
 
         Args:
             kind: name of the function.
-            is_safe: its reasons hold no values.
+            is_safe: whether its reasons contain no values.
         """
         self._outputs = outputs
         self._kind = kind
@@ -148,7 +149,7 @@ def _withheld(kind: str) -> str:
 
 
 class Chain:
-    """A chain and its memory. What goes in and when decides what comes out, not how it is cut into calls.
+    """A chain and its memory. Its outputs depend on the inputs and their times, not on the division into calls.
 
     Call ``process`` with rows up to the next tick, then ``tick``, and so on (``slices``, ``ticks``).
     """
@@ -165,28 +166,28 @@ class Chain:
             functions: each with a label under which its state is kept: the same for the same function with the same
                 settings.
             decoder: format of the input's payloads.
-            encoder: format of the output's payloads, of rows whose values are not those of the payload any more.
+            encoder: format of the output's payloads, for rows whose values differ from the payload.
         """
         self._functions = [function for _, function in functions]
         self._labels = [label for label, _ in functions]
         self._writing = encoder if isinstance(encoder, Writing) else Writing(encoder)
-        # What is written in another format is written whole.
+        # A payload in another format is written as a whole, so all fields must be decoded.
         paths = None if self._writing.converts else paths_read(self._functions)
         self._decode: Callable[[bytes], Values] = decoder.decode
         if paths is not None and isinstance(decoder, PartialFormat):
             self._decode = decoder.decoder(paths)
         self._reads_values = paths is None or bool(paths)
         self.has_ticks = any(type(function).due is not Function.due for function in self._functions)
-        """True where time alone can bring rows out."""
+        """True where time alone can emit rows."""
         holders = (at for at, function in enumerate(functions[:-1]) if type(function[1]).due is not Function.due)
         self._holder = next(holders, len(functions))
-        """Place of the first function that gives rows when it likes, to others behind it: it gets rows one by one, so
-        that what these say of its rows has a place among what others say."""
+        """Position of the first function that emits rows at times of its own to later functions: it gets rows one by
+        one, so that rejections and alerts about its rows have a defined place among the others."""
         self._redacts = max((at for at, function in enumerate(self._functions) if function.redacts), default=-1)
         """Position of the last function that redacts; -1 where none does."""
 
     async def prepare(self) -> None:
-        """Have all functions load what changed. Before each step.
+        """Have all functions load changed files. Call it before each step.
 
         Raises:
             NotReady: the step has to wait.
@@ -196,7 +197,7 @@ class Chain:
                 await function.prepare()
 
     async def process(self, rows: list[Row], out: Outputs) -> None:
-        """Put rows of the input through all functions, in order. None of them is later than a tick that may be due."""
+        """Pass rows of the input through all functions, in order. No row may be later than a tick that is due."""
         leaving = Leaving(rows, out)
         if self._reads_values:
             rows = self._decoded(rows, out)
@@ -213,7 +214,7 @@ class Chain:
         leaving.order_rejected()
 
     def prepare_at_once(self) -> None:
-        """Do what ``prepare`` does, for functions that wait for nothing.
+        """Do what ``prepare`` does, for functions that never wait.
 
         Raises:
             NotReady: as ``prepare``.
@@ -228,7 +229,7 @@ class Chain:
                 raise RuntimeError(f"{type(function).__name__} waits for something while it is prepared")
 
     def process_at_once(self, rows: list[Row], out: Outputs) -> None:
-        """Do what ``process`` does, for functions that wait for nothing and hold no rows back."""
+        """Do what ``process`` does, for functions that never wait and hold no rows back."""
         leaving = Leaving(rows, out)
         if self._reads_values:
             rows = self._decoded(rows, out)
@@ -240,17 +241,17 @@ class Chain:
         leaving.order_rejected()
 
     def entry(self, out: Outputs) -> Out:
-        """Return the ways out for rows that no function has seen yet."""
+        """Return the outputs for rows that no function has seen yet."""
         return out if self._redacts < 0 else _Withholding(out, "a function", is_safe=False)
 
     async def tick(self, time: int, out: Outputs, turn: Turn | None = None) -> None:
-        """Tell all functions that every row up to a time has come.
+        """Notify all functions that every row up to a time has arrived.
 
         Args:
             turn: awaited after each part that a function does, for other work.
         """
         for at, function in enumerate(self._functions):
-            # What an earlier function still holds is yet to reach this one: its time has not come.
+            # Rows that an earlier function still holds are yet to reach this one: it must not see a later time.
             held = oldest_of(self._functions[:at])
             own = time if held is None else min(time, held - 1)
             idle = 0
@@ -260,7 +261,7 @@ class Chain:
                     rows = await function.tick_async(own, way)
                 else:
                     rows = function.tick(own, way)
-                # A part may give no rows: groups that are only looked at, or windows whose SELECT finds nothing.
+                # A part may emit no rows: groups that are only checked, or windows whose SELECT finds nothing.
                 idle = 0 if rows or function.due() != due else idle + 1
                 if idle > IDLE_TICKS_MAX:
                     raise RuntimeError(f"{type(function).__name__} is due at {due} and does nothing then")
@@ -269,7 +270,7 @@ class Chain:
                     await turn()
 
     def gap(self, gap: Gap, out: Outputs) -> None:
-        """Tell all functions of numbers that are missing."""
+        """Notify all functions of missing numbers."""
         for at, function in enumerate(self._functions):
             function.gap(gap, self._way(at, out))
         self._write([], out)
@@ -303,11 +304,11 @@ class Chain:
         return "-".join(version for function in self._functions if (version := function.version()))
 
     def trouble(self) -> str:
-        """Return what an operator should look at, on one line; empty when all is well."""
+        """Return one line about a problem for the operator; empty when there is none."""
         return "; ".join(trouble for function in self._functions if (trouble := function.trouble()))
 
     async def close(self) -> None:
-        """End what functions run outside of this process."""
+        """End the processes and threads of the functions."""
         for function in self._functions:
             if isinstance(function, AsyncFunction):
                 await function.close()
@@ -330,13 +331,13 @@ class Chain:
         return rows
 
     def _way(self, at: int, out: Outputs) -> Out:
-        """Return the ways out of the function at a position."""
+        """Return the outputs of the function at a position."""
         if at > self._redacts:
             return out
         return _Withholding(out, self._labels[at].partition("-")[0], is_safe=self._functions[at].redacts)
 
     def _redacted(self, at: int, rows: list[Row]) -> list[Row]:
-        """Have rows that come out of the last function that redacts forget what they were before."""
+        """Remove the original payloads from rows that leave the last function that redacts."""
         if at == self._redacts:
             for row in rows:
                 row.original = None
@@ -384,7 +385,7 @@ def oldest_of(functions: Iterable[Function]) -> int | None:
 
 
 def paths_read(functions: Iterable[Function]) -> frozenset[Path] | None:
-    """Return the fields of the input's payloads that some functions, one behind the other, need; None for all."""
+    """Return the fields of the input's payloads that some functions, in sequence, need; None for all."""
     found: frozenset[Path] = frozenset()
     for function in functions:
         if not function.reads_values:

@@ -1,4 +1,4 @@
-"""Checks of functions that need the functions themselves: each is made from its settings, and asked what it is."""
+"""Checks of functions that need the functions themselves: each is created from its settings and inspected."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ _RESULTS = frozenset({"window", "sql", "sparkplug"})
 _SINGLE = frozenset({"number", "text", "bytes"})
 """Formats with the field `value` alone."""
 RETAIN_S_MIN = 3600.0
-"""Retention of an input below which functions that stand still for a while miss records: an hour is a disk that is
-full over lunch."""
+"""Retention of an input below which stopped functions soon miss records: a disk may well be full for an hour."""
 
 
 def function_findings(config: EdgeConfig) -> Iterator[Finding]:
-    """Make every function of a checked configuration, and yield why some cannot work.
+    """Create every function of a checked configuration, and yield the reasons why some cannot work.
 
     No process is started, and files are opened by ``function_files``.
     """
@@ -58,14 +57,14 @@ def function_findings(config: EdgeConfig) -> Iterator[Finding]:
 
 def _place(settings: Any, message: str) -> tuple[KeyPath, str]:
     """Return the setting that a function's message begins with (``lateness: ``, ``rules[0].where: ``), and the rest of
-    the message: a function may have many lines, and only one is wrong."""
+    the message: a function may have many lines, and the message is about one of them."""
     head, colon, rest = message.partition(": ")
     if not colon:
         return (), message
     if isinstance(settings, Mapping):
         if head in settings:
             return (head,), rest
-        # An expression in place of the name that it stands behind.
+        # An expression: report the name that it defines.
         return next((((key,), message) for key, text in settings.items() if head in str(text)), ((), message))
     if not isinstance(settings, Section):
         return (), message
@@ -119,7 +118,7 @@ def _files(settings: Any) -> Iterator[tuple[str, str]]:
 
 
 def function_notes(config: EdgeConfig) -> Iterator[Finding]:
-    """Yield what is allowed in a checked configuration, and perhaps not meant."""
+    """Yield warnings: settings of a checked configuration that are allowed, and perhaps not intended."""
     flow, streams = Flow(config), streams_of(config)
     for name, stream in config.streams.items():
         if not is_derived(stream):
@@ -170,7 +169,7 @@ def _written_as(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
 
 
 def _told_elsewhere(name: str, stream: Stream, config: EdgeConfig) -> Iterator[Finding]:
-    """Point out that what is redacted leaves the node all the same."""
+    """Point out redacted fields that leave the node in another stream."""
     at = next((at for at, step in enumerate(stream.functions) if step.redact is not None), -1)
     for link_name, link in config.links.items() if at >= 0 else ():
         for source in set(stream.from_stream).intersection(carried_streams(link, config)):
@@ -191,7 +190,8 @@ def _formats(name: str, stream: Stream, flow: Flow) -> Iterator[Finding]:
 
 
 def _memories(name: str, stream: Stream, flow: Flow, made: list[tuple[str, Function]]) -> Iterator[Finding]:
-    """Refuse ``raw: discard`` where the log is needed: a memory is restored from records, and time passes by them."""
+    """Refuse ``raw: discard`` where the log is needed: a memory is restored from records, and records advance its
+    time."""
     if stream.raw != "discard":
         return
     kinds = [kind for kind, function in made if not function.is_stateless]
@@ -210,7 +210,8 @@ def _knows_bytes(stream: Stream) -> bool:
 
 
 def _without_function(code: ast.Module, settings: Python) -> str | None:
-    """Return that a file plainly lacks the function; None where it has it, or may make it in another way."""
+    """Return a message when a file plainly lacks the function; None where it has it, or may define it in another
+    way."""
     wanted = settings.function or ("process_batch" if settings.batch else "process")
     plain = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     names = [each.name for each in code.body if isinstance(each, plain)]
@@ -227,7 +228,7 @@ def _imports_all(node: ast.stmt) -> bool:
 
 
 def unusable_content(settings: Any) -> str | None:
-    """Return why a function cannot use its file, which can be read; None when it can. Blocks; runs no code of users."""
+    """Return why a function cannot use its readable file; None when it can. Blocks; runs no code of users."""
     if isinstance(settings, Enrich):
         try:
             read_table(wanted_of(settings))

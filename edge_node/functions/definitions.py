@@ -21,13 +21,13 @@ from weft.protocols.topics import compile_pattern
 LEVELS_KNOWN_MAX = 20_000
 """Keys whose named levels are remembered."""
 KEY_BYTES_KNOWN_MAX = 512
-"""Longest of them."""
+"""Longest key that is remembered."""
 DIGEST_BYTES = 16
 LABEL_BYTES = 6
 
 
 class Definition(NamedTuple):
-    """A derived stream as the configuration says."""
+    """A derived stream as configured."""
 
     name: str
     inputs: tuple[str, ...]
@@ -36,10 +36,10 @@ class Definition(NamedTuple):
     """Streams that its functions route rows to."""
     digest: bytes
     """Checksum of the settings of its functions, with the names of files and without their folders: the same on each
-    machine. What is in the files is the version of each function (``Function.version``)."""
+    machine. The content of the files is in the version of each function (``Function.version``)."""
     make_chain: Callable[[], Chain]
     whole: bytes = b""
-    """Checksum of all these settings, also of the folders: another one means other functions."""
+    """Checksum of all these settings, folders included: a different one means different functions."""
 
     def works_like(self, other: Definition | None) -> bool:
         """Return whether another definition means the same functions."""
@@ -76,7 +76,7 @@ class Levels:
 def definitions(config: EdgeConfig) -> Iterator[Definition]:
     """Yield the derived streams of a configuration that was checked.
 
-    Also those with ``raw: discard``: what earlier settings stored of their messages is still to be read.
+    Also streams with ``raw: discard``: messages that earlier settings stored must still be read.
     """
     return _definitions(config, before_log=False)
 
@@ -102,7 +102,7 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
     """Return new functions of a stream, each with the label of its state.
 
     Raises:
-        ValueError: a function cannot work with its settings, says why.
+        ValueError: a function cannot work with its settings; the message has the reason.
     """
     found: list[tuple[str, Function]] = []
     first = decoding_of(flow.input_payload(name)).first
@@ -117,7 +117,7 @@ def functions_of(config: EdgeConfig, flow: Flow, name: str) -> list[tuple[str, F
 
 
 def context(config: EdgeConfig, flow: Flow, name: str, at: int) -> Context:
-    """Return what the function of a stream at a position is made with."""
+    """Return the context for the function of a stream at a position."""
     patterns = flow.patterns_before(name, at)
     stream = config.streams[name]
     return Context(
@@ -146,13 +146,13 @@ def _maker(config: EdgeConfig, flow: Flow, name: str) -> Callable[[], Chain]:
 
 
 def _said(config: EdgeConfig, flow: Flow, name: str) -> tuple[Any, ...]:
-    """Return all that decides what the functions of a stream do, but for the content of files."""
+    """Return all settings that decide the results of a stream's functions; the content of files is not among them."""
     stream = config.streams[name]
     patterns = flow.patterns_before(name, 0)
     return stream.functions, flow.input_payload(name), flow.payload(name), inputs(name, stream), patterns
 
 
 def _checksum(settings: Any, length: int) -> bytes:
-    """Return a checksum of settings that stays the same in later releases, which may have more of them: states are
-    found by it."""
+    """Return a checksum of settings that stays the same in later releases with more settings: states are found by
+    it."""
     return hashlib.blake2b(msgspec.json.encode(without_defaults(settings)), digest_size=length).digest()

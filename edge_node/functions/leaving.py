@@ -1,4 +1,4 @@
-"""Order of the rows that leave a chain by other ways than its end."""
+"""Order of the rows that leave a chain before its end: rejected and routed ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.edge_node.functions.contract import Row
 
 
 class Ways(Protocol):
-    """Lists of what leaves; ``ROW_PLACES`` says where the row is in each item."""
+    """Lists of the rows that leave; ``ROW_PLACES`` has the index of the row in each item."""
 
     rejected: list[Any]
     unwritten: list[Any]
@@ -24,8 +24,8 @@ class Leaving:
     """Rows that leave while a chain works on a batch, to be put in the order in which they were read.
 
     A function works on a whole batch. So the rows that the decoder refused come first, then those of the first
-    function, of the second, and so on; of a route, those of its first rule. What is in a stream must not depend on
-    where a batch ends.
+    function, of the second, and so on; within a route, those of its first rule. The order in a stream must not depend
+    on the end of a batch.
     """
 
     def __init__(self, given: Sequence[Row], out: Ways) -> None:
@@ -33,7 +33,7 @@ class Leaving:
 
         Args:
             given: rows of the batch.
-            out: ways out.
+            out: outputs.
         """
         self._given = given
         self._ways = (out.rejected, out.unwritten)
@@ -45,11 +45,11 @@ class Leaving:
         return len(rejected), len(unwritten)
 
     def begin(self) -> None:
-        """Go on with rows one by one: what left until now has its own places."""
+        """Continue with rows one by one: rows that left until now have their places."""
         self._last = self._lengths()
 
     def note(self, row: Row) -> None:
-        """Note that all that left since the last call left because of a row, which may have brought others out."""
+        """Note that all rows that left since the last call left because of one row, which may have released others."""
         now = self._lengths()
         if now != self._last:
             self._caused.append((self._last, now, row))
@@ -60,7 +60,7 @@ class Leaving:
         self._order(1)
 
     def order_rejected(self) -> None:
-        """Put the rejected rows in order, when all are there. Call once."""
+        """Put the rejected rows in order, when all have been added. Call once."""
         self._order(0)
 
     def _order(self, which: int) -> None:
@@ -75,7 +75,7 @@ class Leaving:
         found: list[tuple[int, int]] = []
         for at in range(start, len(way)):
             row: Row = causes.get(at) or getattr(way[at], "cause", None) or way[at][ROW_PLACES[which]]
-            # A row that a function made stays behind the one before it.
+            # A row that a function created stays behind the one before it.
             place = places.get((row.input, row.seq), place)
             found.append((place, at))
         return [way[at] for _, at in sorted(found)]

@@ -42,10 +42,10 @@ class NodeFunctions:
         ledger: ReleaseLedger,
         policies: Policies,
     ) -> None:
-        """Make the functions of a configuration. Blocks while it reads their states.
+        """Create the functions of a configuration. Blocks while it reads their states.
 
         Args:
-            ledger: of what may be deleted; functions become parties to it.
+            ledger: ledger of the records that may be deleted; functions become parties to it.
             policies: returns the retention of each stream of a configuration.
 
         Raises:
@@ -83,11 +83,11 @@ class NodeFunctions:
         self._config = config
 
     async def replay(self, stream: str, into: str) -> ReplayProgress:
-        """Compute a derived stream again into another one, which stays on the node as long as that does; or, without
-        ``stream``, say how far that is.
+        """Compute a derived stream again into another one, which is retained as long as the first and stays on the
+        node; without ``stream``, report the progress.
 
         Raises:
-            ReplayRefused: says why.
+            ReplayRefused: the replay is not possible; the message has the reason.
         """
         if not stream:
             return self._functions.replay_progress(into)
@@ -110,8 +110,8 @@ class NodeFunctions:
             self._log.set_policy(self._log.stream(into), dataclasses.replace(policy, replicated=False))
 
     def _join(self, config: EdgeConfig, found: list[Definition]) -> None:
-        """Have records that links carry, or that only functions read, wait for the functions. What has no such reader
-        stays as long as its retention says."""
+        """Keep records that links carry, or that only functions read, until the functions have them. Retention alone
+        decides about records without such readers."""
         carried = {stream for link in config.links.values() for stream in carried_streams(link, config)}
         parties = {
             (definition.name, name)
@@ -131,17 +131,17 @@ class NodeFunctions:
 
 
 class Alerts:
-    """Publisher of what functions say, within the commit of their step."""
+    """Publisher of the functions' alerts, within the commit of their step."""
 
     def __init__(self, context: ProtocolContext, retained: RetainedMessages) -> None:
-        """Publish as a client of the node does."""
+        """Prepare to publish in the way of a client of the node."""
         self._ingest = context.ingest
         self._retained = retained
         self._deliver = context.fan_out.message
         self._wall_clock = context.wall_clock
 
     def ready(self) -> None:
-        """Store what clients have published before.
+        """Store the messages that clients have published before.
 
         Raises:
             LogFull, LogFailed: that is not possible.
@@ -149,14 +149,14 @@ class Alerts:
         self._ingest.turn.store()
 
     def __call__(self, alert: Alert) -> None:
-        """Store and deliver a message, if it is still of use."""
+        """Store and deliver a message, unless its time is over."""
         now = self._wall_clock()
         if alert.until and alert.until < now:
             return
         if alert.retain:
             self._retained.retain(Publish(alert.topic, alert.payload, alert.qos, 0, retain=True), now)
         if alert.topic.startswith(b"$"):
-            # The node's own, as `$SYS`: for who asks for it by name, and in no stream.
+            # A topic of the node's own, as `$SYS`: only for clients that subscribe to it by name, and in no stream.
             self._deliver(Message(alert.topic, alert.payload, alert.qos, alert.retain))
             return
         flags = _QOS_FLAGS[alert.qos] | (Flag.RETAINED if alert.retain else Flag(0))

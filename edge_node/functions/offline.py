@@ -1,6 +1,6 @@
 """A derived stream without a node: records of a file go through its functions one by one.
 
-The chain is that of a node. Between the functions stand observers that note what a function said of a row.
+The chain is that of a node. Observers between the functions record each function's decision about a row.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from weft.edge_node.functions.payloads import PayloadError
 from weft.edge_node.functions.sample import SampleEvent
 
 FINAL_TICKS_MAX = 100_000
-"""Most ticks after the last record. What is due then without end, such as a window at each second, is cut off here."""
+"""Most ticks after the last record. It ends functions that are due without end, such as a window at each second."""
 
 _BINARY = frozenset({"cbor", "msgpack", "sparkplug", "struct"})
 PAYLOAD = "payload"
-"""In place of a function: what reads and writes payloads."""
+"""Name of the step that reads and writes payloads, in place of a function."""
 OutcomeKind = Literal["out", "dropped", "error", "routed", "alert", "kept", "log"]
 
 
 class RowOutcome(NamedTuple):
-    """Fate of a row, or what came of the time."""
+    """Outcome of a row, or of a tick."""
 
     kind: OutcomeKind
     """``out``: it is in the derived stream; ``error``: in its stream of errors; ``kept``: a function remembers it;
-    ``log``: a line that a user's code wrote meanwhile."""
+    ``log``: a line that a user's code logged meanwhile."""
     function: str = ""
     """Function that decided, such as ``where``; ``payload`` where a payload was read or written."""
     reason: str = ""
@@ -48,11 +48,11 @@ class RowOutcome(NamedTuple):
 
 
 class Happening(NamedTuple):
-    """A record or gap of the sample, or a moment at which something was due, and what came of it."""
+    """A record or gap of the sample, or a moment at which something was due, and its outcomes."""
 
-    cause: SampleEvent | int
-    """The time, ns since 1970, of a moment."""
-    outcomes: list[RowOutcome]
+    cause: Sample | int
+    """For a moment, its time in ns since 1970."""
+    outcomes: list[Outcome]
 
 
 class Offline:
@@ -62,7 +62,7 @@ class Offline:
         """Make the functions.
 
         Raises:
-            ValueError: a function cannot work with its settings; says why.
+            ValueError: a function cannot work with its settings; the message has the reason.
         """
         self.inputs = inputs(name, config.streams[name])
         """Streams that it reads."""
@@ -76,12 +76,12 @@ class Offline:
         """Load files, start processes.
 
         Raises:
-            NotReady: that is not possible; says what to do.
+            NotReady: that is not possible; the message has the remedy.
         """
         await self._chain.prepare()
 
     async def run(self, samples: Iterable[SampleEvent]) -> AsyncIterator[Happening]:
-        """Yield what happens, in order: with each record, before it with the time that has passed, and at the end.
+        """Yield the happenings, in order: for the time that passes before each record, for the record, and at the end.
 
         Raises:
             BadSample: from the samples.
@@ -99,8 +99,8 @@ class Offline:
         await self._chain.close()
 
     def fields(self, row: Row, *, is_input: bool) -> Values | None:
-        """Return the fields of a row's payload where its format is not made for people; None where it is, or where
-        the payload alone does not say them."""
+        """Return the fields of a row's payload where people cannot read its format; None where they can, or where the
+        payload alone does not determine the fields."""
         found = self._binary[is_input]
         try:
             return found.decode(row.payload or b"") if found is not None else None
@@ -113,7 +113,7 @@ class Offline:
         if isinstance(event, Gap):
             self._chain.gap(event, self._out)
         else:
-            # A copy: functions change rows, and the sample is still to be shown.
+            # A copy: functions change rows, and the sample is shown afterwards.
             await self._chain.process([msgspec.structs.replace(event)], self._out)
         return self._out.take()
 
@@ -130,7 +130,7 @@ class Offline:
 def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> Chain:
     kinds = [step.chosen[0] for step in config.streams[name].functions]
     functions = functions_of(config, flow, name)
-    # What stands before the functions of the configuration decodes payloads.
+    # The function before those of the configuration decodes payloads.
     names = [PAYLOAD] * (len(functions) - len(kinds)) + list(_told_apart(kinds))
     for (_, function), told in zip(functions, names, strict=True):
         _observe(function, told, out)
@@ -138,7 +138,7 @@ def _observed_chain(config: EdgeConfig, flow: Flow, name: str, out: _Trace) -> C
 
 
 def _observe(function: Function, name: str, out: _Trace) -> None:
-    """Have a function's calls noted. It stays itself, so that the chain does with it what it does in a node."""
+    """Record a function's calls. The function itself stays in the chain, which so behaves as in a node."""
     if isinstance(function, Python):
         vars(function)["tell"] = out.log
 
@@ -175,13 +175,13 @@ def _observe(function: Function, name: str, out: _Trace) -> None:
 
 
 def _told_apart(kinds: list[str]) -> Iterator[str]:
-    """Yield names of functions for people: of those that are there twice with their position."""
+    """Yield names of functions for people: a kind that occurs twice is shown with its position."""
     for at, kind in enumerate(kinds):
         yield kind if kinds.count(kind) == 1 else f"{kind} (functions[{at}])"
 
 
 class _Trace(Outputs):
-    """Ways out that note what happens, and which function did it."""
+    """Outputs that record what happens, and which function did it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class _Trace(Outputs):
         self._outcomes.append(RowOutcome("alert", self.function, to=topic.decode(errors="replace"), payload=payload))
 
     def keep(self, row: Row, *, held: bool) -> None:
-        """Note that nothing came of a row, and no reason was given."""
+        """Record that a row had no result, and the function gave no reason."""
         self._note("kept" if held else "dropped", row)
 
     def log(self, line: str) -> None:
@@ -225,11 +225,11 @@ class _Trace(Outputs):
         self._outcomes.append(RowOutcome(kind, self.function, reason, row, to))
 
     def count(self) -> int:
-        """Return how much was noted of what became of rows."""
+        """Return the number of recorded outcomes."""
         return sum(each.kind != "log" for each in self._outcomes)
 
     def take(self) -> list[RowOutcome]:
-        """Return what was noted since the last call, and the rows that came out of the chain."""
+        """Return the outcomes recorded since the last call, and the rows that left the chain."""
         found = [*self._outcomes, *(RowOutcome("out", row=row) for row in self.rows)]
         self._outcomes = []
         self.rows, self.routed = [], {}

@@ -28,13 +28,13 @@ class BeforeLogPart(Part):
     name = "functions before the log"
 
     def __init__(self, log: SegmentLog, routing: Routing) -> None:
-        """Start with none."""
+        """Start without functions."""
         self._log = log
         self._routing = routing
         self._functions: dict[int, FunctionsBeforeLog] = {}
 
     def put(self, config: EdgeConfig) -> None:
-        """Have the functions of a configuration work from now on.
+        """Run the functions of a configuration from now on.
 
         Raises:
             ValueError, OSError: a function cannot work; nothing has changed.
@@ -50,7 +50,7 @@ class BeforeLogPart(Part):
         """Return the figures of each stream.
 
         Args:
-            behind: figures of the functions that read what earlier settings stored, and keep the streams' marks.
+            behind: figures of the functions that read records of earlier settings, and keep the streams' marks.
         """
         found = {}
         for each in self._functions.values():
@@ -98,13 +98,13 @@ class FunctionsPart(Part):
         self._functions = self._make(config)
 
     def start(self) -> None:
-        """Let them work."""
+        """Start the functions."""
         self._is_started = True
         if self._functions is not None:
             self._functions.start()
 
     async def close(self) -> None:
-        """Stop them."""
+        """Stop the functions."""
         if self._functions is not None:
             await self._functions.close()
 
@@ -127,10 +127,10 @@ class FunctionsPart(Part):
             yield from function_samples(name, facts)
 
     async def replay(self, stream: str, into: str) -> ReplayProgress:
-        """Begin to compute a derived stream again, or say how far that is.
+        """Begin to compute a derived stream again, or report the progress.
 
         Raises:
-            ReplayRefused: that is not possible; the sentence says why.
+            ReplayRefused: that is not possible; the message has the reason.
         """
         from weft.edge_node.functions.runtime.replays import ReplayRefused
 

@@ -1,6 +1,6 @@
-"""Fields in fields, by dotted paths: ``motor.rpm`` is the field ``rpm`` of the field ``motor``.
+"""Nested fields, by dotted paths: ``motor.rpm`` is the field ``rpm`` of the field ``motor``.
 
-A name that has a dot of its own cannot be said so; expressions reach it with ``field("a.b")``.
+Such a path cannot contain a name with a dot; expressions reach that field with ``field("a.b")``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 from weft.edge_node.functions.contract import Values
 
 PATH_NAMES_MAX = 16
-"""Most names in a path."""
+"""Maximum number of names in a path."""
 
 
 class MissingType:
@@ -19,7 +19,7 @@ class MissingType:
 
 
 MISSING: Final = MissingType()
-"""Value of a field that a row does not have. A field that is null has None."""
+"""Value of a field that a row does not have. A null field has None."""
 
 
 def names_in(path: str) -> tuple[str, ...]:
@@ -67,16 +67,16 @@ def getter(path: str) -> Callable[[Values], Any]:
 
 
 def put(value: Any, names: tuple[str, ...], at: int, new: Any) -> Values:
-    """Return a mapping with a new value at a path, as a copy: rows may share what lies in their fields.
+    """Return a mapping with a new value at a path, as a copy: rows may share nested values.
 
     Args:
         value: mapping, or None for an empty one.
         names: path.
-        at: place in the path at which the mapping stands.
+        at: index in the path at which the mapping is.
         new: value.
 
     Raises:
-        TypeError: something on the way is no mapping.
+        TypeError: a value on the path is not a mapping.
     """
     if value is None:
         value = {}

@@ -9,7 +9,8 @@ from weft.edge_node.functions.contract import Path, Values
 
 
 class PayloadError(ValueError):
-    """A payload that is not of its stream's format, or values that the format cannot hold; says what is wrong."""
+    """A payload that is not of its stream's format, or values that the format cannot hold; the text states the
+    problem."""
 
 
 class Format(Protocol):
@@ -37,8 +38,8 @@ class PartialFormat(Protocol):
     """A format that can leave out fields while it decodes."""
 
     def decoder(self, paths: frozenset[Path]) -> Callable[[bytes], Values]:
-        """Return a function that does what ``decode`` does, for these fields of a payload alone. It may return more.
+        """Return a function that decodes only these fields of a payload, as ``decode`` does. It may return more.
 
-        It raises ``PayloadError`` as ``decode`` does, but for numbers in other fields that cannot be represented.
+        It raises ``PayloadError`` as ``decode`` does, except for numbers in other fields that cannot be represented.
         """
         ...

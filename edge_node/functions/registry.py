@@ -43,4 +43,4 @@ KINDS: dict[str, Make] = {
     "window": WindowFunction,
     "sql": SqlFunction,
 }
-"""Field of ``config.functions.FunctionStep`` -> what makes the function."""
+"""Field of ``config.functions.FunctionStep`` -> factory of the function."""

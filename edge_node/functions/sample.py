@@ -1,8 +1,8 @@
-"""Records of a file for trying out a derived stream, one in a line: by hand, or as ``weft edge tail --json`` has them.
+"""Records of a file for trying out a derived stream, one in a line: written by hand, or by ``weft edge tail --json``.
 
 A line is an object with ``topic`` (or ``key``), ``payload`` or ``payload_base64``, ``time`` (seconds since 1970, or
 text such as ``2026-11-20T07:00:00Z``) or ``time_ns``, and ``stream`` where the derived stream reads several. A payload
-that is text is the text's UTF-8, any other value its JSON as it stands in the line. A line may also be a gap.
+that is text is the text's UTF-8, any other value its JSON text in the line. A line may also be a gap.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from weft.edge_node.functions.contract import Gap, Row
 LINE_BYTES_MAX = 4 << 20
 """Longest line: base64 of the longest payload that a node takes, and its topic."""
 START_NS = int(datetime(2000, 1, 1, tzinfo=UTC).timestamp()) * 10**9
-"""Time of a first record that has none."""
+"""Time of a first record without one."""
 INTERVAL_NS = 10**9
-"""Time from the record before to one that has none."""
+"""Interval from the record before to one without a time."""
 _TIME_MAX = (1 << 63) - 1
 _MEANT = '{"topic": "plant/l1/m1", "payload": {"temperature": 21.5}, "time": "2026-11-20T07:00:00Z"}'
 
@@ -35,7 +35,7 @@ class SampleEvent(NamedTuple):
 
 
 class BadSample(ValueError):
-    """A line that is no record. Says its number, what is wrong, and what to do."""
+    """A line that is not a record. The text has its number, the problem and the remedy."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(f"{line}: {message}")
@@ -63,10 +63,10 @@ class SampleReader:
 
         Args:
             inputs: streams that the derived stream reads.
-            topic: topic of all lines, which are payloads and nothing else then.
+            topic: topic of all lines, which are then only payloads.
         """
         self.passed_over = 0
-        """Lines that are records of other streams, or what ``weft edge tail`` says besides records."""
+        """Number of skipped lines: records of other streams, and other output of ``weft edge tail``."""
         self._inputs = inputs
         self._topic = topic
         self._decode = msgspec.json.Decoder(_Line).decode
@@ -75,7 +75,7 @@ class SampleReader:
         self._time: int | None = None
 
     def read(self, lines: Iterable[bytes]) -> Iterator[SampleEvent]:
-        """Yield what the lines say, in their order. Empty lines are passed over.
+        """Yield the samples of the lines, in their order. Empty lines are skipped.
 
         Raises:
             BadSample: a line is not of this form.

@@ -1,1 +1,1 @@
-"""The way into the log, for every protocol."""
+"""The path into the log, for every protocol."""

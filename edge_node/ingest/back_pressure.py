@@ -14,11 +14,12 @@ class Pause(IntEnum):
     DISK = 1
     """Too many bytes of all clients wait for the disk."""
     WRITE = 2
-    """The client does not read what it is sent."""
+    """The client does not read the data sent to it."""
     ACKS = 4
     """More of its own acknowledgements wait for the disk than its receive maximum."""
     ASKING = 8
-    """A packet of the client waits for an answer from elsewhere: who it is, or whether a publish is known."""
+    """A packet of the client waits for a result from elsewhere: its password check, or whether a publish is a
+    repeat."""
     TURN = 16
     """The client has had its turn: the rest of what it sent waits until others have had theirs."""
 
@@ -30,13 +31,13 @@ class Publisher(Protocol):
         """Stop reading."""
 
     def release(self, reason: Pause) -> None:
-        """Read on, if this was the last reason not to. Nothing happens when it was none."""
+        """Resume reading, if no other reason remains. Do nothing if the reason did not hold."""
 
 
 class BackPressure:
     """Holds all publishers from the moment the bound is passed until half of it is free.
 
-    What a publisher has read already is still appended, so the log's pending bytes exceed the bound by at most one
+    Data already read from a publisher is still appended, so the log's pending bytes exceed the bound by at most one
     read.
     """
 
@@ -46,17 +47,17 @@ class BackPressure:
         self._publishers: set[Publisher] = set()
         self.holding = False
         self.pauses = 0
-        """Times that the bound was passed."""
+        """Number of times that the bound was passed."""
 
     def join(self, publisher: Publisher) -> None:
-        """Count a publisher in; it is held at once if the others are."""
+        """Add a publisher; it is held at once if the others are."""
         if publisher not in self._publishers:
             self._publishers.add(publisher)
             if self.holding:
                 publisher.hold(Pause.DISK)
 
     def leave(self, publisher: Publisher) -> None:
-        """Forget a publisher; nothing happens when it never joined."""
+        """Forget a publisher; do nothing if it never joined."""
         self._publishers.discard(publisher)
 
     def appended(self) -> None:
@@ -69,7 +70,8 @@ class BackPressure:
             self._log.on_durable(self._durable)
 
     def _durable(self, error: BaseException | None) -> None:
-        # After an error nothing becomes durable any more: publishers go on, and each append says so to its client.
+        # After an error nothing becomes durable any more: publishers resume, and each append reports the error to its
+        # client.
         if error is None and self._log.pending_bytes > self._pending_bytes_max // 2:
             self._log.on_durable(self._durable)
             return

@@ -1,4 +1,4 @@
-"""Contract of what works on messages before they are in the log (``raw: discard``)."""
+"""Contract of functions that process messages before they are in the log (``raw: discard``)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class StreamRecords(NamedTuple):
     payloads: list[bytes]
     headers: dict[int, HeaderPairs]
     origin: int
-    """Number of what made them, in the log."""
+    """Number of their origin in the log."""
 
 
 class BeforeLog(Protocol):
-    """Something that takes messages in place of a stream. The messages themselves are not stored for it."""
+    """Receiver of messages in place of a stream. The messages themselves are not stored for it."""
 
     def runs(
         self, keys: list[bytes], payloads: list[bytes], headers: dict[int, HeaderPairs], now: int
@@ -28,11 +28,11 @@ class BeforeLog(Protocol):
         """Return what is to be stored of some messages, the same for the same messages. Raises nothing.
 
         Args:
-            headers: index -> headers, of the messages that have any.
+            headers: index -> headers, for messages with headers.
             now: time of the messages, ns since 1970.
         """
         ...
 
     def stored(self, payloads: list[bytes], runs: Sequence[StreamRecords]) -> None:
-        """Take note that the runs made of some messages were appended."""
+        """Count the runs made of some messages, which were appended."""
         ...

@@ -1,4 +1,4 @@
-"""The one way into the log, for every protocol: records go to their streams, and to subscribers."""
+"""The only path into the log, for every protocol: records go to their streams, and to subscribers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COPIED = int(Flag.COPIED_FOR_SESSIONS)
 
 
 class Ingest:
-    """Appends what clients publish, and fans it out to local subscribers.
+    """Writer of clients' publishes to the log, and their fan-out to local subscribers.
 
     Records get the time at which they were stored, in nanoseconds since 1970 by ``wall_clock``: the end of the turn of
     the loop that read them. Belongs to the event loop's thread.
@@ -50,7 +50,7 @@ class Ingest:
         self._wall_clock = wall_clock
         self._counters = counters
         self.turn = turn
-        """Publishes that are not stored yet."""
+        """Publishes that are gathered and not stored yet."""
         self.back_pressure = BackPressure(log, pending_bytes_max)
         self._undelivered: dict[int, int] = {}
         """Stream -> seq of the first record appended and not yet delivered live; empty outside ``store``."""
@@ -71,14 +71,13 @@ class Ingest:
 
     def store(self, gathered: Gathering, *, by_node: bool = False) -> list[tuple[int, int, int]]:
         """Append records, all or none of which count, and deliver them. They are not durable yet: see ``on_durable``.
-        What was gathered before in this turn must be stored already.
+        Records gathered earlier in this turn must be stored already.
 
         Args:
-            by_node: within ``together``, a stream that is full takes it all the same: no client would send a will
-                again.
+            by_node: within ``together``, append even to a full stream: no client would send a will again.
 
         Returns:
-            (stream, first seq, count) of what was appended, one for each destination.
+            (stream, first seq, count) of the appended records, one for each destination.
 
         Raises:
             LogFull, LogFailed: not everything was appended, within ``together`` nothing was; none of the records may be
@@ -122,11 +121,11 @@ class Ingest:
         return stored
 
     def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
-        """Append and deliver what there is room for. A run that is refused is tried again for each source alone, so
-        that nothing but what a full stream cannot take is refused, and no client for what another sent.
+        """Append and deliver the records for which there is room. A refused run is tried again source by source, so
+        that only records without room are refused, and no client for another's records.
 
         Returns:
-            Source -> why some of its records were not stored: it must not be acknowledged.
+            Source -> reason why some of its records were not stored: it must not be acknowledged.
         """
         now, refused = self._wall_clock(), dict[Source, Exception]()
         for destination, records in gathered.groups.items():
@@ -177,7 +176,7 @@ class Ingest:
         return self.log.append(stream, now, records.keys, records.payloads, _headers_of(records), flags)
 
     def _work(self, destination: Destination, records: Records, now: int, refused: dict[Source, Exception]) -> bool:
-        """Append what is made of records before the log. Return False where sources were refused for it."""
+        """Append the results of functions before the log. Return False where sources were refused because of them."""
         whole = True
         for before_log in destination.before_log:
             for part in (records, *map(records.where, records.by_source(range(len(records.keys))))):
@@ -202,13 +201,13 @@ class Ingest:
         self.log.append(run.stream, now, run.keys, run.payloads, run.headers or None, origin=run.origin)
 
     def _append_by_source(self, stream: int, records: Records, now: int, refused: dict[Source, Exception]) -> None:
-        """Append what a stream takes of a run that it does not take as a whole. The sources of the rest are refused."""
+        """Append the part of a run for which a stream has room. The sources of the rest are refused."""
         count = len(records.keys)
         seqs: list[int | None] = [None] * count
         for stretch in records.by_source(range(count)):
             source = records.sources[stretch[0]]
             if source in refused:
-                continue  # what follows what was refused would come before it when it is sent again
+                continue  # records behind a refused one would overtake it when it is sent again
             try:
                 seq = self._append(stream, records.where(stretch), now)
             except LogError as error:
@@ -224,8 +223,8 @@ class Ingest:
         return [(queueing.stream, queued.keys, queued.payloads, queued.headers)]
 
     def _append_queued(self, queued: QueuedRun, now: int, refused: dict[Source, Exception] | None) -> None:
-        """Append what is for queues, which keep its order: one run, whatever streams take the records as well.
-        ``refused`` is None where all of the records or none count."""
+        """Append the records for queues as one run, which keeps their order across all streams. ``refused`` is None
+        where all of the records or none count."""
         queueing = self.routing.queueing
         assert queueing is not None, "only queues make such routes"
         stream = queueing.stream
@@ -244,7 +243,7 @@ class Ingest:
             queueing.stored(queued, queued.admitted, now)
 
     def _stored(self, gathered: Gathering) -> None:
-        """Count what is in the log now, and deliver it to subscribers."""
+        """Count the records that are in the log now, and deliver them to subscribers."""
         counters = self._counters
         for destination, records in gathered.groups.items():
             counters.publishes_received += len(records.keys)
@@ -259,7 +258,7 @@ class Ingest:
         streams: dict[Records, int] = {}
         for destination, records in gathered.groups.items():
             found = _streams_of(destination, records)
-            streams[records] = found[-1] if found else NOWHERE  # nothing that a session could read again
+            streams[records] = found[-1] if found else NOWHERE  # a session cannot read it again
         live = _ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
         for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:
@@ -288,8 +287,8 @@ def _ascending(live: list[tuple[Records, int]], streams: dict[Records, int]) -> 
     """Return the records in order of receipt, except that those of each stream come in order of seq.
 
     Runs of two destinations may be in one stream, one behind the other although their records came by turns. A session
-    that stops taking live messages reads on from a seq: what has a lower one must have been delivered before. Records
-    of one topic are in one run, so they keep their order [MQTT-4.6.0-6].
+    that stops taking live messages resumes reading at a seq: records with lower ones must have been delivered before.
+    Records of one topic are in one run, so they keep their order [MQTT-4.6.0-6].
     """
     of_stream: dict[int, list[tuple[Records, int]]] = {}
     for each in live:
@@ -307,7 +306,7 @@ def _seq(of: tuple[Records, int]) -> int:
 
 
 def _headers_of(records: Records) -> dict[int, HeaderPairs] | None:
-    """Return index in the records -> headers, of those that have any."""
+    """Return index in the records -> headers, for records with headers."""
     if not records.marked:
         return records.headers or None
     headers = records.headers.copy()
@@ -319,8 +318,8 @@ def _headers_of(records: Records) -> dict[int, HeaderPairs] | None:
 
 
 def _streams_of(destination: Destination, records: Records) -> tuple[int, ...]:
-    """Return the streams that take the records; the one from which sessions read them last. No session gets messages at
-    QoS 0 later: it needs no copy of them."""
+    """Return the streams that take the records; the last is the one that sessions read. Messages at QoS 0 need no copy
+    for sessions: none gets them later."""
     streams = destination.streams
     if len(streams) > 1:
         streams = (*streams[1:], streams[0])
@@ -328,10 +327,10 @@ def _streams_of(destination: Destination, records: Records) -> tuple[int, ...]:
 
 
 def _flags_in(stream: int, records: Records) -> dict[int, int] | None:
-    """Return index in the records -> flags for one of their streams, of those that have any.
+    """Return index in the records -> flags for one of their streams, for records with flags.
 
-    A reader that falls behind reads `unrouted` and the copies for sessions. Which record has a copy must be in the log:
-    who is subscribed may have changed by the time of reading. No session reads messages at QoS 0.
+    A reader that falls behind reads `unrouted` and the copies for sessions. The log must record which records have a
+    copy: subscriptions may have changed by the time of reading. No session reads messages at QoS 0.
     """
     flags = records.flags
     if stream != records.copied_in:

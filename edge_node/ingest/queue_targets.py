@@ -1,4 +1,4 @@
-"""Contract of queues that take messages of a route, as routes know them."""
+"""Contract between routes and the queues that take their messages."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class Admitted(Protocol):
 
     @property
     def header(self) -> tuple[str, HeaderValue]:
-        """Return the header that names them in the message's record."""
+        """Return the header of the message's record with the queues' names."""
         ...
 
 
 WIDE = 5
-"""Queues of a route from which on its messages are looked at one by one: each costs as much as so many."""
+"""Number of queues from which on a route's messages are handled one by one: each costs as much as so many."""
 
 
 class QueueTargets(Protocol):
     """Queues that the messages of a route are for. Compared by identity."""
 
     width: int
-    """Number of the queues, which is what a message of the route costs."""
+    """Number of the queues: the cost of a message of the route."""
     is_of_topic: bool
-    """True if publishers that named no exchange reach them, by a topic: those of other protocols than AMQP 0-9-1."""
+    """True if publishers without an exchange reach them by a topic, with other protocols than AMQP 0-9-1."""
 
     def admit(self, headers: HeaderPairs, size: int) -> Admitted | None:
-        """Return those that take a message; None when none does.
+        """Return the queues that take a message; None when none does.
 
         Args:
             headers: of the message.

@@ -23,23 +23,24 @@ class Queueing(Protocol):
         ...
 
     def before_store(self, first_seq: int, admitted: Sequence[Admitted]) -> None:
-        """Note that messages are about to be appended to ``stream``, in the same commit as what is noted now.
+        """Note that messages are about to be appended to ``stream``, in the same commit as the changes that this call
+        records.
 
         Args:
             first_seq: number of the first of them, if they are not refused.
         """
 
     def stored(self, records: Records, admitted: Sequence[Admitted], now: int) -> None:
-        """Take messages into their queues, and deliver them. Those whose seq is None were refused.
+        """Add messages to their queues, and deliver them. Messages whose seq is None were refused.
 
         Args:
-            admitted: the queues of each.
+            admitted: the queues of each message.
             now: time of the messages, ns since 1970.
         """
 
 
 class QueuedRun(Records):
-    """The records of a turn that are for queues, in order of receipt."""
+    """The records of a turn for queues, in order of receipt."""
 
     __slots__ = ("admitted",)
 
@@ -50,17 +51,17 @@ class QueuedRun(Records):
 
 
 def persistent(headers: HeaderPairs) -> HeaderPairs:
-    """Return headers that say so of a message whose publisher is answered once it is on disk."""
+    """Return headers that mark a message as persistent, because its publisher is answered once it is on disk."""
     if any(name == DELIVERY_MODE for name, _ in headers):
         return headers
     return headers.plus(PERSISTENT) if type(headers) is PackedHeaders else (*headers, PERSISTENT)
 
 
 def queued_run(gathered: Gathering, refused: Mapping[Source, object]) -> QueuedRun:
-    """Return what is to be stored for queues.
+    """Return the run of records to store for queues.
 
     Args:
-        refused: sources of which no record is to be stored.
+        refused: sources whose records are not stored.
     """
     run = QueuedRun()
     for records, index, queues in gathered.queued:

@@ -1,4 +1,4 @@
-"""A record as it comes in, whatever the protocol, and runs of them on their way to the log."""
+"""An incoming record of any protocol, and runs of records on their way to the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeRecord(NamedTuple):
 
 
 class Source(Protocol):
-    """Sender of records, which is answered once they are durable. Compared by identity."""
+    """Sender of records; it is answered once they are durable. Compared by identity."""
 
     publisher: str | None
     """Client identifier, for subscriptions that do not want their own messages."""
@@ -36,11 +36,11 @@ class Source(Protocol):
         """Send answers: everything before them is durable."""
 
     def refuse(self, error: BaseException) -> None:
-        """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
+        """End the connection: some of its records could not be stored, so they must not be acknowledged."""
 
 
 class NodeSource:
-    """The source of a record that the node stores of its own accord: it waits for no answer."""
+    """The source of a record that the node stores of its own accord: it needs no answer."""
 
     __slots__ = ("publisher",)
 
@@ -67,7 +67,7 @@ class Records:
         self.sources: list[Source] = []
         """Source of each record."""
         self.flags: dict[int, int] = {}
-        """Index in this run -> flag bits, for the records that have any."""
+        """Index in this run -> flag bits, for records with flags."""
         self.headers: dict[int, HeaderPairs] = {}
         """Likewise."""
         self.marked: list[int] = []
@@ -121,7 +121,7 @@ def _holds(ascending: list[int], index: int) -> bool:
 
 
 class Groups(dict[Destination, Records]):
-    """Runs by destination. A destination that has none yet gets one when it is asked for."""
+    """Runs by destination. A destination without a run gets one at the first access."""
 
     def __missing__(self, destination: Destination) -> Records:
         """Begin a run."""
@@ -130,7 +130,7 @@ class Groups(dict[Destination, Records]):
 
 
 class Gathering:
-    """Records that are not stored yet, and the answers that they are due, in order of receipt."""
+    """Records that are not stored yet, and their pending answers, in order of receipt."""
 
     __slots__ = ("answers", "clients", "cost", "groups", "live", "more_acks", "queued")
 
@@ -139,15 +139,15 @@ class Gathering:
         self.live: list[tuple[Records, int]] = []
         """Records of topics that a client is subscribed to now, as run and index."""
         self.queued: list[tuple[Records, int, QueueTargets]] = []
-        """Records for queues, as run and index, in order of receipt: a queue keeps that order, whatever the runs."""
+        """Records for queues, as run and index, in order of receipt: a queue keeps that order across runs."""
         self.clients: list[Source] = []
         self.answers: list[bytes] = []
         """Answers to the clients at the same places of ``clients``, sent once everything gathered is durable. Two lists
-        and no pairs: objects that the garbage collector has to look at cost more than the rest of a message."""
+        instead of pairs: objects that the garbage collector tracks cost more than the rest of a message."""
         self.cost = 0
-        """Cost of ``live`` and ``queued`` when they are stored, in deliveries to clients."""
+        """Cost of storing ``live`` and ``queued``, in deliveries to clients."""
         self.more_acks = 0
-        """Acknowledged records beyond one for each of ``answers``."""
+        """Number of acknowledged records beyond one for each of ``answers``."""
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.clients)
@@ -173,12 +173,12 @@ class Gathering:
         self.cost += len(indexes) * route.cost
 
     def answer(self, client: Source, data: bytes) -> None:
-        """Have a client sent this, after the answers before."""
+        """Queue data for a client, behind its earlier answers."""
         self.clients.append(client)
         self.answers.append(data)
 
     def hand_over(self) -> Gathering:
-        """Return what was gathered, and begin again."""
+        """Return the gathered records and answers, and begin again."""
         taken = Gathering()
         taken.groups, self.groups = self.groups, taken.groups
         taken.live, self.live = self.live, taken.live

@@ -1,4 +1,4 @@
-"""Destinations of records: streams, queues, and what works on records before the log."""
+"""Destinations of records: streams, queues, and functions before the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from weft.edge_node.subscriptions.message import NOWHERE
 COPY_COST = 16
 """Cost of an entry in a queue, in deliveries to clients: 5 µs beside 0.3 to 0.6."""
 WRITE_COST = 16
-"""The same of a message that any client gets: each may get another, and then has a write of its own, of 15 µs."""
+"""The same for a message that is delivered to clients: each client may get a different one, and so a write of its own,
+of 15 µs."""
 
 
 class Destination:
@@ -23,21 +24,21 @@ class Destination:
         self, streams: tuple[int, ...], kept_for_sessions: bool, unrouted: bool, before_log: tuple[BeforeLog, ...] = ()
     ) -> None:
         self.streams = streams
-        """The one from which sessions read the records comes first. Empty only with `unrouted: live`, for topics that
+        """The stream from which sessions read the records is first. Empty only with `unrouted: live`, for topics that
         no stream matches: their messages are counted, delivered and acknowledged."""
         self.kept_for_sessions = kept_for_sessions
-        """True if no stream of the configuration stores the topics as they are, and persistent sessions want them: then
-        a copy is stored for those, first in ``streams``."""
+        """True if no stream of the configuration stores the original messages, and persistent sessions subscribe to
+        them: then a copy is stored for these, in the first of ``streams``."""
         self.unrouted = unrouted
         """True if no stream of the configuration matches the topics."""
         self.before_log = before_log
-        """Functions that work on the records before the log, in the place of streams."""
+        """Functions that process the records before the log, in place of streams."""
         self.copied_in = streams[-1] if unrouted and kept_for_sessions and len(streams) > 1 else NOWHERE
         """The stream `unrouted`, if its records have a copy for persistent sessions in another stream."""
 
 
 class Route:
-    """Destination of a topic's records, and what else they need. Compared by identity: equal routes are one object."""
+    """Destination of a topic's records, and their further needs. Compared by identity: equal routes are one object."""
 
     __slots__ = ("cost", "destination", "is_wide", "live", "marked", "noted", "queues")
 
@@ -46,17 +47,17 @@ class Route:
     ) -> None:
         self.destination = destination
         self.live = live
-        """Clients that are subscribed to the topic now, about; 0 for none."""
+        """Approximate number of clients that are subscribed to the topic now; 0 for none."""
         self.marked = marked
         """True if its records name their publisher."""
         self.queues = queues
-        """Queues that the records are for; None for none."""
+        """Queues that get the records; None for none."""
         self.is_wide = queues is not None and queues.width >= WIDE
         """True if each record is for many queues."""
         self.noted = bool(live) or marked or queues is not None
         """True if its records need more than a place in the run of their destination."""
         self.cost = (live + WRITE_COST if live else 0) + (COPY_COST * queues.width if queues is not None else 0)
-        """Cost of each record when it is stored, in deliveries to clients."""
+        """Cost of storing each record, in deliveries to clients."""
 
     @property
     def streams(self) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ class Route:
 
 
 class Remembering(Protocol):
-    """One who remembers routes."""
+    """Holder of remembered routes."""
 
     def clear(self) -> None:
         """Forget all routes."""

@@ -1,4 +1,4 @@
-"""Routes of topics: found once, and remembered until who gets what has changed."""
+"""Routes of topics: looked up once, and remembered until subscriptions, queues or patterns change."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.topics import TopicPattern, compile_pattern
 
 TOPICS_MAX = 100_000
-"""Topics whose streams are remembered; when there are more, all are forgotten and found again."""
+"""Maximum number of topics whose streams are remembered; beyond it, all are forgotten and looked up again."""
 TOPIC_BYTES_REMEMBERED_MAX = 512
-"""Longer topics are looked up every time, so that the memory of topics stays below 100 MB whatever clients send."""
+"""Longer topics are looked up every time, so that the memory of topics stays below 100 MB for any input."""
 TOPIC_LEVELS_MAX = 128
 """Deeper topics are refused. EMQX has the same default."""
 
@@ -24,7 +24,7 @@ TOPIC_LEVELS_MAX = 128
 class Router:
     """Lookup of the streams of a topic. A topic goes into every stream that has a matching pattern.
 
-    Asked once per distinct topic (``Routing`` remembers the answers), so a plain walk over the patterns is enough.
+    Called once per distinct topic (``Routing`` remembers the answers), so a plain walk over the patterns is enough.
     """
 
     def __init__(self, patterns: Mapping[str, Sequence[str]], number: Callable[[str], int]) -> None:
@@ -78,13 +78,13 @@ class Routing:
         self._session_topics = session_topics
         self.topic_levels_max = topic_levels_max
         self.streams = (*router.numbers, session_topics)
-        """Every stream that a session may have to read. The stream `unrouted` is none of them: it drops its oldest
-        records, so persistent sessions have copies of their own. Others read it when messages there were for them."""
+        """Every stream that a session may have to read. The stream `unrouted` is not among them: it drops its oldest
+        records, so persistent sessions have copies of their own. Other sessions read their messages there."""
         self.everybody = RouteCache(self, None)
         self.remembering: set[Remembering] = set()
-        """Those that know topics: the others, of thousands of clients that are silent, have nothing to forget."""
+        """Caches that have topics. Caches of thousands of silent clients have none to forget, and are not listed."""
         self.as_of = 0
-        """Times that routes were forgotten."""
+        """Number of times that routes were forgotten."""
         self.queueing: Queueing | None = None
         """Queues that messages go to beside their streams."""
         self._before_log: Mapping[int, BeforeLog] = {}
@@ -93,7 +93,7 @@ class Routing:
         subscriptions.watch(self.forget)
 
     def routes_of(self, identity: Identity | None) -> RouteCache:
-        """Return the routes of a client; to be given back to ``leave``."""
+        """Return the routes of a client. Pass them to ``leave`` in the end."""
         if identity is None or identity.unrestricted:
             return self.everybody
         return RouteCache(self, identity)
@@ -104,21 +104,21 @@ class Routing:
             self.remembering.discard(routes)
 
     def forget(self) -> None:
-        """Forget all routes: who gets what, or who may what, has changed."""
+        """Forget all routes: destinations or rights have changed."""
         self.as_of += 1
         remembering, self.remembering = self.remembering, set()
         for routes in remembering:
             routes.clear()
 
     def reroute(self, router: Router) -> tuple[int, ...]:
-        """Take other patterns from now on. What was gathered before goes where it was to go.
+        """Use other patterns from now on. Records gathered before keep their destinations.
 
         Returns:
-            Streams to which nothing went before: those who read the log have to read them as well.
+            Streams that are new as destinations: readers of the log must read them as well.
         """
         added = tuple(stream for stream in router.numbers if stream not in self.streams)
         self._router = router
-        # A stream without topics stays: sessions may have to read what went there before.
+        # A stream without topics stays: sessions may have to read its earlier records.
         self.streams = (*self.streams, *added)
         self._destinations.clear()
         self._routes.clear()
@@ -126,18 +126,18 @@ class Routing:
         return added
 
     def work_before_log(self, before_log: Mapping[int, BeforeLog]) -> None:
-        """Have something work on messages in the place of some streams, which then get none themselves."""
+        """Set the functions that process messages in place of some streams, which then get none themselves."""
         self._before_log = before_log
         self._destinations.clear()
         self._routes.clear()
         self.forget()
 
     def matches(self, topic: bytes, stream: int) -> bool:
-        """Return whether a stream takes a topic's messages without being named."""
+        """Return whether a stream's patterns match a topic."""
         return stream in self._router.streams(topic.decode())
 
     def queue_in(self, queueing: Queueing) -> None:
-        """Have queues take the messages that are for them."""
+        """Route messages to queues, too."""
         self.queueing = queueing
         self.forget()
 
@@ -147,20 +147,20 @@ class Routing:
         return self._router.numbers
 
     def route(self, topic: bytes, into: int | None = None) -> Route:
-        """Return where a topic's records go. The answer is the same for every publisher.
+        """Return the route of a topic's records. It is the same for every publisher.
 
         Args:
-            into: the stream that the sender names, in place of those that match the topic.
+            into: the stream that the sender names, in place of the matching ones.
         """
         return self.route_to(topic, None if self.queueing is None else self.queueing.of_topic(topic), into)
 
     def route_to(self, topic: bytes, queues: QueueTargets | None, into: int | None = None) -> Route:
-        """Return where records go that have a topic and are for some queues; ``into`` as for ``route``."""
+        """Return the route of records with a topic for some queues; ``into`` as for ``route``."""
         recipients = self._subscriptions.recipients(topic)
         matching = self._router.streams(topic.decode()) if into is None else (into,)
         before_log = tuple(self._before_log[stream] for stream in matching if stream in self._before_log)
         streams = tuple(stream for stream in matching if stream not in self._before_log) if before_log else matching
-        # What is worked on before the log is nothing that sessions could read later.
+        # Messages processed before the log are not stored, so sessions could not read them later.
         kept_for_sessions = not streams and recipients.wanted
         unrouted = not matching and queues is None
         if unrouted:
@@ -185,11 +185,11 @@ class Routing:
 
 
 class RouteCache:
-    """The routes that one kind of client may publish to, so that permission costs nothing in the hot loop.
+    """The routes that one kind of client may publish to. The cache makes permission checks free in the hot loop.
 
     Args:
-        identity: who publishes; None for one who may publish to all.
-        into: the stream that the sender names, in place of those that match a topic.
+        identity: the publisher's identity; None for one that may publish to all topics.
+        into: the stream that the sender names, in place of the matching ones.
     """
 
     __slots__ = ("_identity", "_into", "_routing", "matched", "plain")
@@ -199,12 +199,12 @@ class RouteCache:
         self._identity = identity
         self._into = into
         self.plain: dict[bytes, Route] = {}
-        """The topics known; ask ``route`` for others."""
+        """Known topics; call ``route`` for others."""
         self.matched: dict[bytes, Route] = {}
-        """The same without those that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
+        """The same without topics that no stream and no subscriber takes: MQTT 5.0 has a reason code for them."""
 
     def route(self, topic: bytes) -> Route | None:
-        """Return where a valid topic's records go; None when the client may not publish to it, or when no stream
+        """Return the route of a valid topic's records; None when the client may not publish to it, or when no stream
         matches it and such messages are refused."""
         found = self.plain.get(topic)
         if found is not None:

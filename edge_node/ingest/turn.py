@@ -1,9 +1,9 @@
-"""One turn of the event loop, one append: what all connections publish in a turn is stored at its end.
+"""One turn of the event loop, one append: the publishes of all connections in a turn are stored at its end.
 
-A fleet is thousands of devices with a message in flight each. Were every read stored for itself, each would cost an
-append under the log's lock, a callback and an object or two that wait for the commit. So reads only gather records by
-route and answers by client; the end of the turn makes one append for each stream, and each commit is answered by one
-walk over its clients.
+A fleet is thousands of devices with a message in flight each. Storing every read by itself would cost an append under
+the log's lock, a callback and an object or two that wait for the commit. So reads only gather records by route and
+answers by client; the end of the turn makes one append for each stream, and each commit is answered by one walk over
+its clients.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weft.edge_node.counters import Counters
 from weft.edge_node.ingest.record import Gathering, Source
 
 TURN_BYTES_MAX = 1 << 20
-"""Bytes read after which a turn is stored before its end. It bounds what is in memory and not yet counted against
+"""Bytes read after which a turn is stored before its end. It bounds the memory that is not yet counted against
 ``limits.pending``."""
 COST_MAX = 16_384
-"""Deliveries to clients after which the same holds, or the entries in queues that cost as much: they take five to
-ten milliseconds, whatever their bytes."""
+"""The same bound in deliveries to clients, or in entries in queues of that cost: they take five to ten milliseconds,
+regardless of their bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Store(Protocol):
     """Store for the records of a turn; ``Ingest`` implements it."""
 
     def store_each(self, gathered: Gathering) -> dict[Source, Exception]:
-        """Append and deliver what can be stored. Returns the sources of what cannot be."""
+        """Append and deliver the records for which there is room. Returns the sources of the others."""
         ...
 
     def on_durable(self, callback: Durable) -> None:
@@ -42,10 +42,10 @@ class Store(Protocol):
 
 
 class Turn(Gathering):
-    """Gathers what the connections publish. Belongs to the event loop's thread.
+    """Publishes of all connections in one turn. Belongs to the event loop's thread.
 
-    Whatever needs what came before it to be in the log (a subscription, a will, a session's journal) calls ``store``
-    first, so the order of records is the order of receipt.
+    A step that needs earlier records in the log (a subscription, a will, a session's journal) calls ``store`` first, so
+    the order of records is the order of receipt.
     """
 
     __slots__ = ("_acks", "_answers", "_at_end", "_call_soon", "_clients", "_clock", "_counters", "_store", "begun",
@@ -70,32 +70,33 @@ class Turn(Gathering):
         self._answers: list[bytes] = []
         self._acks = 0
         self.crowd = Crowd()
-        """Says that those who are answered or delivered to in this step have to wait for their turn."""
+        """Marker of this step: clients that it answers or delivers to wait for their turn."""
         self.begun = False
         """True while the end of the turn is scheduled."""
         self.now = 0.0
         """Time at which the turn began, by the loop's clock."""
         self.joined_bytes = 0
-        """Bytes of packets that came in several reads, of which ``bytes`` has the last read only."""
+        """Bytes of packets that arrived in several reads; ``bytes`` counts only the last read."""
         self.bytes = 0
         """Bytes read in this turn by connections that count them here."""
         self.is_heavy = False
-        """True if this turn had to be stored before its end for what subscribers and queues get of it."""
+        """True if this turn had to be stored before its end because of its cost for subscribers and queues."""
         self.stores = 0
-        """Times that something was stored: tells what a source gathered before from what it gathers now."""
+        """Number of stores: it separates what a source gathered before from its present records."""
 
     def stores_in(self, store: Store) -> None:
-        """Join the turn to where it ends."""
+        """Set the store for the records of the turn."""
         self._store = store
 
     def begin(self) -> None:
-        """Note the time, and have the end of the turn called. For a turn that has not begun."""
+        """Note the time, and schedule the end of the turn. For a turn that has not begun."""
         self.begun = True
         self.now = self._clock()
         self._call_soon(self._end)
 
     def gathered(self) -> None:
-        """Note that a read is over. A turn that brought something ends; of another only the bytes are counted."""
+        """Note that a read is over. Schedule the end of the turn if the read brought records; otherwise only its bytes
+        count."""
         if not self.begun and self:
             self.begin()
         if not self.begun or self.bytes + self.joined_bytes > TURN_BYTES_MAX:
@@ -104,19 +105,20 @@ class Turn(Gathering):
             self.relieve()
 
     def relieve(self) -> None:
-        """Store what was gathered if much is to be delivered, so that it is charged to the turn of who sent it."""
+        """Store the gathered records if their delivery is expensive, so that the cost is charged to the sender's
+        turn."""
         if self.cost > COST_MAX:
             self.is_heavy = True
             self.store()
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Call back at the end of the turn, after everything that it brought was appended."""
+        """Call back at the end of the turn, after all of its records were appended."""
         if not self.begun:
             self.begin()
         self._at_end.append(callback)
 
     def store(self) -> None:
-        """Store what was gathered. Those whose publishes cannot be stored are refused before this returns."""
+        """Store the gathered records. Sources whose publishes cannot be stored are refused before this returns."""
         self._counters.bytes_received += self.bytes
         self.bytes = self.joined_bytes = 0
         if not self:
@@ -127,8 +129,8 @@ class Turn(Gathering):
         try:
             refused = self._store.store_each(gathered)
         except Exception as error:
-            # A mistake of ours, after some records were appended perhaps. Without an answer to come, clients would wait
-            # without end; refused, they send again.
+            # A fault in the node's code, perhaps after some records were appended. Without a refusal the clients would
+            # wait for an answer without end; refused, they send again.
             sources = [source for records in gathered.groups.values() for source in records.sources]
             _refuse([*sources, *gathered.clients], error)
             raise
@@ -141,7 +143,7 @@ class Turn(Gathering):
             _refuse([source], refusal)
 
     def durable(self, gathered: Gathering, error: BaseException | None) -> None:
-        """Have clients answered by ``committed``, or refuse them."""
+        """Queue the answers for ``committed``, or refuse the clients."""
         if error is not None:
             _refuse(gathered.clients, error)
             return
@@ -150,7 +152,7 @@ class Turn(Gathering):
         self._acks += len(gathered.clients) + gathered.more_acks
 
     def committed(self) -> None:
-        """Send the answers of a commit, in one write for each client. To be called after the callbacks of a commit."""
+        """Send the answers of a commit, in one write for each client. Call it after the callbacks of a commit."""
         clients, answers = self._clients, self._answers
         if not clients:
             return
@@ -182,13 +184,13 @@ def _acknowledge(answers: Iterable[tuple[Source, bytes]]) -> None:
         try:
             client.acknowledge(data)
         except Exception as error:
-            # One client's trouble must not cost the others their answers.
+            # A failure with one client must not cost the others their answers.
             logger.exception("a client could not be answered")
             _refuse([client], error)
 
 
 def _refuse(clients: Iterable[Source], error: BaseException) -> None:
-    """Refuse each of the clients once, whatever becomes of the others."""
+    """Refuse each of the clients once, even if another one fails."""
     for client in dict.fromkeys(clients):
         try:
             client.refuse(error)

@@ -1,4 +1,4 @@
-"""Messages whose topic no stream matches: what becomes of them, and what the node says of it."""
+"""Messages whose topic no stream matches: their treatment, counts and log lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.edge_node.streams import UNROUTED_STREAM
 from weft.storage.segment_log import SegmentLog
 
 TOPICS_NAMED_MAX = 1_000
-"""Topics that get a line in the node's log; the next one's line says that no more will be named."""
+"""Topics that get a line in the node's log; the next line reports that no more will be named."""
 TOPICS_SHOWN = 10
 """Busiest topics in the node's status."""
 TOPIC_SHOWN_BYTES_MAX = 128
@@ -26,7 +26,7 @@ class Unrouted:
     """Policy, counts and log lines for messages that no stream matches. Belongs to the event loop's thread."""
 
     def __init__(self, policy: Policy, streams: SegmentLog, counters: Counters) -> None:
-        """Declare the stream if it is to keep messages."""
+        """Declare the stream if the policy keeps messages."""
         self.policy = policy
         self.streams = (streams.stream(UNROUTED_STREAM),) if policy == "keep" else ()
         """SegmentLog that keep the messages: one or none."""
@@ -37,7 +37,7 @@ class Unrouted:
 
     @property
     def refuses(self) -> bool:
-        """Return whether such messages are not taken at all."""
+        """Return whether such messages are refused."""
         return self.policy == "refuse"
 
     def met(self, topic: bytes) -> None:
@@ -75,7 +75,7 @@ class Unrouted:
             )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
-        """Return what status says: counts since the start, those of topics being lower bounds."""
+        """Return the section of the status: counts since the start; the counts of topics are lower bounds."""
         return {
             "policy": self.policy,
             "messages": self._counters.publishes_unrouted,
@@ -91,7 +91,8 @@ def _shown(topic: bytes) -> str:
 
 
 TOPICS_KEPT = 64
-"""Counters that stay when too many have gathered. A topic with more than one in 65 of all messages is among them."""
+"""Number of counters kept when too many have gathered. A topic with more than one in 65 of all messages is among
+them."""
 TOPIC_BYTES_MAX = 256
 """Longer topics are counted by their beginning, so that the counters take less than 100 KB."""
 
@@ -113,7 +114,7 @@ class BusiestTopics:
         else:
             for topic, count in Counter(topics).items():
                 self._counts[topic[:TOPIC_BYTES_MAX]] += count
-        # Only when as many again have gathered: one look at all of them for TOPICS_KEPT new topics at least.
+        # Only when as many again have gathered: so one pass over all counters serves at least TOPICS_KEPT new topics.
         if len(self._counts) > 2 * TOPICS_KEPT:
             self._reduce()
 
@@ -122,7 +123,7 @@ class BusiestTopics:
         return self._counts.most_common(count)
 
     def _reduce(self) -> None:
-        # Taking the value of the first that goes off all the others keeps the bound, as when each were taken one by
-        # one (Agarwal and others, "Mergeable summaries", 2012).
+        # Subtracting the highest dropped count from all others keeps the bound, as one-by-one removal would (Agarwal
+        # and others, "Mergeable summaries", 2012).
         floor = nlargest(TOPICS_KEPT + 1, self._counts.values())[-1]
         self._counts = Counter({topic: count - floor for topic, count in self._counts.items() if count > floor})

@@ -1,7 +1,7 @@
-"""Acknowledged records by hub and stream, kept across restarts: a hub that has less than that is an alarm.
+"""Acknowledged records by hub and stream, kept across restarts: a hub that has fewer raises an alarm.
 
-``<data_dir>/links/acknowledged`` is written every 10 s while something changes, and when the node stops. What was
-acknowledged since it was written last is not known after a crash: fewer losses are noticed then, and none wrongly.
+``<data_dir>/links/acknowledged`` is written every 10 s while something changes, and when the node stops.
+Acknowledgements since the last write are unknown after a crash: fewer losses are detected then, and none wrongly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.storage.filesystem import FileSystem, write_atomically
 FILE = "acknowledged"
 INTERVAL_S = 10.0
 RANGES_MAX = 256
-"""Ranges that are kept of one stream at one hub, the lowest."""
+"""Maximum number of ranges kept for one stream at one hub; the lowest are kept."""
 HUB_STREAMS_MAX = 16_384
 FILE_BYTES_MAX = 64 << 20
 _Pairs = list[tuple[int, int]]
@@ -38,7 +38,7 @@ class _File(msgspec.Struct):
 
 
 class AcknowledgedFile:
-    """The file of one log. Made before the links start, it blocks on the disk; a disk error makes nothing fail."""
+    """The file of one log. Made before the links start, it blocks on the disk; a disk error fails nothing else."""
 
     def __init__(self, filesystem: FileSystem, path: str, log_id: int) -> None:
         self._filesystem = filesystem
@@ -90,7 +90,7 @@ class AcknowledgedFile:
                 for hub, stream, missing, named in file.lost
             }
         except (OSError, msgspec.MsgspecError, Corrupt):
-            # Missing, as a rule. A damaged one says nothing.
+            # Usually the file is missing. A damaged one counts as empty.
             return Acknowledged()
         return Acknowledged(ranges, lost)
 

@@ -1,9 +1,10 @@
 """Clocks of the log's boots, as far as the node learned them: hubs correct the stamps of an unset one.
 
-A machine without a battery clock stamps records with a wrong time until the network sets it. As soon as a link has told
-the time, or a time source has set the clock, the node knows what the boot's monotonic clock read then, and with it the
-time of every record of the boot. The log keeps that, as the records may wait for their hub longer than the boot lasts.
-What was learned of a boot first holds: two answers that differ by a millisecond would step the clock.
+A machine without a battery clock stamps records with a wrong time until the network sets it. As soon as a link has
+received the time from a hub, or a time source has set the clock, the node can relate the boot's monotonic clock to it,
+and so knows the time of every record of the boot. The log keeps this relation, as the records may wait for their hub
+longer than the boot lasts. The first one learned for a boot stays: two answers that differ by a millisecond would step
+the clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class BootClocks:
     """The clocks of one log's boots. Event loop's thread; making one blocks on the disk.
 
     Args:
-        reading: the machine's clocks now; None when they are unknown, and then nothing is learned.
+        reading: the machine's clocks now; None when they are unknown; no relation is then learned.
         clock_error: bound of the wall clock's error while a time source keeps it right, ns.
     """
 
@@ -58,7 +59,7 @@ class BootClocks:
                 logger.info("the last records of stream %d do not tell their boot: %s", stream, error)
 
     def look(self) -> None:
-        """Note what the time is once a time source has set the clock of a boot that began without."""
+        """Record the time once a time source has set the clock of a boot that began without."""
         if self._reading is None:
             return
         now = self._reading()
@@ -68,7 +69,7 @@ class BootClocks:
             self._learn(now, self._wall_clock(), self._clock_error())
 
     def tell(self, time: int, error: int) -> None:
-        """Note what the time is, as a hub tells it, unless the clock is right or the boot's is known.
+        """Record the time that a hub reports, unless the clock is right or the boot's relation is known.
 
         Args:
             time: nanoseconds since 1970, now.
@@ -82,12 +83,12 @@ class BootClocks:
             self._learn(now, time, error)
 
     def notices(self) -> list[Clock]:
-        """Return what hubs need to know, for the beginning of each connection."""
+        """Return the clocks that hubs need, for the beginning of each connection."""
         log_id = self._log.log_id
         return [Clock(log_id, boot.boot_id, boot.monotonic, boot.offset, boot.error) for boot in self._boots.values()]
 
     def correction(self) -> int:
-        """Return the nanoseconds to add to the wall clock now, as hubs correct the records that are taken in now."""
+        """Return the nanoseconds to add to the wall clock now, as hubs correct the records that arrive now."""
         if self._reading is None:
             return 0
         now = self._reading()

@@ -1,8 +1,8 @@
-"""The first comparison of a log with the hubs, which a start waits for before it takes messages.
+"""The first comparison of a log with the hubs. A start waits for it before it accepts messages.
 
-A log that was restored from an older copy gives numbers out again that a hub has for other records. Nothing on the node
-tells such a start from any other: what the node knows of hubs was restored with the log. Only the hub can tell, with
-the first answer to a link (docs/decisions/0122).
+A log restored from an older copy reuses numbers that a hub has for other records. The node cannot detect such a start:
+its knowledge of hubs was restored with the log. Only the hub can, with the first answer to a link
+(docs/decisions/0122).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.005
 TOLD_AFTER_S = 1.0
-"""Time after which the log says what the start waits for: most hubs answer sooner."""
+"""Time after which a log line reports the wait: most hubs answer sooner."""
 
 
 async def compared(
@@ -29,11 +29,11 @@ async def compared(
     *,
     clock: Callable[[], float],
 ) -> None:
-    """Wait until the hub of each of these links has said what it holds of the log, but for each no longer than its
+    """Wait until the hub of each of these links has reported what it holds of the log, for each no longer than its
     ``hold_at_start``.
 
     Args:
-        links: those that a start waits for.
+        links: links that the start waits for.
         statuses: of all links of the node.
         stopping: ends the wait.
         clock: monotonic seconds.

@@ -1,8 +1,8 @@
 """Conflicts of identity: a hub refuses the node because another copy of its log has taken over.
 
-Both copies would give out the same numbers, and the hub keeps what the first of them brought. So a node that is refused
-stops acknowledging, as it does when its disk is full: devices keep their messages. It stops at its next start, too,
-before any link is up. It goes on once the hub takes a lane of the link again.
+Both copies would use the same numbers, and the hub keeps the records of the first one that brings them. So a refused
+node stops acknowledging, as it does when its disk is full: devices keep their messages. It stops at its next start,
+too, before any link is up. It resumes once the hub accepts a lane of the link again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Conflicts:
     Args:
         path: the file that keeps them.
         carried: link -> the numbers of the streams that it carries, for links with ``on_conflict: stop``.
-        refuse: told for a stream why its records are refused; None for "they are taken".
+        refuse: called for a stream with the reason why its records are refused; None when they are accepted.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Conflicts:
         self._refuse = refuse
         self._refused: dict[int, str] = {}
         self._told: set[str] = set()
-        """Links of which the log says that another one leads to the same hub."""
+        """Links with a log line that another one leads to the same hub."""
         self.reasons = {link: why for link, why in _read(filesystem, path).items() if link in self._carried}
-        """Link -> why the node acknowledges nothing of the streams that it carries, and what to do."""
+        """Link -> reason why the node acknowledges nothing of the streams that it carries, and the remedy."""
         self._apply()
 
     def carry(self, carried: Mapping[str, Iterable[int]]) -> None:
-        """Take note that links carry other streams now. A link that is there no more has no conflict."""
+        """Note that links carry other streams now. A removed link has no conflict."""
         self._carried = {link: frozenset(streams) for link, streams in carried.items()}
         self.reasons = {link: why for link, why in self.reasons.items() if link in self._carried}
         self._apply()
 
     def look(self, links: Iterable[LinkStatus]) -> None:
-        """Note which links are in conflict now. A link that only cannot connect stays what it was."""
+        """Note which links are in conflict now. A link that cannot connect keeps its state."""
         reasons, links = dict(self.reasons), list(links)
         for link in links:
             if link.name in self._carried:
@@ -79,7 +79,7 @@ class Conflicts:
                            self._path, error)  # fmt: skip
 
     def _is_own(self, refused: LinkStatus, links: Iterable[LinkStatus]) -> bool:
-        """Return whether it is no copy that has taken over, but another link of this node to the same hub."""
+        """Return whether another link of this node to the same hub has taken over, not a copy."""
         own = self._carried[refused.name]
         same = (link for link in links if link.is_taken and link.cluster_id == refused.cluster_id)
         other = next((link for link in same if own & self._carried.get(link.name, frozenset())), None)
@@ -113,7 +113,7 @@ class Conflicts:
 
 
 def has_conflicts(data_dir: str) -> bool:
-    """Return whether hubs refuse a stopped node's log, as far as its node has noted."""
+    """Return whether hubs refuse a stopped node's log, as far as its node has recorded."""
     return bool(_read(OSFileSystem(), os.path.join(data_dir, "links", FILE)))
 
 
@@ -121,5 +121,5 @@ def _read(filesystem: FileSystem, path: str) -> dict[str, str]:
     try:
         return _DECODER.decode(filesystem.read(path))
     except (OSError, msgspec.MsgspecError):
-        # Missing, as a rule. A damaged one says nothing, and a link that is refused says it again.
+        # Usually the file is missing. A damaged one counts as empty; a refused link reports the conflict again.
         return {}

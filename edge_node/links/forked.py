@@ -1,8 +1,8 @@
-"""Records of a forked log: an old copy, put back, that took messages under numbers that hubs have for others.
+"""Records of a forked log: a restored old copy that accepted messages under numbers that hubs have for others.
 
-They are read out of the log and written into a new one, with a log id that is made of the fork's, and numbers from 0:
-the same fork always becomes the same log, and a hub stores nothing of it twice however often it is brought. Each record
-says in its header ``weft.forked-from`` which record of which log it was.
+They are copied from the log into a new one, with a log id derived from the fork's, and numbers from 0: the same fork
+always becomes the same log, and a hub stores nothing of it twice however often it is brought. The header
+``weft.forked-from`` of each record names its original log and number.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Fork(NamedTuple):
     log_id: int
     """Id of the log that they are written to."""
     begins: dict[str, int]
-    """Stream -> number of the first of them, for streams with such records."""
+    """Stream -> number of its first such record."""
     sent: list[str]
-    """Streams whose records went to a hub after the copy was put back: they are left out, as the hub may have them."""
+    """Streams whose records went to a hub after the restore: they are left out, as the hub may have them."""
 
 
 def find_fork(log: SegmentLog, filesystem: FileSystem, data_dir: str) -> Fork | None:
-    """Return what is the fork's own in the log of ``data_dir``; None when there is nothing.
+    """Return the fork in the log of ``data_dir``; None when there is none.
 
-    The node noted at its first start with the copy where the log ended, and nothing beyond was sent to a hub since.
+    At its first start with the copy the node recorded the end of the log, and nothing beyond was sent to a hub since.
 
     Raises:
-        OSError, ValueError, msgspec.MsgspecError: that note is not there, or cannot be used.
+        OSError, ValueError, msgspec.MsgspecError: that record is missing or unusable.
     """
     ends = hub_ends(filesystem, data_dir, log.log_id)
     begins: dict[str, int] = {}
@@ -68,7 +68,8 @@ def find_fork(log: SegmentLog, filesystem: FileSystem, data_dir: str) -> Fork | 
 def write_fork(
     log: SegmentLog, fork: Fork, directory: str, settings: LogSettings, *, filesystem: FileSystem, owner: NodeName
 ) -> dict[str, int]:
-    """Write the fork's records into a new log in ``directory``, which must not exist. Return how many, by stream."""
+    """Write the fork's records into a new log in ``directory``, which must not exist. Return their numbers by
+    stream."""
     now = _Clock()
     filesystem.make_directory(directory)
     new = SegmentLog.open(
@@ -83,7 +84,7 @@ def write_fork(
             counts[name] = _copy(log, new, name, begin, now)
     finally:
         new.close()
-    # Brought again, the log must come with a later epoch than the hub has of the first time.
+    # A repeated import must use a later epoch than the hub has from the first.
     links = os.path.join(directory, "links")
     filesystem.make_directory(links)
     write_atomically(filesystem, os.path.join(links, "epoch"), b"%d\n" % (wall_clock() // SECOND))
@@ -91,7 +92,7 @@ def write_fork(
 
 
 class _Clock:
-    """The clocks that a copied batch is stamped by: those of the original."""
+    """The clocks of a copied batch: those of the original."""
 
     def __init__(self) -> None:
         self.header: BatchHeader | None = None

@@ -1,26 +1,27 @@
-"""Hubs' high watermarks: the most that each hub can hold of this log, kept across restarts.
+"""Hubs' high watermarks: the highest numbers that each hub can hold of this log, kept across restarts.
 
-Links notice by them a log that has forgotten records.
+With them, links detect a log that has forgotten records.
 
-A log that was restored from an old copy, or whose disk lost its last commit, gives numbers out again that a hub holds
-already with other records. The hub's WELCOME tells, as long as the node knows up to where that hub was ever given
-anything: its *high watermark* of each stream. The log's own end does not say it, because it grows while no link is
+A log that was restored from an old copy, or whose disk lost its last commit, reuses numbers that a hub already holds
+with other records. The hub's WELCOME reveals it, as long as the node knows the end of the records ever sent to that
+hub: its *high watermark* of each stream. The log's own end is no substitute, because it grows while no link is
 connected.
 
-``<data_dir>/links/known-ends`` holds the high watermarks by hub (its cluster id) and stream, or that one was passed:
+``<data_dir>/links/known-ends`` holds the high watermarks by hub (its cluster id) and stream, or that a high watermark
+was passed:
 
 - At each start of the node, before anything is appended, a high watermark that was passed becomes the log's end at its
-  opening; and none stays above the log's end, because what lies there is about to be given out again.
-- Before the first number at or beyond a high watermark is sent to a hub, the file says durably that it was passed; all
-  streams of that connection together, as the hub's WELCOME has just been held against each of them.
+  opening; and none stays above the log's end, because the numbers there are about to be used again.
+- Before the first number at or beyond a high watermark is sent to a hub, the file records durably that it was passed;
+  all streams of that connection together, as the hub's WELCOME has just been compared with each of them.
 
-The file also says under which name the log was never replicated (``unsent``): a log of which no hub has anything can be
-renamed without asking one (``edge_node.inspect.rename``). The file stops saying so before the first number is sent.
+The file also has the name under which the log was never replicated (``unsent``): such a log can be renamed without
+asking a hub (``edge_node.inspect.rename``). The entry is removed before the first number is sent.
 
-No hub is ever taken for one that holds too much while the log has forgotten nothing, at whatever point the node was
-killed. Beyond a high watermark that was not passed nothing was sent. One that was passed is taken again from a log that
-has everything that was ever sent, because only what is durable is sent. A write that failed, or whose name did not
-reach the disk, does no harm: nothing was sent on the strength of it.
+A kill at any point never makes a hub appear to hold too much while the log has forgotten nothing. Beyond a high
+watermark that was not passed nothing was sent. A passed one is set again from a log that has everything ever sent,
+because only durable records are sent. A write that failed, or whose name did not reach the disk, does no harm: nothing
+is sent before the write succeeds.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ HUB_BYTES_MAX: Final = 64
 FILE_BYTES_MAX: Final = 8 << 20
 """Largest file: 17 hubs with 4,096 streams (``protocols.link.LANES_MAX``) of 64 characters each."""
 OTHER_HUBS: Final = ""
-"""Name for all hubs that were never sent anything."""
+"""Name for all hubs that nothing was ever sent to."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class _File(msgspec.Struct):
     hubs: dict[str, dict[str, int | None]]
     """Hub -> stream -> its high watermark; None once it was passed."""
     unsent: str = ""
-    """Name (tenant/edge) under which no hub was ever sent anything; empty when that is unknown."""
+    """Name (tenant/edge) under which nothing was ever sent to a hub; empty when that is unknown."""
 
 
 class HubHighWatermarks:
@@ -67,7 +68,7 @@ class HubHighWatermarks:
     Belongs to the event loop's thread, except ``record_first_send``, ``record_passed`` and ``close``.
 
     Args:
-        opened: stream -> where the log found it to end when it was opened.
+        opened: stream -> its end when the log was opened.
         name: the node's, under which the links replicate the log.
     """
 
@@ -76,7 +77,7 @@ class HubHighWatermarks:
     ) -> None:
         """Carry the file's content over into this start, and write it.
 
-        Never fails: the program's log tells of a disk that cannot do it, and what will not be noticed for want of it.
+        Never fails: a log line reports a disk error and the detection that is lost with it.
         """
         self._filesystem = filesystem
         self._path = path
@@ -84,7 +85,7 @@ class HubHighWatermarks:
         self._lock = threading.Lock()
         self._closed = False
         found = self._read()
-        # A file that is missing or damaged says nothing; but where nothing was ever numbered, nothing was sent.
+        # A missing or damaged file counts as empty; but where no number was ever used, nothing was sent.
         self._unsent = str(name) if found.unsent == str(name) or not any(opened.values()) else ""
         self._ends: dict[str, dict[str, int]] = {OTHER_HUBS: dict(opened)}
         for hub, ends in found.hubs.items():
@@ -94,7 +95,7 @@ class HubHighWatermarks:
             }
         self._passed: dict[str, frozenset[str]] = {}
         try:
-            # Even when nothing changed: a process that was killed may have left it in memory alone.
+            # Even when nothing changed: a killed process may have left it only in the page cache.
             self._write(self._passed)
         except OSError as error:
             logger.warning(
@@ -107,17 +108,17 @@ class HubHighWatermarks:
         """Return one past the last number that ``hub`` may hold of the stream, unless this log has forgotten some.
 
         Args:
-            hub: the cluster id that it told.
+            hub: the cluster id that it reported.
         """
         return self._ends.get(hub, self._ends[OTHER_HUBS]).get(stream, 0)
 
     @property
     def is_unsent(self) -> bool:
-        """Return whether no hub was ever sent anything under the node's name; False also when that is unknown."""
+        """Return whether nothing was ever sent to a hub under the node's name; False also when that is unknown."""
         return bool(self._unsent)
 
     def record_first_send(self) -> None:
-        """Record durably that hubs are sent something from now on. Blocks on the disk; any thread.
+        """Record durably that records are sent to hubs from now on. Blocks on the disk; any thread.
 
         Raises:
             OSError: as ``record_passed``.
@@ -128,10 +129,10 @@ class HubHighWatermarks:
             self._unsent = ""
 
     def record_new_name(self, name: NodeName) -> None:
-        """Record that the log was just given a name, under which no hub has anything. Blocks on the disk.
+        """Record that the log just got a name under which no hub has records. Blocks on the disk.
 
         Raises:
-            OSError: the disk did not take it. Then the next rename asks the hubs, which is always right.
+            OSError: the write failed. The next rename then asks the hubs, which is always right.
         """
         with self._lock:
             self._write(self._passed, unsent=str(name))
@@ -145,7 +146,7 @@ class HubHighWatermarks:
         """Record durably that ``hub`` may be sent more of these streams than ever. Blocks on the disk; any thread.
 
         Raises:
-            OSError: the disk did not take it, or the links are closed. Nothing may be sent.
+            OSError: the write failed, or the links are closed. Nothing may be sent.
         """
         with self._lock:
             self._check_open()
@@ -210,9 +211,9 @@ class HubHighWatermarks:
 
 
 def hub_ends(filesystem: FileSystem, data_dir: str, log_id: int) -> Callable[[str], int | None]:
-    """Return a function that tells of a stream one past the last number that any hub may have of a stopped node's log.
+    """Return a function from a stream to the number after the last one that any hub may have of a stopped node's log.
 
-    It returns None where hubs were sent more since the log was last opened by its node.
+    It returns None where more was sent to hubs since the node last opened the log.
 
     Raises:
         OSError: the file is missing or cannot be read.

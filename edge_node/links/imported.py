@@ -1,7 +1,7 @@
 """Places of imported logs: data directories of an earlier disk, which ``weft edge import`` put into this node's.
 
-``<data_dir>/imported/<log id>`` is a log that the node's links still have to bring to the hubs, and
-``<log id>.done`` one of which they have everything.
+``<data_dir>/imported/<log id>`` is a log that the node's links still have to bring to the hubs, and ``<log id>.done``
+one that the hubs have completely.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 FOLDER = "imported"
 DONE = ".done"
 PART = ".part"
-"""Suffix while the files are still being copied: the node passes over it."""
+"""Suffix while the files are still being copied: the node skips it."""
 _NAME = re.compile(r"[0-9a-f]{16}")
 
 

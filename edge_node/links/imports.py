@@ -1,8 +1,8 @@
-"""Imported logs: what an earlier disk of this node still holds, on its way to the hubs under its own log id.
+"""Imported logs: records on an earlier disk of this node, on their way to the hubs under that disk's log id.
 
 Each is opened beside the node's log, and the node's links carry it over connections of their own, with the epochs and
-high watermarks that stand in its folder. So its records reach the hubs as the lanes that they were accepted in, once,
-and a hub that refuses them refuses nothing else. Nothing is ever appended to such a log.
+high watermarks from its folder. So its records reach the hubs once, in their original lanes, and a hub that refuses
+them refuses nothing else. Nothing is ever appended to such a log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOK_INTERVAL_S = 1.0
 
 @dataclass
 class _Import:
-    """One log that hubs do not have yet."""
+    """A log that hubs do not have completely yet."""
 
     directory: str
     trouble: str = ""
@@ -51,7 +51,7 @@ class _Import:
 
     @property
     def waiting(self) -> int:
-        """Return how many records are not known to be at a hub; those of several links count for each."""
+        """Return the number of records not known to be at a hub; records of several links count for each."""
         return sum(records for records, _ in self.links.waiting().values()) if self.links is not None else 0
 
 
@@ -86,7 +86,7 @@ class Imports(Part):
         self._task = asyncio.create_task(self._run(), name="imports")
 
     async def close(self) -> None:
-        """Stop. What the hubs do not have yet is brought to them after the node's next start."""
+        """Stop. Remaining records are brought to the hubs after the node's next start."""
         self._stop.set()
         if self._task is not None:
             # Not cancelled: a log that is being opened in a thread has to be closed again.
@@ -99,13 +99,13 @@ class Imports(Part):
             try:
                 await self._look()
             except Exception:
-                # A fault of ours is no reason to stop a node that takes records.
+                # A fault in this code must not stop a node that accepts records.
                 logger.exception("an imported log could not be dealt with")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), LOOK_INTERVAL_S)
 
     async def _look(self) -> None:
-        """Take up logs that were put into the folder, and set those aside of which the hubs have everything."""
+        """Start logs that were put into the folder, and set aside logs that the hubs have completely."""
         for log_id in imported.waiting(self._config.data_dir):
             directory = os.path.join(imported.folder(self._config.data_dir), log_id)
             known = self._imports.setdefault(log_id, _Import(directory))
@@ -163,8 +163,8 @@ class Imports(Part):
 
     def _open_log(self, directory: str) -> SegmentLog:
         config = self._config
-        # Only what hubs have may go from it: it has all the room that it takes up, and a little for what opening it
-        # writes down.
+        # Only records that hubs have may be deleted from it: its budget is its present size, with a little room for the
+        # writes at its opening.
         segment = segment_bytes(config)
         taken = sum(self._filesystem.size(os.path.join(directory, name)) for name in os.listdir(directory)
                     if os.path.isfile(os.path.join(directory, name)))  # fmt: skip
@@ -205,17 +205,17 @@ class Imports(Part):
             try:
                 await asyncio.to_thread(log.close)
             except OSError as error:
-                # Nothing was appended, so nothing can be lost by it.
+                # Nothing was appended, so an error here loses nothing.
                 logger.warning("the imported log in %s was not closed well: %s", known.directory, error)
 
 
 def _carrying(config: EdgeConfig, directory: str, log: SegmentLog) -> tuple[EdgeConfig, dict[str, int]]:
-    """Return the configuration under which the links carry ``log``, and the records that none of them carries.
+    """Return the configuration with which the links carry ``log``, and the number of records that no link carries.
 
     Only streams that the log knows: a link would declare others in it.
     """
     known, flow = log.streams(), Flow(config)
-    # What a derived stream has from its inputs is put down, as the log may lack those.
+    # The properties that a derived stream has from its inputs are written out, as the log may lack those streams.
     streams = {
         name: msgspec.structs.replace(
             stream, from_=flow.patterns(name), from_stream=(), functions=(), raw=None, payload=flow.payload(name)

@@ -1,4 +1,4 @@
-"""The node's links: their epochs, and what the log may forget."""
+"""The node's links, their epochs, and the release of records that hubs have."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from weft.storage.segment_log import LogError, SegmentLog
 logger = logging.getLogger(__name__)
 
 LAST_WORD_S = 1.0
-"""Time in which links that are up say that the node stops. A hub that gets no last word cannot know what it lacks."""
+"""Time in which connected links announce that the node stops. A hub without a last word cannot know what it lacks."""
 
 
 class Links:
     """All links of a node. Event loop's thread only.
 
-    Make it before anything is appended to the log that was just opened: it settles then up to where hubs were given
-    records (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
+    Make it before anything is appended to the log that was just opened: it then determines the end of the records sent
+    to hubs (``edge_node.links.hub_high_watermarks``). It blocks on the disk, and a disk error does not make it fail.
 
     Args:
         tls: for ``https`` hubs; without it the system's certificate authorities are trusted.
@@ -74,9 +74,9 @@ class Links:
         self._epochs = epoch_file(self._filesystem, os.path.join(config.data_dir, "links", "epoch"))
         self._rng = rng or random.Random()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """Link -> what runs it, until it has ended."""
+        """Link -> its task, until that has ended."""
         self._ended: set[asyncio.Task[None]] = set()
-        """Tasks of links that are no more, or are other ones now, on their way to the end."""
+        """Tasks of removed or changed links that are still ending."""
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._carried = _carried(config)
@@ -103,9 +103,9 @@ class Links:
             self._start(status)
 
     async def until_compared(self, stopping: asyncio.Event | None = None) -> None:
-        """Wait for the hubs' first answers before anything is appended, and note the conflicts that they tell.
+        """Wait for the hubs' first answers before anything is appended, and record the conflicts that they report.
 
-        A log that this start has made waits for none: no hub can have anything of it.
+        A log created by this start does not wait: no hub can have any of it.
 
         Args:
             stopping: ends the wait.
@@ -119,10 +119,10 @@ class Links:
         self.conflicts.look(self.statuses)
 
     def adopt(self, config: EdgeConfig) -> None:
-        """Run the links of another configuration of the same node from now on. Those that stay what they are, go on.
+        """Run the links of another configuration of the same node from now on. Unchanged links continue.
 
-        A link that is new or another one connects once all that are no more have ended: two of them would bring the
-        same streams to the same hub, and take them from each other.
+        New and changed links connect once all removed ones have ended: two of them would bring the same streams to the
+        same hub, and take them from each other.
 
         Raises:
             ValueError: the log cannot have one of the streams; nothing has changed.
@@ -149,7 +149,7 @@ class Links:
                 self.ledger.leave(party, self._log.stream(stream))
         self._config, self._flow, self._carried = config, flow, carried
         known = {status.name: status for status in self.statuses}
-        # In place: others look at this list.
+        # In place: other objects hold this list.
         self.statuses[:] = [known[name] if name in same else LinkStatus(name) for name in config.links]
         self.conflicts.carry(self._carried_if_conflicts_count())
         for status in self.statuses:
@@ -167,7 +167,7 @@ class Links:
         self._tasks[name] = asyncio.create_task(self._run(status, self._config.links[name], source))
 
     def acknowledge_alarms(self) -> list[str]:
-        """End the alarms of hubs that have lost records, by an operator's word; return them."""
+        """End the alarms of hubs that have lost records, at an operator's request; return them."""
         ended = self._acknowledged.acknowledged.acknowledge()
         for status in self.statuses:
             status.alarm = ""
@@ -176,7 +176,7 @@ class Links:
     async def close(self) -> None:
         """Stop every link. Records that hubs have not acknowledged stay in the log.
 
-        A link that is up and has sent everything says its last word: call this when the log takes nothing in any more.
+        A connected link that has sent everything sends its last word: call this when the log accepts no more records.
         """
         await self._say_last_words()
         tasks = [*self._tasks.values(), *self._ended, *([self._keeper] if self._keeper is not None else [])]
@@ -199,7 +199,7 @@ class Links:
 
     @property
     def is_unsent(self) -> bool:
-        """Return whether no hub has anything of this log under the node's name; False also when that is unknown."""
+        """Return whether no hub has records of this log under the node's name; False also when that is unknown."""
         return self._watermarks.is_unsent
 
     def record_new_name(self, name: NodeName) -> None:
@@ -210,9 +210,9 @@ class Links:
             logger.warning("another rename will need the hubs, also if they get nothing until then: %s", error)
 
     def waiting(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Return (link, stream) -> number of records that the hub is not known to have, and of numbers unknown to it.
+        """Return (link, stream) -> number of records not known to be at the hub, and of numbers unknown to it.
 
-        Pairs of which the hub knows everything are left out.
+        Pairs that the hub knows completely are left out.
         """
         found = {}
         begins = self._log.begins()
@@ -231,7 +231,7 @@ class Links:
         return {stream for streams in self._carried.values() for stream in streams}
 
     def _released(self, link: str, streams: tuple[str, ...], stream: int, ranges: RangeSet) -> None:
-        # A task that is on its way to the end may still say what its hub has of a stream that is the link's no more.
+        # A task that is ending may still report acknowledgements for a stream that the link no longer carries.
         if self._carried.get(link) == streams or any(
             self._log.stream(name) == stream for name in self._carried.get(link, ())
         ):
@@ -250,7 +250,7 @@ class Links:
         return Conflicts(self._filesystem, path, self._carried_if_conflicts_count(), self._log.refuse)
 
     def _high_watermarks(self) -> HubHighWatermarks:
-        # A stream that the log does not know begins where its numbers cannot have been given out before.
+        # A stream that is new to the log begins at a number that cannot have been used before.
         opened = {stream: self._log.next_seq(self._log.stream(stream)) for stream in self._streams()}
         opened.update(self._log.recovery.lanes)
         path = os.path.join(self._config.data_dir, *hub_high_watermarks.FILE)
@@ -269,7 +269,8 @@ class Links:
                     acknowledged=self._acknowledged.acknowledged, stopping=self._stopping,
                 )  # fmt: skip
             except Exception as error:
-                # run_link deals with what networks, hubs and disks do; this is a fault of ours, and no reason to stop.
+                # run_link handles failures of networks, hubs and disks; this is a fault in the code, and must not stop
+                # the node.
                 logger.exception("link %s failed", status.name)
                 status.state, status.last_error = LinkState.WAITING, f"internal fault: {error!r}"
                 status.last_error_time = self._wall_clock()
@@ -293,7 +294,7 @@ def epoch_file(filesystem: FileSystem, path: str) -> Epochs:
     """Return the log's epoch, kept in decimal in ``<data_dir>/links/epoch``.
 
     Hubs know an epoch by the log's lanes and not by the link that brought it: a link under another name, or a second
-    one to the same hub, must go on counting where the first stopped.
+    one to the same hub, must continue where the first stopped.
     """
 
     def write(data: bytes) -> None:

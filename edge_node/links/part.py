@@ -14,12 +14,12 @@ from weft.replication.status import LinkState, LinkStatus
 
 
 class LinksPart(Part):
-    """Links: what they carry, and how they reach their hubs."""
+    """The node's links as a part that can be reconfigured."""
 
     name = "links"
 
     def __init__(self, links: Links) -> None:
-        """Change these links."""
+        """Wrap these links."""
         self._links = links
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
@@ -37,7 +37,7 @@ class LinksPart(Part):
         return self._links.statuses
 
     async def close(self) -> None:
-        """Say the last words, and end."""
+        """Send the last words, and end the links."""
         await self._links.close()
 
     def facts(self) -> Mapping[str, Any]:

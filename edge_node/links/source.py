@@ -19,8 +19,8 @@ from weft.replication.source import LaneSnapshot, OfferedLane, nothing_acknowled
 from weft.storage.segment_log import LogError, SegmentLog
 
 MARGIN_NS = 1_000_000
-"""Time by which marks of an unset clock stay behind: it and the monotonic clock, by which the hub corrects the records,
-do not run exactly alike."""
+"""Margin by which marks of an unset clock lag: that clock and the monotonic clock, by which the hub corrects the
+records, do not run exactly alike."""
 
 
 class OfferedStream(NamedTuple):
@@ -85,12 +85,13 @@ class SegmentLogSource:
     def _state(self, lane: int, time: int, correction: int) -> LaneSnapshot:
         now = self._log.snapshot(lane)
         gaps = [GapRange(gap.first, gap.end, gap.reason) for gap in now.gaps]
-        # The log let go of these because every hub that it knew had them: another hub, or one whose store was restored
-        # to an earlier state, may get them from there. What retention deleted unreplicated has a notice in the log.
+        # The log released these because every hub that it knew had them: another hub, or one whose store was restored
+        # to an earlier state, may get them from such a hub. Records that retention deleted unreplicated have a notice
+        # in the log.
         gaps += [GapRange(first, end, GapReason.ABSENT) for first, end in now.gone]
         said, seq = self._log.mark(lane, time)
         mark = Mark(said + correction, seq)
-        settled = said == time  # otherwise a function has rows to make, or records are not durable yet
+        settled = said == time  # otherwise a function has rows to compute, or records are not durable yet
         return _from(self._begins.get(lane, 0), LaneSnapshot(now.held, now.next_seq, gaps, mark, settled))
 
     async def read(self, lane: int, seq: int, bytes_max: int) -> list[bytes]:
@@ -105,7 +106,8 @@ class SegmentLogSource:
             raise OSError(str(error)) from error
 
     def _told(self, acknowledged: Acknowledged, stream: str) -> list[tuple[str, list[Range]]]:
-        """Return what hubs acknowledged of a stream under the node's present name: they have the rest under another."""
+        """Return the hubs' acknowledgements of a stream under the node's present name: they have the rest under
+        another."""
         begin = self._begins.get(self._log.stream(stream), 0)
         found = [
             (hub, [(max(first, begin), end) for first, end in ranges if end > begin])
@@ -117,14 +119,14 @@ class SegmentLogSource:
         return self._log.origins().get(number)
 
     def high_watermark(self, hub: str, lane: int) -> int:
-        """Return up to where any link of this log ever sent the hub records of the lane."""
+        """Return the end of the lane's records ever sent to the hub by any link of this log."""
         return self._watermarks.get(hub, self._streams[lane])
 
     async def prepare_to_send(self, hub: str, ends: Mapping[int, int]) -> None:
-        """Return at once, except for the first time after a start: that is written to the disk, in a thread.
+        """Return at once, except for the first time after a start: that call writes to the disk, in a thread.
 
         Raises:
-            OSError: the disk did not take it.
+            OSError: the write failed.
         """
         if self._watermarks.is_unsent and any(ends.values()):
             await asyncio.to_thread(self._watermarks.record_first_send)
@@ -141,7 +143,7 @@ class SegmentLogSource:
 def _from(begin: int, state: LaneSnapshot) -> LaneSnapshot:
     """Return the state of a lane that begins at a number: earlier ones belong to the lane of the node's earlier name.
 
-    Hubs have it there. Offered under this name too, it would stand in the table twice.
+    Hubs have them there. Offered under this name too, they would be in the table twice.
     """
     if not begin:
         return state

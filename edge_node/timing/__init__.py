@@ -1,1 +1,1 @@
-"""Clocks and timers: the one place of the node that knows what time it is."""
+"""Clocks and timers: the only place of the node that reads the time."""

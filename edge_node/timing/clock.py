@@ -1,7 +1,7 @@
 """The machine's clocks: the time, the boot, and whether a time source has set the clock.
 
 A Raspberry Pi has no battery clock: after a power cut its wall clock may be days off until the network sets it. Each
-batch therefore names its boot, the boot's monotonic clock, and whether the kernel took the wall clock to be right.
+batch therefore names its boot, the boot's monotonic clock, and whether the kernel considered the wall clock right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def clock_reader() -> Callable[[], ClockReading]:
     It makes a system call or two and never blocks.
     """
     boot_id = read_boot_id()
-    # CLOCK_BOOTTIME goes on while the machine is suspended, as the wall clock does.
+    # CLOCK_BOOTTIME counts the time of a suspended machine, as the wall clock does.
     clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     is_synchronised = synchronised_reader()
     state, asked = ClockState.UNSYNCED, -SYNC_KNOWN_NS
@@ -56,5 +56,5 @@ def clock_reader() -> Callable[[], ClockReading]:
 
 
 def seconds(nanoseconds: int | None) -> float | None:
-    """Return a time as facts have it."""
+    """Return a time in the unit of facts."""
     return None if nanoseconds is None else nanoseconds / 1e9

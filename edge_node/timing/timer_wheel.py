@@ -13,7 +13,7 @@ TICK_S = 0.25
 SLOTS = 512
 """Number of slots. A deadline further away than the wheel's turn (128 s) is checked once a turn."""
 STEP_S = 0.002
-"""Time after which the rest of those who are due waits until the loop has done everything else."""
+"""Time after which the remaining due clients wait until the loop has done its other work."""
 PAUSE_S = 0.001
 """Pause before the rest."""
 
@@ -27,7 +27,7 @@ class Timed(Protocol):
         """Handle the deadline, or the end of a turn of the wheel before it.
 
         Returns:
-            When to ask again, in seconds of the loop's clock; None for never.
+            Next time to call, in seconds of the loop's clock; None for never.
         """
         ...
 
@@ -46,7 +46,7 @@ class TimerWheel:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, client: Timed, when: float) -> None:
-        """Have ``client.due`` called at ``when`` or up to a tick later, in place of an earlier call for it."""
+        """Schedule a call of ``client.due`` at ``when`` or up to a tick later, in place of an earlier one."""
         self.cancel(client)
         if self._timer is None:
             self._at = int(self._loop.time() / self._tick_s)
@@ -57,7 +57,7 @@ class TimerWheel:
         self._waiting += 1
 
     def cancel(self, client: Timed) -> None:
-        """Remove a client; do nothing when it waits for nothing."""
+        """Remove a client; do nothing when it does not wait."""
         if client.wheel_slot >= 0:
             self._slots[client.wheel_slot].discard(client)
             client.wheel_slot = -1
