@@ -1,1 +1,1 @@
-"""MQTT sessions: what the node remembers of a client, and what it still has to deliver."""
+"""MQTT sessions: the node's state of a client, and the messages still to be delivered to it."""

@@ -1,4 +1,4 @@
-"""Sessions whose clients are away, in the order in which they went."""
+"""Sessions whose clients are away, in the order of their disconnection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.edge_node.sessions.session import Session
 
 
 class AwaySessions:
-    """Sessions without a client: all of them, and those of each owner, longest away first."""
+    """Sessions without a client: all of them, and by owner, longest away first."""
 
     def __init__(self) -> None:
         """Start without any."""
@@ -23,7 +23,7 @@ class AwaySessions:
         self._of.setdefault(session.owner, {})[session] = None
 
     def discard(self, session: Session) -> None:
-        """Forget a session whose client is back, or that has ended; nothing happens if it was not away."""
+        """Forget a session whose client is back, or that has ended; do nothing if it was not away."""
         if session in self._all:
             del self._all[session]
             own = self._of[session.owner]
@@ -32,13 +32,13 @@ class AwaySessions:
                 del self._of[session.owner]
 
     def longest(self) -> Session | None:
-        """Return the one that has been away longest."""
+        """Return the session that has been away longest."""
         return next(iter(self._all), None)
 
     def longest_of(self, owner: Owner) -> Session | None:
-        """Return the one of an owner that has been away longest."""
+        """Return the session of an owner that has been away longest."""
         return next(iter(self._of.get(owner, ())), None)
 
     def some_of(self, owner: Owner, count: int) -> Iterable[Session]:
-        """Return those of an owner that have been away longest."""
+        """Return the sessions of an owner that have been away longest."""
         return list(islice(self._of.get(owner, ()), count))

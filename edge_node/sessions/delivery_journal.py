@@ -1,4 +1,4 @@
-"""The journal of deliveries: what a client was sent and has answered, kept for a restart of the node."""
+"""The journal of deliveries: messages sent to a client and its answers, kept for a restart of the node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class DeliveryJournal:
-    """Notes the deliveries of persistent sessions. Belongs to the event loop's thread."""
+    """Journal of the deliveries of persistent sessions. Belongs to the event loop's thread."""
 
     def __init__(
         self, segment_log: SegmentLog, journal: SessionJournal, note_share: Callable[[str], None], outbox: Outbox
@@ -23,8 +23,8 @@ class DeliveryJournal:
         """Join log and journal.
 
         Args:
-            outbox: has what is sent in a step noted at its end.
-            note_share: journals how far the shared subscription of a name is; raises LogFull and LogFailed.
+            outbox: journals the deliveries of a step at its end.
+            note_share: journals the position of the shared subscription of a name; raises LogFull and LogFailed.
         """
         self._log = segment_log
         self._journal = journal
@@ -43,17 +43,17 @@ class DeliveryJournal:
     def before_sending(
         self, client_id: str, deliveries: Mapping[int, Sent], shares: Collection[str], send: Callable[[], None]
     ) -> bool:
-        """Note deliveries, and send them once that is durable, after those that were noted before.
+        """Journal deliveries, and send them once the entries are durable, behind earlier ones.
 
-        In the same commit it is noted that the shared subscriptions which they are of have passed them. So a crash
-        leaves them to this client or to the shared subscription, never to both or neither.
+        The same commit moves the positions of their shared subscriptions past them. So after a crash a delivery belongs
+        to this client or to the shared subscription, never to both or neither.
 
         Args:
-            shares: names of those shared subscriptions.
+            shares: names of the shared subscriptions.
             send: writes the packets.
 
         Returns:
-            False when the session cannot be kept: nothing is sent, and the client has to be closed.
+            False when the session cannot be kept: nothing is sent, and the client must be closed.
         """
 
         def change() -> None:
@@ -66,7 +66,7 @@ class DeliveryJournal:
         return self._first(client_id, change, send)
 
     def before_pubrel(self, client_id: str, packet_id: int, send: Callable[[], None]) -> bool:
-        """Note that PUBREC came, and send PUBREL once that is durable. Returns False as ``before_sending`` does."""
+        """Journal a PUBREC, and send PUBREL once the entry is durable. Returns False as ``before_sending`` does."""
         return self._first(client_id, lambda: self._journal.pubrec(client_id, (packet_id,)), send)
 
     def _first(self, client_id: str, change: Callable[[], None], then: Callable[[], None]) -> bool:
@@ -80,7 +80,7 @@ class DeliveryJournal:
 
 
 def note(change: Callable[[], None]) -> None:
-    """Make a change of the journal that a restart may miss without breaking a promise: then something is sent twice."""
+    """Make an optional change of the journal: without it a restart only sends a message twice."""
     try:
         change()
     except (LogFull, LogFailed) as error:

@@ -57,8 +57,8 @@ class SessionFilters:
         self.make_room: Callable[[Bound, Session, int], bool] = lambda bound, session, units: bound.fits(
             session.owner, units
         )
-        """Function that makes room for units of a session where owners that have more can give some; returns whether
-        they fit. ``Sessions`` sets it."""
+        """Function that makes room for units of a session at the cost of owners that have more; returns whether they
+        fit. ``Sessions`` sets it."""
 
     def subscribe_all(
         self, session: Session, filters: Sequence[Subscription], identifier: int | None
@@ -68,7 +68,7 @@ class SessionFilters:
         A packet of 1 MiB holds a quarter of a million filters.
 
         Raises:
-            LogFull, LogFailed: a persistent session cannot note one; those before it are taken.
+            LogFull, LogFailed: a persistent session cannot journal one; the filters before it are in force.
         """
         looked_at = filters[: self._limits.filters_max]
         new = {each.filter for each in looked_at if each.filter not in session.subscriptions}
@@ -83,10 +83,10 @@ class SessionFilters:
         """Add a valid filter, or change the subscription.
 
         Returns:
-            SUBACK's code: the granted QoS or the reason why not; and whether the subscription is new.
+            SUBACK's code: the granted QoS or the reason of a refusal; and whether the subscription is new.
 
         Raises:
-            LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
+            LogFull, LogFailed: a persistent session cannot journal it; nothing has changed.
         """
         text, share = options.filter, _share(options.filter)
         known = session.subscriptions.get(text)
@@ -106,10 +106,10 @@ class SessionFilters:
         return options.qos, known is None
 
     def unsubscribe(self, session: Session, text: str) -> int:
-        """Take a filter out; UNSUBACK's code.
+        """Remove a filter; return UNSUBACK's code.
 
         Raises:
-            LogFull, LogFailed: a persistent session cannot note it; nothing has changed.
+            LogFull, LogFailed: a persistent session cannot journal it; nothing has changed.
         """
         if text not in session.subscriptions:
             return ReasonCode.NO_SUBSCRIPTION_EXISTED
@@ -119,7 +119,7 @@ class SessionFilters:
         return ReasonCode.SUCCESS
 
     def restore(self, session: Session, text: str, options: Subscription, identifier: int | None) -> None:
-        """Take up a subscription of the last run of the node."""
+        """Restore a subscription of the node's last run."""
         share = _share(text)
         if share is None:
             return
@@ -127,20 +127,19 @@ class SessionFilters:
         self._note(session, text, share)
 
     def remove_all(self, session: Session) -> None:
-        """Take all filters of a session out, which has ended: of many, most in later turns. ``Sessions`` tells the
-        journal."""
-        if session.window.in_flight.deliveries:  # others get these before the window is emptied
+        """Remove all filters of an ended session: if they are many, most in later turns. ``Sessions`` journals it."""
+        if session.window.in_flight.deliveries:  # other members get these before the window is emptied
             for _, shared in session.subscriptions.values():
                 if shared is not None:
                     self._return_unanswered(session, shared, for_good=True)
         self._rounds.each(session.owner, list(session.subscriptions), lambda text: self._remove(session, text))
 
     def member_away(self, session: Session) -> None:
-        """Give what a client that has gone did not acknowledge to other members of its shared subscriptions: of many,
-        mostly in later turns."""
+        """Give unacknowledged messages of a disconnected client to other members of its shared subscriptions: if these
+        are many, mostly in later turns."""
 
         def away(shared: SharedSubscription) -> None:
-            if not (session.connected or session.ended):  # it may be back by then
+            if not (session.connected or session.ended):  # the client may be back by then
                 self._return_unanswered(session, shared, for_good=not session.persistent)
                 shared.member_left()
 
@@ -202,7 +201,7 @@ class SessionFilters:
 
     def _return_unanswered(self, session: Session, shared: SharedSubscription, *, for_good: bool) -> None:
         if shared.return_unanswered(session.window, for_good=for_good):
-            self._positions.note_moved(shared)  # before the journal forgets who had them
+            self._positions.note_moved(shared)  # before the journal forgets the session that had them
 
     def _add(
         self, session: Session, text: str, subscription: ClientSubscription, share: Share

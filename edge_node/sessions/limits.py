@@ -15,16 +15,15 @@ FILTER_LEVELS_MAX = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Bounds on what sessions keep in memory."""
+    """Bounds on the memory of sessions."""
 
     sessions_max: int = 10_000
-    """Beyond it, the session whose client has been away longest is forgotten; when all are there, clients are
-    refused."""
+    """Sessions of all clients. Beyond it, the session whose client has been away longest is deleted; when all are
+    connected, clients are refused."""
     connections_per_user_max: int | None = None
     """Connected clients of one user; further ones are refused. None: no share."""
     sessions_per_user_max: int | None = None
-    """Sessions of one owner; beyond it the one of them that has been without a client longest is forgotten. None: no
-    share."""
+    """Sessions of one owner; beyond it the one that has been without a client longest is deleted. None: no share."""
     filters_max: int = 1_000
     """Subscriptions of one session; further ones are refused in SUBACK."""
     filters_total_max: int = 1_000_000
@@ -59,7 +58,7 @@ class SessionLimits:
     expiry_s_max: int = NEVER_EXPIRES
     """Longest time that a session outlives its connection; ``NEVER_EXPIRES`` for any."""
     expiry_s_of_old_versions: int = 7 * 86_400
-    """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 send it themselves."""
+    """Lifetime of sessions without clean session before MQTT 5.0; clients of 5.0 choose it themselves."""
 
     @classmethod
     def of(cls, config: EdgeConfig) -> SessionLimits:
@@ -94,7 +93,7 @@ class SessionLimits:
 class SessionShares:
     """Bounds on all sessions together and on those of one owner, its user or else its address.
 
-    Where a total is full, the owner that has most makes room first, with sessions of its own whose clients are away.
+    Where a total is full, the owner that has most makes room first, by absent sessions of its own.
     """
 
     def __init__(self, limits: SessionLimits, refusals: Refusals) -> None:

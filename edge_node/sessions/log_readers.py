@@ -1,4 +1,4 @@
-"""The way back into the log for sessions and shared subscriptions that fell behind."""
+"""Reading of the log for sessions and shared subscriptions that fell behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOTHING: Mapping[int, int] = {}
 
 
 class LogReaders:
-    """Makes the readers, and says how far they are. Belongs to the event loop's thread."""
+    """Factory of the readers, and their positions. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -44,12 +44,12 @@ class LogReaders:
         outbox: Outbox,
         counters: Counters,
     ) -> None:
-        """Join the log and what is read from it."""
+        """Connect the log and its readers."""
         self._log = segment_log
         self._ingest = ingest
         self._subscriptions = subscriptions
         self.messages = messages
-        """Makes messages of records."""
+        """Converter of records to messages."""
         self._backlog = backlog
         self._starts = starts
         self._outbox = outbox
@@ -62,8 +62,8 @@ class LogReaders:
     # --- falling behind
 
     def fall_behind(self, window: ClientWindow, first: Message | None) -> None:
-        """Have a client's messages read from the log: what waits, and what is published from ``first`` on (None: from
-        what is still to come)."""
+        """Switch a client to the log: for its waiting messages, and messages published from ``first`` on (None: from
+        the next one)."""
         self._counters.sessions_behind += window.connected
         missing = window.set_aside()
         ends, everywhere = self._ingest.ends(), self._everywhere()
@@ -77,7 +77,7 @@ class LogReaders:
         _begin(catch_up, at_once=not window.connected)
 
     def shared_behind(self, shared: SharedSubscription, first: Message | None) -> None:
-        """Have the messages of a shared subscription read from the log, as ``fall_behind`` does."""
+        """Switch a shared subscription to the log, as ``fall_behind`` does."""
         ends, everywhere = self._ingest.ends(), self._everywhere()
 
         def begin() -> tuple[Reader, Positions]:
@@ -95,23 +95,23 @@ class LogReaders:
         if reader is not None and ends:
             reader.began(subscription, ends)
 
-    # --- how far they are
+    # --- positions
 
     def positions(self, window: ClientWindow) -> Positions:
-        """Return for each stream the first seq that a client has not been sent."""
+        """Return for each stream the first seq not sent to a client."""
         if window.catch_up is not None:
             return dict(window.catch_up.positions)
         return before(window.queued, self._ingest.ends(unrouted=not window.persistent))
 
     def done(self, window: ClientWindow) -> set[tuple[int, int]]:
-        """Return (stream, seq) of what a client has been sent although it is not before its stream's position."""
+        """Return (stream, seq) of messages sent to a client although they are not before their stream's position."""
         reader = _session_reader(window)
         return reader.done if reader is not None else set()
 
     # --- connections, and restarts
 
     def resume(self, window: ClientWindow) -> None:
-        """Send what a client is owed: first what it has not answered, then what it missed."""
+        """Send a client's pending messages: first unanswered ones, then missed ones."""
         if window.in_flight.unread():
             task = asyncio.get_running_loop().create_task(self._redelivery.run(window))
             self._fetching.add(task)
@@ -120,24 +120,24 @@ class LogReaders:
         self._outbox.flush()
 
     def restore(self, window: ClientWindow, record: SessionRecord) -> None:
-        """Have a client read what it missed, once it is back."""
-        # The journal may lag behind what a connected client was sent before a crash.
+        """Prepare a client's reader for its missed messages, for its return."""
+        # The journal may lag behind the messages sent to a connected client before a crash.
         doubtful = self._ingest.ends() if record.disconnected_at is None else {}
         reader = self._reader(window, record.done, doubtful)
         window.read_from(self.catch_up(reader, partial(dict, record.positions)))
 
     def restore_shared(self, shared: SharedSubscription, record: SharedRecord) -> None:
-        """Have a shared subscription go on where the last run of the node was."""
+        """Resume a shared subscription at the position of the node's last run."""
         catch_up = self.catch_up(shared, partial(lowered, record.positions, record.owed))
         shared.restore(record.positions, record.owed, catch_up)
 
     # --- readers of other protocols
 
     def catch_up(self, reader: Reader, find: Callable[[], Positions]) -> CatchUp:
-        """Return the way of a reader through the log; to be started.
+        """Return the catch-up of a reader through the log. The caller starts it.
 
         Args:
-            find: returns the positions, when it is the reader's turn.
+            find: returns the positions, called at the reader's turn.
         """
         everywhere = self._everywhere()
         return self._catch_up(reader.owner, lambda: (reader, everywhere(find())))
@@ -147,20 +147,20 @@ class LogReaders:
         return self._ingest.ends()
 
     async def fetch(self, stream: int, seqs: list[int]) -> dict[int, LogRecord]:
-        """Return single records by their numbers, those that the log still has.
+        """Return single records by their numbers, without those that the log has deleted.
 
         Raises:
-            OSError, LogFailed: it cannot be read.
+            OSError, LogFailed: the log cannot be read.
         """
         return await self._backlog.fetch(stream, seqs)
 
     def turn_of(self, owner: Owner | None) -> Turn:
-        """Return what waits for an owner's turn to read."""
+        """Return the awaitable turns of an owner for reads."""
         return partial(self._turns.next, owner)
 
     @property
     def read_page(self) -> ReadPage:
-        """Return what reads a stream page by page."""
+        """Return the function that reads a stream page by page."""
         return self._backlog.read
 
     # --- inside
@@ -176,11 +176,12 @@ class LogReaders:
         return reader
 
     def _everywhere(self) -> Callable[[Positions], Positions]:
-        """Return what makes positions in every stream of now; later ones are added from their ends on."""
+        """Return a function that extends positions to every present stream; later streams are added from their ends
+        on."""
         streams, unrouted = self._ingest.routing.streams, self._ingest.routing.unrouted.streams
 
         def everywhere(positions: Positions) -> Positions:
-            # Only readers that missed a message there read `unrouted`: see ``CatchUp.cover``.
+            # Only readers that missed a message in `unrouted` read it: see ``CatchUp.cover``.
             kept = {stream: positions[stream] for stream in unrouted if stream in positions}
             return {stream: positions.get(stream, 0) for stream in streams} | kept
 
@@ -191,7 +192,7 @@ class LogReaders:
 
 
 def _begin(catch_up: CatchUp, *, at_once: bool) -> None:
-    """Let a reader begin: at once where its client has gone, as that is a step of its own."""
+    """Begin a reader: at once where its client has gone, as that is a step of its own."""
     if at_once:
         catch_up.begin()
     else:

@@ -1,4 +1,4 @@
-"""The parts that sessions are made of, put together once for a node."""
+"""The parts of sessions, assembled once for a node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from weft.storage.segment_log import SegmentLog
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """State that is kept across restarts, and the log (``store.BrokerState`` has the rest)."""
+    """State kept across restarts, and the log (``store.BrokerState`` has the rest)."""
 
     log: SegmentLog
     journal: SessionJournal
@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryParts:
-    """Parts with which clients of any protocol get messages, those that are slow or away among them."""
+    """Parts that deliver messages to clients of any protocol, also to slow and absent ones."""
 
     budget: QueueBudget
     shares: SessionShares
@@ -54,7 +54,7 @@ class DeliveryParts:
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """Every part of sessions. Each was whole when it was made."""
+    """Every part of sessions. Each is complete after its construction."""
 
     subscriptions: Subscriptions
     shared: SharedSubscriptions
@@ -80,10 +80,10 @@ def make_delivery(  # noqa: PLR0917
     counters: Counters,
     wall_clock: Callable[[], int],
 ) -> DeliveryParts:
-    """Make the parts that no protocol has for itself.
+    """Create the parts that all protocols share.
 
     Args:
-        refusals: counts what shares refuse.
+        refusals: counts refusals because of shares.
         wall_clock: nanoseconds since 1970.
     """
     starts = FilterStarts()
@@ -107,10 +107,10 @@ def make_parts(  # noqa: PLR0917
     counters: Counters,
     wall_clock: Callable[[], int],
 ) -> SessionParts:
-    """Make the parts, from the log upwards.
+    """Create the parts, from the log upwards.
 
     Args:
-        rounds: where work waits that takes longer than a turn.
+        rounds: queue of work that takes longer than a turn.
         match_retained: filter -> retained messages, ``$SYS`` among them.
         wall_clock: nanoseconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""The life of sessions in the journal: what of them a restart needs, as it changes."""
+"""The life of sessions in the journal: the state that a restart needs, as it changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.protocols.topics import SHARE_PREFIX
 
 
 class Persistence:
-    """Journals sessions that outlive their connection, or that have a will. Belongs to the event loop's thread."""
+    """Journal of sessions that outlive their connection, or that have a will. Belongs to the event loop's thread."""
 
     def __init__(
         self, journal: SessionJournal, changes: ChangeRates, ingest: Ingest, readers: LogReaders, starts: FilterStarts
@@ -24,25 +24,25 @@ class Persistence:
         """Start with no session in the journal."""
         self._journal = journal
         self.changes = changes
-        """Rates of owners; an owner in debt has to wait with changes that can."""
+        """Rates of owners; changes of an owner in debt wait if they can."""
         self._ingest = ingest
         self._readers = readers
         self._starts = starts
         self._journaled: set[Session] = set()
-        """Sessions that the journal knows."""
+        """Sessions that the journal has."""
         self._late: dict[Session, None] = {}
-        """Sessions whose client has gone, which is still to be noted."""
+        """Sessions whose client has gone, with the journal entry still to be written."""
 
     def knows(self, session: Session) -> bool:
-        """Return whether the journal knows a session."""
+        """Return whether the journal has a session."""
         return session in self._journaled
 
     def restored(self, session: Session) -> None:
-        """Note that the journal knows a session from the last run."""
+        """Note that the journal has a session from the last run."""
         self._journaled.add(session)
 
     def opened(self, session: Session) -> None:
-        """Note that a client has come.
+        """Journal that a client has connected.
 
         Raises:
             LogFull, LogFailed: the session cannot be kept.
@@ -55,12 +55,12 @@ class Persistence:
             self._journaled.discard(session)
 
     def closed(self, session: Session, *, at_once: bool) -> None:
-        """Note that the client of a persistent session has gone; later, if its owner has made too many changes.
+        """Journal that the client of a persistent session has gone; later, if its owner has made too many changes.
 
         A crash before that leaves a session whose connection was lost with the node.
 
         Args:
-            at_once: whatever the owner has made.
+            at_once: do not wait for the owner's rate.
         """
         if not at_once and self.changes.wait_s(session.owner):
             self._late[session] = None
@@ -69,7 +69,7 @@ class Persistence:
         self.changes.charge(session.owner, lambda: note(lambda: self._journal.closed(self._record(session))))
 
     def note_late(self, *, at_once: bool = False) -> None:
-        """Note which clients have gone, as far as their owners may make changes again."""
+        """Journal which clients have gone, as far as their owners may make changes again."""
         for session in list(self._late):
             if session.ended or session.connected:
                 del self._late[session]
@@ -77,41 +77,41 @@ class Persistence:
                 self.closed(session, at_once=at_once)
 
     def lost(self, session: Session, at: int) -> None:
-        """Note that the session's connection is gone with the node that had it."""
+        """Journal that the session's connection was lost with the node's last run."""
         if session.persistent:
             note(lambda: self._journal.lost(session.client_id, at))
 
     def ended(self, session: Session) -> None:
-        """Note that a session is no more. One whose will is still to be published stays in the journal for it."""
+        """Journal the end of a session. With a will still to be published it stays in the journal for that."""
         self._starts.forget(session.client_id)
         if session in self._journaled and session.will is None:
             self._journaled.discard(session)
             note(lambda: self._journal.ended(session.client_id))
 
     def will_published(self, session: Session) -> None:
-        """Note, together with the will's records, that it is part of the log.
+        """Journal, together with the will's records, that the will is in the log.
 
         Raises:
-            LogFull, LogFailed: it is not noted.
+            LogFull, LogFailed: the entry is not written.
         """
         self._journal.will_published(session.client_id)
-        if session.ended:  # its will was all that the journal kept of it
+        if session.ended:  # the journal kept it only for its will
             self._journal.ended(session.client_id)
             self._journaled.discard(session)
 
     def will_denied(self, session: Session) -> None:
-        """Note that the will is not to be published, after a restart neither."""
+        """Journal that the will must not be published, not even after a restart."""
         note(lambda: self._journal.will_published(session.client_id))
 
     def subscribed(self, session: Session, subscription: ClientSubscription, *, is_new: bool) -> None:
-        """Note that a filter is about to be added or changed: what was published before it was added is not for it.
+        """Journal that a filter is about to be added or changed: messages published before it was added are not for it.
 
         Raises:
-            LogFull, LogFailed: the journal cannot note it.
+            LogFull, LogFailed: the entry cannot be written.
         """
         client_id, options, window = session.client_id, subscription.options, session.window
         began: Positions = dict(self._starts.of(client_id, options.filter))
-        if is_new and not options.filter.startswith(SHARE_PREFIX):  # those have positions of their own
+        if is_new and not options.filter.startswith(SHARE_PREFIX):  # these have positions of their own
             # A session that ends with its connection reads the log only when messages wait for it.
             may_read = session.persistent or window.queued or window.catch_up is not None
             ends = self._ingest.ends(unrouted=not session.persistent)
@@ -124,17 +124,17 @@ class Persistence:
         self._readers.began(window, subscription, began)
 
     def unsubscribed(self, session: Session, text: str) -> None:
-        """Note that a filter is about to be taken out.
+        """Journal that a filter is about to be removed.
 
         Raises:
-            LogFull, LogFailed: the journal cannot note it.
+            LogFull, LogFailed: the entry cannot be written.
         """
         if session.persistent:
             self.changes.charge(session.owner, lambda: self._journal.unsubscribed(session.client_id, text))
         self._starts.drop(session.client_id, text)
 
     def restore_starts(self, session: Session, record: SessionRecord) -> None:
-        """Take up where the subscriptions of a restored session began."""
+        """Restore the starts of a session's subscriptions."""
         for text, began in record.began.items():
             if text in session.subscriptions:
                 self._starts.set(session.client_id, session.subscriptions[text][0], began)

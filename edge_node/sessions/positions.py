@@ -1,4 +1,4 @@
-"""Read positions of sessions and shared subscriptions, noted in the journal for a restart."""
+"""Read positions of sessions and shared subscriptions, written to the journal for a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.edge_node.subscriptions.shared_subscriptions import SharedSubscription
 
 
 class ReaderPositions:
-    """Notes positions that have moved. Belongs to the event loop's thread."""
+    """Journal of positions that have moved. Belongs to the event loop's thread."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ReaderPositions:
         starts: FilterStarts,
         shared: SharedSubscriptions,
     ) -> None:
-        """Start with nothing noted."""
+        """Start without journaled positions."""
         self._journal = journal
         self._ingest = ingest
         self._readers = readers
@@ -38,17 +38,18 @@ class ReaderPositions:
         """Client identifier -> positions as the journal has them."""
         self._noted_shared: dict[str, SharedRecord] = {}
         self._rotation: Iterator[SharedSubscription] = iter(())
-        """Shared subscriptions whose turn to be looked at comes although they gave nothing."""
+        """Rotation over the shared subscriptions that delivered nothing."""
 
     def note_all(self, sessions: Iterable[Session], shared_idle_max: int | None = None) -> Iterator[None]:
-        """Note how far sessions and shared subscriptions are that have moved since the last time, one with each step.
+        """Journal the positions of sessions and shared subscriptions that have moved since the last time, one at each
+        step.
 
-        A shared subscription that gave nothing to its members moves as well: the log has grown behind it. That need
-        not be noted often: what it was not given is read again after a restart, and stays in the log until then.
+        A shared subscription that delivered nothing moves as well: the log has grown behind it. Its position may be
+        old: a restart reads more of the log again, which stays until then.
 
         Args:
-            shared_idle_max: shared subscriptions that gave nothing which are looked at, the others with later calls;
-                None for all.
+            shared_idle_max: maximum number of shared subscriptions without deliveries to check, the others with later
+                calls; None for all.
         """
         for session in sessions:
             if not session.connected:
@@ -78,33 +79,33 @@ class ReaderPositions:
     # --- shared subscriptions
 
     def note_joined(self, shared: SharedSubscription) -> None:
-        """Note where a shared subscription is that may have begun to outlive its members' connections."""
+        """Journal the position of a shared subscription that may have begun to outlive its members' connections."""
         if shared.name not in self._noted_shared:
             self.note_moved(shared)
 
     def note_moved(self, shared: SharedSubscription) -> None:
-        """Note how far a shared subscription is, if it outlives its members' connections."""
+        """Journal the position of a shared subscription, if it outlives its members' connections."""
         if shared.persistent:
             note(lambda: self._moved(shared))
 
     def note_if_moved(self, several: Iterable[SharedSubscription]) -> None:
-        """Note how far those shared subscriptions are that have given messages to members since they were noted."""
+        """Journal the positions of shared subscriptions that have delivered to members since their last entry."""
         for shared in several:
             if self._shared.has_moved(shared):
                 self.note_moved(shared)
 
     def note_share(self, name: str) -> None:
-        """Note how far the shared subscription of a name is, together with what one of its members is sent.
+        """Journal the position of the shared subscription of a name, together with a delivery to one of its members.
 
         Raises:
-            LogFull, LogFailed: it is not noted, and the member must not be sent it.
+            LogFull, LogFailed: the entry is not written, and the delivery must not be sent.
         """
         shared = self._shared.get(name)
         if shared is not None:
             self._moved(shared)
 
     def ended(self, shared: SharedSubscription) -> None:
-        """Note that a shared subscription has no members any more."""
+        """Journal that a shared subscription has no members any more."""
         if self._noted_shared.pop(shared.name, None) is not None:
             note(lambda: self._journal.shared_ended(shared.name))
 
@@ -113,7 +114,7 @@ class ReaderPositions:
         noted = self._noted_shared.get(shared.name)
         if noted is not None and (noted.positions, noted.owed) == (positions, owed):
             return
-        # What is owed seldom changes, and may be long.
+        # ``owed`` seldom changes, and may be long.
         self._journal.shared_moved(shared.name, positions, None if noted is not None and noted.owed == owed else owed)
         self._noted_shared[shared.name] = SharedRecord(shared.name, positions, owed)
 

@@ -1,4 +1,4 @@
-"""Records of what survives a restart of the node. Streams are named by their number in the log."""
+"""Records of the state that survives a restart of the node. Streams are named by their number in the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Sent(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     qos: int
     released: bool = False
-    """QoS 2: PUBREC came, so PUBREL is what is sent again."""
+    """QoS 2: PUBREC came, so PUBREL is sent again."""
 
 
 class SessionRecord(msgspec.Struct):
@@ -39,13 +39,13 @@ class SessionRecord(msgspec.Struct):
     subscriptions: dict[str, Subscription] = {}
     """Filter as the client wrote it -> its options (``Subscription.filter`` is the same filter)."""
     identifiers: dict[str, int] = {}
-    """Filter -> subscription identifier, for those that have one."""
+    """Filter -> subscription identifier, for filters that have one."""
     began: dict[str, dict[int, int]] = {}
     """Filter -> stream -> seq, where that is beyond the stream's position: the messages before it are older than the
     subscription, and not for it."""
     positions: dict[int, int] = {}
-    """Stream -> seq: every message before it is done or in ``inflight``; those from it on are sent from the log,
-    without those in ``inflight`` and ``done``. Streams that are missing count from seq 0."""
+    """Stream -> seq: every message before it is done or in ``inflight``; later ones are sent from the log, except those
+    in ``inflight`` and ``done``. A missing stream counts from seq 0."""
     inflight: dict[int, Sent] = {}
     """Packet identifier -> delivery, in the order of sending."""
     done: set[tuple[int, int]] = set()
@@ -56,8 +56,7 @@ class SessionRecord(msgspec.Struct):
     """The will, until it is published or taken back by DISCONNECT; due ``will_delay_interval`` after
     ``disconnected_at``."""
     address: str | None = None
-    """Address of the client that began it, where it has no user name: whom costs are charged to. None: this
-    machine."""
+    """Address of the client that began it, where it has no user name: the owner for costs. None: this machine."""
 
 
 class SharedRecord(msgspec.Struct):
@@ -66,6 +65,6 @@ class SharedRecord(msgspec.Struct):
     name: str
     """The filter as clients write it, ``$share/`` included."""
     positions: dict[int, int] = {}
-    """Stream -> seq: every message before it was given to a member, or is in ``owed``."""
+    """Stream -> seq: every message before it was delivered to a member, or is in ``owed``."""
     owed: list[tuple[int, int]] = []
-    """(stream, seq) before their stream's position of messages that no member keeps: they are given again."""
+    """(stream, seq) before their stream's position of messages that no member keeps: they are delivered again."""

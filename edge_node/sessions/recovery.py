@@ -1,4 +1,4 @@
-"""Sessions and shared subscriptions of the last run, taken up at start."""
+"""Sessions and shared subscriptions of the last run, restored at the start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.edge_node.sessions.session import Session
 
 
 def recover(parts: SessionParts, adopt: Callable[[SessionRecord], Session]) -> None:
-    """Take up every record of the journal: each reader is to read what it missed.
+    """Restore every record of the journal, with a reader for the missed messages of each.
 
     Args:
-        adopt: makes a session of a record, without its subscriptions and its place in the log.
+        adopt: creates a session from a record, without its subscriptions and its place in the log.
     """
     for record in parts.journal.recover():
         session = adopt(record)
@@ -22,7 +22,7 @@ def recover(parts: SessionParts, adopt: Callable[[SessionRecord], Session]) -> N
         parts.persistence.restore_starts(session, record)
         if session.persistent:
             parts.readers.restore(session.window, record)
-    # After the sessions, which are the members: who persists, and who has what in flight, is known now.
+    # After the sessions, which are the members: their persistence and their messages in flight are known now.
     by_name = {record.name: record for record in parts.journal.recover_shared()}
     for shared in parts.shared.all():
         kept = by_name.get(shared.name)

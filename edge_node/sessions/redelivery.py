@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Redelivery:
-    """Reads what restored windows have in flight."""
+    """Reader of the messages that restored windows have in flight."""
 
     def __init__(
         self, subscriptions: Subscriptions, messages: StoredMessages, backlog: Backlog, outbox: Outbox
@@ -30,7 +30,8 @@ class Redelivery:
         self._outbox = outbox
 
     async def run(self, window: ClientWindow) -> None:
-        """Read what one client has in flight, and send it again. At most the in-flight window is in memory."""
+        """Read the messages that one client has in flight, and send them again. At most the in-flight window is in
+        memory."""
         unread, own = window.in_flight.unread(), OwnFilters(window, window.subscribed, self._subscriptions)
         for stream in {stream for stream, _ in unread.values()} - {NOWHERE}:
             wanted = {packet_id: seq for packet_id, (of, seq) in unread.items() if of == stream}
@@ -49,8 +50,8 @@ class Redelivery:
     def _set_read(
         self, window: ClientWindow, own: OwnFilters, packet_id: int, stream: int, record: LogRecord | None
     ) -> None:
-        """Give a delivery its message. Its flags and identifiers are those of the subscriptions as they are now, which
-        may have changed since it was sent."""
+        """Set the message of a delivery. Its flags and identifiers are those of the present subscriptions, which may
+        have changed since it was sent."""
         message = self._messages.read_again(stream, record) if record is not None else None
         if record is None or message is None:
             window.in_flight.set_read(packet_id, None, ())

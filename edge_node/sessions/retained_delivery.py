@@ -12,27 +12,28 @@ from weft.edge_node.subscriptions.message import Message
 from weft.edge_node.subscriptions.subscriber import ClientSubscription, DeliveryOptions, Subscriber
 
 Match = Callable[[str, int], Iterable[Message | None]]
-"""(filter, number of the last change to look at) -> the retained messages to deliver, each with ``retain`` set, as they
-are when they are asked for; None for a step of the search that found none."""
+"""(filter, number of the last change to consider) -> the retained messages to deliver, each with ``retain`` set, in
+their present state; None for a step of the search without a match."""
 Keep = Callable[[Subscriber, Message], Message]
-"""Makes a message that is about to be sent to a client at QoS 1 or 2 one that a restart does not lose."""
+"""Function that makes a message, about to be sent to a client at QoS 1 or 2, survive a restart."""
 
 TURN_MESSAGES_MAX = 200
 """Messages sent to one client before others have their turn, about a millisecond."""
 TURN_BYTES_MAX = 256 << 10
-"""Payloads after which they have it, too."""
+"""Payload bytes after which they have it, too."""
 TURN_STEPS_MAX = 2_000
-"""Steps of a search after which they have it: what matches nothing may take as long as what matches everything."""
+"""Steps of a search after which they have it: a search without matches may take as long as one that matches
+everything."""
 HELD_WAIT_S = 0.01
-"""Between looks at whether the journal, for which a client's writes wait, is durable."""
+"""Interval between checks whether the journal, for which a client's writes wait, is durable."""
 _END = Message(b"", b"", 0)
 
 
 class RetainedDelivery:
-    """The feeds of all clients that are being sent retained messages. Belongs to the event loop's thread.
+    """The feeds of all clients that are receiving retained messages. Belongs to the event loop's thread.
 
-    Feeds that have more to do wait for their turn: a thousand clients that look up ``#`` wait for each other, and the
-    others go on.
+    Feeds with more work wait for their turn: a thousand clients that look up ``#`` wait for each other, and others are
+    not delayed.
     """
 
     def __init__(self, match: Match, keep: Keep, rounds: Rounds) -> None:
@@ -43,15 +44,15 @@ class RetainedDelivery:
         self._feeds: dict[ClientWindow, RetainedFeed] = {}
 
     def is_sending(self, window: ClientWindow) -> bool:
-        """Return whether a client is still to be sent some."""
+        """Return whether a client still has retained messages to receive."""
         return window in self._feeds
 
     def send(self, window: ClientWindow, subscription: ClientSubscription, change: int) -> None:
-        """Send what a new subscription matches, from the client's next ``pump`` on.
+        """Send the retained messages of a new subscription, from the client's next ``pump`` on.
 
         Args:
-            change: number of the last change before it subscribed. What is retained later reaches the client as
-                everything that is published does, and must not come twice.
+            change: number of the last change before it subscribed. Messages retained later reach the client as normal
+                publishes, and must not come twice.
         """
         feed = self._feeds.get(window)
         if feed is None:
@@ -61,24 +62,24 @@ class RetainedDelivery:
         feed.add(subscription, change)
 
     def drop(self, window: ClientWindow, text: str) -> None:
-        """Send no more of a filter's messages: the client has unsubscribed [MQTT-3.10.4-2]."""
+        """Stop sending a filter's messages: the client has unsubscribed [MQTT-3.10.4-2]."""
         feed = self._feeds.get(window)
         if feed is not None:
             feed.drop(text)
 
     def forget(self, window: ClientWindow) -> None:
-        """Send nothing more to a client: it has gone, and subscribes again if it wants them."""
+        """Stop sending to a client: it has gone, and subscribes again if it wants them."""
         feed = self._feeds.get(window)
         if feed is not None:
             feed.stop()
 
 
 class RetainedFeed:
-    """The subscriptions of one client whose retained messages are still to be sent.
+    """The subscriptions of one client that still have retained messages to send.
 
     One filter is looked up at a time, when the one before is done, so that a client with a thousand filters of ``#``
-    costs the memory of one. A filter that waits already is not sent twice. Others have their turn after a while: a
-    turn ends after so many messages or steps of the search, or with one filter begun.
+    costs the memory of one. A filter that waits already is not sent twice. Turns bound the time: one ends after so many
+    messages or steps of the search, or with one filter begun.
     """
 
     __slots__ = (
@@ -97,7 +98,7 @@ class RetainedFeed:
         """Start without any.
 
         Args:
-            rounds: calls ``go_on`` when it is the feed's turn.
+            rounds: calls ``go_on`` at the feed's turn.
             done: called once, when all is sent or ``stop`` was called.
         """
         self._window = window
@@ -106,7 +107,7 @@ class RetainedFeed:
         self._rounds = rounds
         self._done = done
         self._waiting: OrderedDict[str, tuple[ClientSubscription, int]] = OrderedDict()
-        """Subscriptions that wait, with the last change before each, by filter as the client wrote it."""
+        """Waiting subscriptions, with the last change before each, by filter as the client wrote it."""
         self._filter: str | None = None
         self._options: DeliveryOptions | None = None
         self._messages: Iterator[Message | None] = iter(())
@@ -116,24 +117,24 @@ class RetainedFeed:
         window.when_room(self.pump)
 
     def add(self, subscription: ClientSubscription, change: int) -> None:
-        """Send what a new subscription matches."""
+        """Send the retained messages of a new subscription."""
         self._waiting[subscription.options.filter] = subscription, change
 
     def drop(self, text: str) -> None:
-        """Send no more of a filter's messages."""
+        """Stop sending a filter's messages."""
         self._waiting.pop(text, None)
         if self._filter == text:
             self._messages = iter(())
 
     def stop(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         if not self._is_over:
             self._is_over = True
             self._window.no_longer_when_room(self.pump)
             self._done()
 
     def pump(self) -> None:
-        """Send as far as the client keeps up, and go on after the turn without being asked."""
+        """Send as far as the client keeps up, and continue in later turns by itself."""
         if self._pumping or self._scheduled or self._is_over:
             return
         self._pumping = True
@@ -143,11 +144,11 @@ class RetainedFeed:
             self._pumping = False
 
     def go_on(self) -> None:
-        """Take the turn that was waited for."""
+        """Continue in the feed's turn."""
         self._scheduled = False
         if self._is_over:
             return
-        if self._window.held:  # what is sent now would wait in memory
+        if self._window.held:  # packets sent now would wait in memory
             self._schedule()
             return
         self.pump()
@@ -201,7 +202,8 @@ class RetainedFeed:
 
 
 def options_of(subscription: ClientSubscription) -> DeliveryOptions:
-    """Return how retained messages are sent: for this subscription alone, and with the retain flag [MQTT-3.3.1-8]."""
+    """Return the options for retained messages: for this subscription alone, and with the retain flag
+    [MQTT-3.3.1-8]."""
     identifiers = (subscription.identifier,) if subscription.identifier else ()
     options = subscription.options
     return DeliveryOptions(subscription.subscriber, options.qos, options.no_local, True, identifiers)

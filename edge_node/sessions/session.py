@@ -1,4 +1,4 @@
-"""A session: what the server remembers of one client (MQTT 5.0 section 4.1)."""
+"""A session: the server's state of one client (MQTT 5.0 section 4.1)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Session:
         """Begin without subscriptions.
 
         Args:
-            due: publishes the will, or ends the session, when the time has come; returns when to ask again.
+            due: publishes the will, or ends the session, at its time; returns the next time to call.
         """
         self.client_id = window.client_id
         self.window = window
@@ -67,7 +67,7 @@ class Session:
         self.received = PacketIds()
         """QoS 2 publishes stored and not yet released by PUBREL (section 4.3.3)."""
         self.owner = owner
-        """Owner whom its costs are charged to: its user, else the address from which it began."""
+        """Owner that its costs are charged to: its user, else the address from which it began."""
         self.ended = False
         """True once the session has ended."""
         self.awaits_journal = False
@@ -79,7 +79,7 @@ class Session:
         self._will_at: float | None = None
         self._due = due
 
-    # --- what others ask
+    # --- state for other objects
 
     @property
     def terms(self) -> Terms:
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def rules(self) -> Identity | None:
-        """Return the identity whose rules limit the client; None when it may do everything."""
+        """Return the identity whose rules limit the client; None for a client with all rights."""
         identity = self._terms.identity
         return None if identity is None or identity.unrestricted else identity
 
@@ -138,7 +138,7 @@ class Session:
         return self._absence
 
     def due(self, _now: float) -> float | None:
-        """Do what is due; return when to ask again."""
+        """Do the work that is due; return the next time to call."""
         return self._due(self)
 
     def has_expired(self, now: float) -> bool:
@@ -147,31 +147,31 @@ class Session:
         return expires_at is not None and expires_at <= now
 
     def next_due(self) -> float | None:
-        """Return when something is to be done about it, by the loop's clock."""
+        """Return the next time at which work is due, by the loop's clock."""
         expires_at = self._absence.expires_at if self._absence is not None else None
         return min((at for at in (self._will_at, expires_at) if at is not None), default=None)
 
     # --- the life of a session
 
     def agree(self, terms: Terms) -> None:
-        """Take what CONNECT, or DISCONNECT, or a restart says."""
+        """Set the terms from CONNECT, DISCONNECT or a restart."""
         self._terms = terms
         self.window.introduce(self.rules, persistent=self.persistent)
 
     def be_absent(self, absence: Absence | None) -> None:
-        """Note that the client has gone, or is there (None)."""
+        """Set the absence of the client; None when it is connected."""
         self._absence = absence
 
     def keep_will(self, will: Will | None, will_at: float | None = None) -> None:
-        """Make this the will, in place of any other. ``Wills`` counts what it takes.
+        """Replace the will. ``Wills`` counts its memory.
 
         Args:
-            will_at: when it is due, by the loop's clock; None for not yet.
+            will_at: time at which it is due, by the loop's clock; None for not yet.
         """
         self._will, self._will_at = will, will_at
 
     def end(self) -> None:
-        """Note that it is no more; its will may still be to be published."""
+        """Mark the session as ended; its will may still have to be published."""
         self.ended = True
         self._absence = None
 
@@ -185,11 +185,11 @@ class Session:
     def record(
         self, positions: dict[int, int], done: set[tuple[int, int]], began: dict[str, dict[int, int]]
     ) -> SessionRecord:
-        """Return the session as it survives a restart: one that ends with its connection as nothing but its will.
+        """Return the record that survives a restart: for a session that ends with its connection, only its will.
 
         Args:
             positions: stream -> the first seq that was not sent.
-            done: (stream, seq) of what was completed although it is not before its stream's position.
+            done: (stream, seq) of completed deliveries that are not before their stream's position.
             began: filter -> stream -> the first seq that is the filter's.
         """
         if not self.persistent:
@@ -221,7 +221,7 @@ class Session:
         return owner.name if owner.kind is OwnerKind.ADDRESS and owner.name != LOCAL else None
 
     def restore(self, record: SessionRecord) -> None:
-        """Take up what a record says, but for its subscriptions and its will."""
+        """Restore a record, except for its subscriptions and its will."""
         self.agree(Terms(record.version, record.expiry_interval, record.username))
         self._absence = Absence(record.disconnected_at, record.stopped, record.lost_at)
         for packet_id in record.received:

@@ -35,16 +35,16 @@ class SessionReader:
         """Read for a client.
 
         Args:
-            done: (stream, seq) of what a restart has left to be read although the client has it.
-            doubtful: stream -> the first seq after a crash. The client was connected in the crash and may have been
-                sent what is before it, without the journal's having come to know: that is sent with DUP.
+            done: (stream, seq) of messages that the client has, although a restart left them to be read.
+            doubtful: stream -> the first seq after a crash. The client was connected in the crash and may have received
+                earlier messages without a journal entry: these are sent with DUP.
         """
         self._window = window
         self._messages = messages
         self._outbox = outbox
         self._counters = counters
         self._doubtful = doubtful
-        # Messages that it got as a member of a shared subscription, it gets by its own as well.
+        # The client gets messages by its own subscriptions even if it got them as a member of a shared one.
         self._done = done | {
             (message.stream, message.seq)
             for message, options, _ in window.in_flight.deliveries.values()
@@ -53,7 +53,7 @@ class SessionReader:
         self._own = OwnFilters(window, window.subscribed, subscriptions)
         self._told_of_loss = False
         self._newer: dict[ClientSubscription, dict[int, int]] = {}
-        """Subscriptions made while the session was behind -> stream -> the first seq that is theirs."""
+        """Subscriptions made while the session was behind -> stream -> their first seq."""
 
     @property
     def done(self) -> set[tuple[int, int]]:
@@ -79,7 +79,7 @@ class SessionReader:
         return self._window.window_open
 
     def began(self, subscription: ClientSubscription, ends: dict[int, int]) -> None:
-        """Note a subscription that gets nothing published before these ends of the streams."""
+        """Add a subscription that gets nothing published before these ends of the streams."""
         self._newer[subscription] = ends
 
     def wants(self, topic: bytes) -> bool:
@@ -103,7 +103,7 @@ class SessionReader:
             self._outbox.flush()
 
     def lost(self, count: int) -> None:
-        """Count records that the log no longer had; the node's log tells of the first."""
+        """Count records that the log no longer had; a log line reports the first."""
         self._counters.deliveries_lost += count
         if not self._told_of_loss:
             self._told_of_loss = True
@@ -114,7 +114,7 @@ class SessionReader:
         self._window.joining()
 
     def live(self) -> None:
-        """Send what was queued meanwhile, and then live messages."""
+        """Send the messages queued meanwhile, and then live ones."""
         self._window.level()
         self._outbox.flush()
 

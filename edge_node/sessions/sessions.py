@@ -1,4 +1,4 @@
-"""All sessions of the node: which clients have one, and when it ends (MQTT 5.0 sections 3.1.2.4, 4.1)."""
+"""All sessions of the node, and their beginning and end (MQTT 5.0 sections 3.1.2.4, 4.1)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from weft.protocols.mqtt.reason_codes import ReasonCode
 from weft.storage.segment_log import LogFailed, LogFull
 
 LOOKED_AT_MAX = 1_000
-"""Absent sessions of an owner that are looked at for one that can make room."""
+"""Maximum number of an owner's absent sessions that are checked for one that can make room."""
 SHARED_IDLE_MAX = 100
-"""Shared subscriptions whose position is noted in a round although they gave nothing to their members."""
+"""Shared subscriptions whose position is journaled in a round although they delivered nothing."""
 
 
 class _Before(NamedTuple):
@@ -69,7 +69,7 @@ class Sessions:
         return len(self._by_id)
 
     def all(self) -> list[Session]:
-        """Return all of them."""
+        """Return all sessions."""
         return list(self._by_id.values())
 
     # --- clients come and go
@@ -86,24 +86,24 @@ class Sessions:
         """Return the session of a client that connects, and whether it existed (CONNACK's session present).
 
         Another connection of the client identifier is closed first [MQTT-3.1.4-3]. The client is sent nothing before
-        ``resume``. CONNACK waits until what was journaled of the session is durable.
+        ``resume``. CONNACK waits until the session's journal entries are durable.
 
         Args:
             address: of the client; empty for this machine.
 
         Raises:
-            LogFull, LogFailed: the session cannot be kept: one that existed waits as before, a new one is no more.
-            ConnectRefused: there is no room for the will, or too many clients are there; nothing has changed.
+            LogFull, LogFailed: the session cannot be kept: an existing one waits as before, a new one is deleted.
+            ConnectRefused: there is no room for the will, or too many clients are connected; nothing has changed.
         """
         if (known := self._by_id.get(client_id)) is not None and known.has_expired(self._clock()):
-            self._on_due(known)  # The wheel has not got to it. It is not resumed [MQTT-3.1.2-23].
+            self._on_due(known)  # The wheel has not reached it yet. An expired session is not resumed [MQTT-3.1.2-23].
             known = None
         username = None if identity is None else identity.username
         self._check_room(connect, known, user_or_address(username, address))
         if known is not None and known.connected:
             self._counters.takeovers += 1
             known.window.displace(ReasonCode.SESSION_TAKEN_OVER)
-        known = self._by_id.get(client_id)  # displacing ended it if it was to end with its connection
+        known = self._by_id.get(client_id)  # displacing the client ended a session that ends with its connection
         persistence, wills = self._parts.persistence, self._parts.wills
         was_journaled = known is not None and persistence.knows(known)
         if known is not None and connect.clean_start:
@@ -133,7 +133,7 @@ class Sessions:
         return session, known is not None
 
     def resume(self, session: Session, wire: Wire, inflight_max: int) -> None:
-        """Send what the client is owed: it has its CONNACK."""
+        """Send the client's pending messages: it has its CONNACK."""
         session.window.greet(wire, inflight_max)
         if session.subscriptions and session.rules is not None:
             self._parts.subscriptions.changed()  # another user may read other topics
@@ -173,26 +173,26 @@ class Sessions:
             if not self._stopping:
                 self.end(session)
             return
-        if session.window.catch_up is None:  # before the will is published: the session may want that, too
+        if session.window.catch_up is None:  # before the will is published: the session may be subscribed to it, too
             parts.readers.fall_behind(session.window, None)
         parts.wills.wait(session, now)
         if session.will_at is not None and session.will_at <= now and not self._stopping:
             parts.wills.publish(session)
         self._away.add(session)
         parts.persistence.closed(session, at_once=self._stopping)
-        # What it took over from another member of a shared subscription is now in its record.
+        # Its record now has the messages that it took over from another member of a shared subscription.
         parts.positions.note_if_moved(shared for _, shared in session.subscriptions.values() if shared is not None)
         self._wait(session)
 
     def stop(self) -> None:
-        """Regard connections that end from now on as not lost: the node stops. Their wills stay in the journal, to be
+        """Treat connections that end from now on as not lost: the node stops. Their wills stay in the journal, to be
         published when it starts again, unless their clients are back before they are due."""
         self._stopping = True
         self._parts.persistence.note_late(at_once=True)
         self._parts.wills.stop()
 
     def stop_reading(self) -> None:
-        """Read no more from the log, and note how far everybody is."""
+        """Stop reading the log, and journal all positions."""
         for session in self.all():
             session.window.stop_reading()
         for shared in self._parts.shared.all():
@@ -200,7 +200,7 @@ class Sessions:
         self.note_positions()
 
     def add_streams(self, ends: Mapping[int, int]) -> None:
-        """Have sessions that read from the log read these streams as well: stream -> its end, from which on they do."""
+        """Add streams for sessions that read from the log: stream -> its end, from which on they read it."""
         for session in self.all():
             if session.window.catch_up is not None:
                 session.window.catch_up.add(dict(ends))
@@ -208,24 +208,24 @@ class Sessions:
             shared.add_streams(dict(ends))
 
     def note_positions(self) -> None:
-        """Note how far everybody is, at once."""
+        """Journal all positions at once."""
         for _ in self._parts.positions.note_all(self.all()):
             pass
 
     def positions_to_note(self) -> Iterator[None]:
-        """Note how far everybody is that has moved, one with each step; to be begun every second or so."""
+        """Journal the positions that have moved, one at each step; begin it every second or so."""
         return self._parts.positions.note_all(self.all(), SHARED_IDLE_MAX)
 
     def retry_wills(self) -> None:
-        """Store wills that found no room before; to be called every second or so."""
+        """Store wills that found no room before; called every second or so."""
         self._parts.wills.retry()
 
     def note_absences(self) -> None:
-        """Note which clients have gone, where that had to wait; to be called every second or so."""
+        """Journal which clients have gone, where that had to wait; called every second or so."""
         self._parts.persistence.note_late()
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do, and close those that would not be let in any more, their wills published."""
+        """Check the clients' rights again, and close clients that may no longer connect, with their wills published."""
         for session in self.all():
             if session.connected and session.identity is not None and not session.identity.admitted:
                 self._counters.clients_expelled += 1
@@ -233,7 +233,7 @@ class Sessions:
         self._parts.subscriptions.changed()
 
     def end(self, session: Session) -> None:
-        """Forget a session. Its will is published now at the latest (section 3.1.3.2.2)."""
+        """End a session. Its will is published now at the latest (section 3.1.3.2.2)."""
         parts = self._parts
         session.end()
         self._lose(session)
@@ -250,7 +250,7 @@ class Sessions:
         self._away.discard(session)
 
     def change_expiry(self, session: Session, expiry_s: int) -> None:
-        """Take the time that a session is to last from DISCONNECT."""
+        """Set the expiry of a session from DISCONNECT."""
         was_persistent = session.persistent
         session.agree(replace(session.terms, expiry_s=min(expiry_s, self._limits.expiry_s_max)))
         if session.persistent != was_persistent:
@@ -259,7 +259,7 @@ class Sessions:
     # --- after a restart
 
     def restore(self) -> None:
-        """Take up the sessions of the last run. Connections that were open then are lost now: wills are published,
+        """Restore the sessions of the last run. Connections that were open then are lost now: wills are published,
         unless they have a delay."""
         recover(self._parts, self._adopt)
         for session in self.all():
@@ -296,7 +296,7 @@ class Sessions:
     # --- inside
 
     def _on_due(self, session: Session) -> float | None:
-        """Publish the will of a client that stays away, or end its session; return when to look again."""
+        """Publish the will of a client that stays away, or end its session; return the next time to call."""
         if session.has_expired(now := self._clock()):
             self._counters.sessions_expired += session.persistent
             self.end(session)
@@ -350,7 +350,7 @@ class Sessions:
         return self._make_room(bound, session.owner, units, lambda each: bool(each.subscriptions))
 
     def _make_room(self, bound: Bound, owner: Owner, units: int, has_some: Callable[[Session], bool]) -> bool:
-        """Return whether so many units fit; of a full total, owners that have more give up absent sessions first."""
+        """Return whether so many units fit; in a full total, owners that have more lose absent sessions first."""
         while not bound.fits(owner, units) and not bound.is_own_share_full(owner, units):
             heavier = bound.heavier(owner)
             if heavier is None or heavier == owner:
@@ -360,7 +360,7 @@ class Sessions:
                 if has_some(session):
                     self._evict(session)
                     break
-            if bound.used >= used:  # nothing to evict, or a will that has to be stored first
+            if bound.used >= used:  # nothing to evict, or a will that must be stored first
                 return False
         return bound.fits(owner, units)
 
@@ -374,7 +374,7 @@ class Sessions:
         session.window.lose()
 
     def _put_back(self, session: Session, before: _Before) -> None:
-        """Have the session wait as it did before: the connection could not be let in."""
+        """Restore the session's absence as it was before: the connection was refused."""
         self._parts.wills.keep(session, before.will)
         session.keep_will(before.will, before.will_at)
         session.agree(before.terms)

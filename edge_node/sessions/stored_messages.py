@@ -19,7 +19,7 @@ from weft.storage.segment_log import LogError, SegmentLog
 
 
 class StoredMessages:
-    """Makes messages of records, and records of retained messages. Belongs to the event loop's thread."""
+    """Converter of records to messages, and of retained messages to records. Belongs to the event loop's thread."""
 
     def __init__(
         self, segment_log: SegmentLog, ingest: Ingest, wall_clock: Callable[[], int], counters: Counters
@@ -33,14 +33,14 @@ class StoredMessages:
     def read(self, stream: int, record: LogRecord) -> Message | None:
         """Return a record as a message.
 
-        None when it was published at QoS 0, has expired, or is read in another stream, and when it is a retained
-        message that was sent to one session alone.
+        None when it was published at QoS 0, has expired, or is read in another stream, or is a retained message that
+        was sent to one session alone.
         """
         if record.flags & Flag.PUBLISHED_QOS0 or is_retained_copy(record):
             return None
         if (
             stream in self._ingest.routing.unrouted.streams
-        ):  # other streams that take the topic now did not when it was stored
+        ):  # other streams that match the topic now did not when it was stored
             return None if record.flags & Flag.COPIED_FOR_SESSIONS else self.read_again(stream, record)
         route = self._ingest.routing.route(record.topic)
         if route.streams and route.streams[0] != stream and stream in route.streams:
@@ -48,7 +48,7 @@ class StoredMessages:
         return self.read_again(stream, record)
 
     def read_again(self, stream: int, record: LogRecord) -> Message | None:
-        """Return a message that was sent before; None when it has expired."""
+        """Return a message that was already sent; None when it has expired."""
         properties, expires_ns = from_headers(record.headers)
         message = Message(
             record.topic, record.payload, 2 if record.flags & Flag.PUBLISHED_QOS2 else 1,
@@ -60,11 +60,11 @@ class StoredMessages:
         return message
 
     def keep_retained(self, subscriber: Subscriber, message: Message) -> Message:
-        """Have a retained message in the log while it is in flight to a client: its topic may have another one soon.
+        """Store a retained message in the log while it is in flight to a client: its topic may have another one soon.
 
         Returns:
-            The message with its place in the log; as it was when the session ends with its connection, or when the log
-            cannot take it: then a restart loses the delivery.
+            The message with its place in the log; unchanged when the session ends with its connection, or when the log
+                has no room: then a restart loses the delivery.
         """
         if not subscriber.persistent:
             return message
@@ -82,5 +82,5 @@ class StoredMessages:
 
 
 def is_retained_copy(record: LogRecord) -> bool:
-    """Return whether this is a retained message on its way to one session alone, and nothing that was published."""
+    """Return whether this is a copy of a retained message on its way to one session, not a publish."""
     return any(name == RECIPIENT for name, _ in record.headers)

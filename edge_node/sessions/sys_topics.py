@@ -1,7 +1,7 @@
-"""``$SYS/broker/...``: the node's own figures by MQTT, under the names that Mosquitto made usual.
+"""``$SYS/broker/...``: the node's own figures by MQTT, under the usual names, those of Mosquitto.
 
-Clients get the topics when they subscribe to them by name or to ``$SYS/#``; ``#`` does not match them
-[MQTT-4.7.2-1]. They behave as retained messages, but are kept here alone: nothing of them is written to the disk.
+Clients get the topics when they subscribe to them by name or to ``$SYS/#``; ``#`` does not match them [MQTT-4.7.2-1].
+They behave as retained messages, but are kept only in memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from weft.edge_node.subscriptions.message import Message
 from weft.protocols.topics import matches
 
 INTERVAL_S = 10.0
-"""Between two updates, as with Mosquitto."""
+"""Interval between two updates, as with Mosquitto."""
 PREFIX = "$SYS/broker/"
 
 _LOADS = {"1min": 1, "5min": 5, "15min": 15}
 
 
 class Facts(NamedTuple):
-    """Facts about the node that its counters do not have."""
+    """Facts about the node beside its counters."""
 
     clients_known: int
     retained: int
@@ -39,12 +39,12 @@ class SysTopics:
         clock: Callable[[], float],
         software: str,
     ) -> None:
-        """Begin with no values: the first ``update`` fills them in.
+        """Begin without values: the first ``update`` sets them.
 
         Args:
             deliver: fans a message out.
             clock: seconds, monotonic.
-            software: what ``version`` says.
+            software: value of the topic ``version``.
         """
         self._counters = counters
         self._facts = facts
@@ -114,7 +114,7 @@ class SysTopics:
         return values | self._load(totals, now)
 
     def _load(self, totals: dict[str, int], now: float) -> dict[str, object]:
-        """Moving averages per minute, as the kernel's load: each update decays what was before it."""
+        """Return moving averages per minute, like the kernel's load: each update decays the earlier value."""
         passed_s = now - self._updated
         if self._totals and passed_s > 0:
             for name, total in totals.items():

@@ -1,4 +1,4 @@
-"""Wills: messages published for clients that go without DISCONNECT (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
+"""Wills: messages published for clients that disconnect without DISCONNECT (MQTT 5.0 sections 3.1.2.5, 3.1.3.2).
 
 A will that CONNACK has accepted is in the session journal until its records are in the log, so neither a crash nor a
 full log loses it. Both are one commit, so that a crash publishes it neither twice nor never.
@@ -35,7 +35,7 @@ WILL_OVERHEAD_BYTES = 500
 
 
 class Wills:
-    """Keeps and publishes wills. ``Sessions`` waits until they are due."""
+    """Wills of all sessions. ``Sessions`` waits until they are due."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -52,8 +52,8 @@ class Wills:
 
         Args:
             wall_clock: nanoseconds since 1970.
-            shares: what wills may take.
-            rounds: where wills wait that are to be stored one after the other.
+            shares: bounds on their memory.
+            rounds: queue of wills that are stored one after the other.
         """
         self._rounds = rounds
         self._retrying = False
@@ -65,9 +65,9 @@ class Wills:
         self._counters = counters
         self._bytes = shares.will_bytes
         self._due: dict[str, Session] = {}
-        """Client identifier -> its session, perhaps one that has ended: the will is to be stored as soon as it can."""
+        """Client identifier -> its session, perhaps an ended one, whose will is stored as soon as possible."""
         self._retaining: set[Session] = set()
-        """Those of them whose will is not durable as a retained message yet."""
+        """Those sessions whose will is not durable as a retained message yet."""
         self._warned = False
 
     # --- from CONNECT to DISCONNECT
@@ -76,12 +76,12 @@ class Wills:
         """Return the bytes that a will takes beyond those of the will that it replaces.
 
         Args:
-            session: whose will it replaces.
+            session: session whose will it replaces.
         """
         return _cost(will) - (0 if session is None else _cost(session.will))
 
     def keep(self, session: Session, will: Will | None) -> None:
-        """Make this the session's will, in place of any other."""
+        """Replace the session's will."""
         if session.will is not None:
             self._bytes.free(session.owner, _cost(session.will))
         if will is not None:
@@ -90,11 +90,11 @@ class Wills:
         session.keep_will(will)
 
     def wait(self, session: Session, since: float) -> None:
-        """Note when the will of a client that has gone is due [MQTT-3.1.2-8]. It is published earlier if the session
-        ends earlier.
+        """Set the time at which the will of a disconnected client is due [MQTT-3.1.2-8]. It is published earlier if the
+        session ends earlier.
 
         Args:
-            since: when the client went, by the loop's clock.
+            since: time of the disconnection, by the loop's clock.
         """
         if session.will is not None:
             delay_s = session.will.properties.will_delay_interval or 0
@@ -104,7 +104,7 @@ class Wills:
     # --- due
 
     def publish(self, session: Session) -> None:
-        """Publish a session's will, once [MQTT-3.1.2-10]; as soon as it can be stored."""
+        """Publish a session's will, once [MQTT-3.1.2-10], as soon as it can be stored."""
         will = session.will
         if will is None or session.client_id in self._due:
             return
@@ -121,27 +121,27 @@ class Wills:
             self._retaining.add(session)
             if not self._retained.retain(_packet(will), self._wall_clock(), session.owner):
                 self._counters.retained_refused += 1
-            # After an error the will is stored all the same: what is retained is tried again by who keeps it.
+            # After an error the will is stored all the same: the store of retained messages retries its own write.
             self._retained.on_durable(lambda _error: self._is_retained(session))
         else:
             self._try(session)
 
     def settle(self, client_id: str) -> None:
-        """Store now what is due of a client's last connection: it is back.
+        """Store the due will of a client's last connection now: the client is back.
 
         Raises:
-            LogError: it cannot be; the client cannot have another will before that.
+            LogError: it cannot be stored; the client cannot have another will before that.
         """
         session = self._due.get(client_id)
         if session is not None:
             self._store(session)
 
     def stop(self) -> None:
-        """Leave what is due and not stored yet in the journal, for the next start."""
+        """Leave due wills that are not stored yet in the journal, for the next start."""
         self._due.clear()
 
     def retry(self) -> None:
-        """Store what could not be stored before, a will in each turn; called every second or so."""
+        """Store wills that could not be stored before, one in each turn; called every second or so."""
         if not self._retrying:
             self._retry(iter(list(self._due.values())))
 
@@ -177,7 +177,7 @@ class Wills:
 
     def _store(self, session: Session) -> None:
         assert session.will is not None
-        self._ingest.turn.store()  # what its client published before comes before it
+        self._ingest.turn.store()  # its client's earlier publishes come before it
         with self._journal.together():
             self._ingest.publish(_record(session.will, session.client_id, self._wall_clock()))
             self._persistence.will_published(session)

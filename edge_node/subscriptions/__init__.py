@@ -1,1 +1,1 @@
-"""Subscriptions: which client gets which message."""
+"""Subscriptions: the clients that get each message."""

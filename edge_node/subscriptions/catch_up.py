@@ -1,9 +1,9 @@
-"""Catching up: messages that a session missed, read from the log until it is level with what is published now.
+"""Catching up: messages that a session missed, read from the log until it is level with live messages.
 
-Three phases. *Reading*: messages come from the log alone; live ones are not kept, they will be read. *Joining*: the
-reader is so close that only records not yet durable are missing; from here on live messages wait in the queue, and the
-reader goes on to where the first of them is. *Live*: the queue is sent and this object is no more. A queue that
-overflows while joining is thrown away, and reading goes on. So nothing is lost, doubled or out of order.
+Three phases. *Reading*: messages come from the log alone; live ones are not queued, because the log has them.
+*Joining*: the reader is so close that only records not yet durable are missing; from here on live messages wait in the
+queue, and the reader continues up to the first of them. *Live*: the queue is sent and this object is discarded. A queue
+that overflows while joining is discarded, and reading resumes. So nothing is lost, doubled or out of order.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from weft.storage.segment_log import LogFailed, SegmentLog
 log = logging.getLogger(__name__)
 
 SENT_MAX = 32
-"""Messages that are sent to one reader in a turn, of 30 to 50 µs each."""
+"""Maximum number of messages sent to one reader in a turn, of 30 to 50 µs each."""
 RETRY_S = 1.0
-"""After a read that the disk refused."""
+"""Wait after a failed read of the disk."""
 
 
 class Reader(Protocol):
@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
     def wants(self, topic: bytes) -> bool:
-        """Return whether messages of a topic are to be read."""
+        """Return whether the reader gets messages of a topic."""
         ...
 
     def read(self, stream: int, record: LogRecord) -> None:
@@ -58,21 +58,21 @@ class Reader(Protocol):
         """Note that the log no longer had some records, perhaps wanted ones."""
 
     def joining(self) -> None:
-        """Keep live messages in the queue from now on: what is before them is about to be read."""
+        """Keep live messages in the queue from now on: the messages before them are about to be read."""
 
     def live(self) -> None:
         """Send the queue, and then live messages: the reader is level."""
 
 
 Begin = Callable[[], tuple[Reader, Positions]]
-"""Returns a reader, and stream -> the first seq that it lacks, for every stream whose messages it may want."""
+"""Returns a reader, and stream -> the first seq that it lacks, for every stream whose messages it may get."""
 
 
 class CatchUp:
-    """The way of one reader through the log. Belongs to the event loop's thread.
+    """Progress of one reader through the log. Belongs to the event loop's thread.
 
-    One message can leave thousands of readers behind in one step. So that step only notes them: where each begins is
-    found in its turn, or when it is asked for.
+    One message can leave thousands of readers behind in one step. So that step only registers them: the start of each
+    is determined in its turn, or at the first access.
     """
 
     __slots__ = (
@@ -92,9 +92,9 @@ class CatchUp:
         self._owner = owner
         self._begin: Begin | None = begin
         self._covered: Positions | None = None
-        """Positions of messages that are to be read as well, once it has begun."""
+        """Positions of further messages to read once it has begun."""
         self._goal: Positions | None = None
-        """Positions at which the queued live messages begin; None while live messages are not kept."""
+        """Positions at which the queued live messages begin; None while live messages are not queued."""
         self._read_page = read_page
         self._log = log
         self._turns = turns
@@ -116,7 +116,7 @@ class CatchUp:
         return self._positions
 
     def begin(self) -> None:
-        """Find where the reader begins now, if that is not known: then what waited is no longer in memory."""
+        """Determine the reader's start now, if it is unknown; the waiting messages then leave memory."""
         if self._begin is not None:
             (self._reader, self._positions), self._begin = self._begin(), None
             self._room = asyncio.Event()
@@ -128,13 +128,13 @@ class CatchUp:
         return all(self._log.next_seq(stream) <= seq for stream, seq in self.positions.items())
 
     def begin_soon(self) -> None:
-        """Begin when it is the reader's turn."""
+        """Begin at the reader's turn."""
         if not self._waits:
             self._waits = True
             self._turns.call(self._owner, self._go_on)
 
     def start(self) -> None:
-        """Begin, or go on, to read, when it is the reader's turn."""
+        """Begin or resume reading at the reader's turn."""
         self._runs = True
         if self._task is None:
             self.begin_soon()
@@ -146,7 +146,7 @@ class CatchUp:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._runs = False
         task, self._task = self._task, None
         if task is not None:
@@ -163,8 +163,8 @@ class CatchUp:
                     self._goal[stream] = end
 
     def cover(self, messages: Iterable[Message]) -> None:
-        """Read these published messages, too, if the log has them: not every reader needs every stream. Of those that
-        are named before it has begun, the first of each stream counts, as they come in order."""
+        """Read these published messages, too, if the log has them: not every reader needs every stream. Before the
+        reader has begun, the first message of each stream counts, as they come in order."""
         for message in messages:
             if message.stream == NOWHERE:
                 continue
@@ -175,12 +175,12 @@ class CatchUp:
                 self.add({message.stream: message.seq})
 
     def room(self) -> None:
-        """Look again whether the reader has room."""
+        """Check again whether the reader has room."""
         if self._begin is None:
             self._room.set()
 
     def fall_back(self) -> None:
-        """Go back to reading: the queue did not hold the live messages, which are read later."""
+        """Return to reading: the queue had no room for live messages, which are read later."""
         self._goal = None
 
     async def _run(self) -> None:
@@ -203,8 +203,8 @@ class CatchUp:
             if all(positions[stream] >= seq for stream, seq in self._goal.items()):
                 return True
         elif not moved:
-            # Only what is not durable yet can be missing. Within this call nothing is published, so the goal is where
-            # the first message is that the reader's queue gets.
+            # Only records that are not durable yet can be missing. Within this call nothing is published, so the goal
+            # is the position of the first message that the reader's queue gets.
             self._goal = {stream: self._log.next_seq(stream) for stream in positions}
             self._reader.joining()
             if self.level:

@@ -16,10 +16,11 @@ _QOS0, _QOS2, _RETAINED = int(Flag.PUBLISHED_QOS0), int(Flag.PUBLISHED_QOS2), in
 
 
 class FanOut:
-    """Delivers runs of messages. Nothing here waits: what a client has no room for is dropped, or read again later."""
+    """Delivers runs of messages. Nothing here waits: messages without room at a client are dropped, or read from the
+    log later."""
 
     def __init__(self, subscriptions: Subscriptions, outbox: Outbox) -> None:
-        """Join subscriptions and the clients that have something to be written."""
+        """Connect subscriptions and the clients with pending writes."""
         self._subscriptions = subscriptions
         self._outbox = outbox
 
@@ -33,13 +34,13 @@ class FanOut:
         stream: int,
         seq: int,
     ) -> None:
-        """Deliver one record. ``flush`` follows once more of them have been.
+        """Deliver one record. Call ``flush`` after a run of records.
 
         Args:
-            flags: ``Flag`` bits, which say the QoS too.
+            flags: ``Flag`` bits, the QoS among them.
             headers: empty for a message without properties.
             publisher: client identifier, for subscriptions that do not want their own messages.
-            stream: where the record is at ``seq``; ``message.NOWHERE`` if the log does not have it.
+            stream: stream that has the record at ``seq``; ``message.NOWHERE`` if the log does not have it.
         """
         subscriptions = self._subscriptions
         recipients = subscriptions.known.get(topic) or subscriptions.recipients(topic)
@@ -64,13 +65,13 @@ class FanOut:
         self._outbox.flush()
 
     def flush(self) -> None:
-        """Write what was gathered for each client, in one go."""
+        """Write the gathered packets of each client at once."""
         self._outbox.flush()
 
 
 def _deliver(message: Message, clients: Sequence[DeliveryOptions], publisher: str | None) -> None:
-    # The inner loop of fan-out: a hundred subscribers are a hundred turns for every message. One call for each, which
-    # finds the packet ready in the message (``packets_out.shared_parts``).
+    # The inner loop of fan-out: a hundred subscribers mean a hundred iterations for every message. Each is one call,
+    # which finds the encoded packet in the message (``packets_out.shared_parts``).
     qos = message.qos
     for options in clients:
         subscriber = options.subscriber

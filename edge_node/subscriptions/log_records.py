@@ -1,4 +1,4 @@
-"""Messages as the log has them, read page by page for those that fell behind."""
+"""Stored messages, read page by page for subscribers that fell behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.protocols.batch import HeaderPairs
 
 
 class LogRecord(NamedTuple):
-    """A message as the log has it."""
+    """A stored message."""
 
     seq: int
     """Number in its stream."""
@@ -18,7 +18,7 @@ class LogRecord(NamedTuple):
     flags: int
     """``protocols.batch.Flag`` bits."""
     headers: HeaderPairs
-    """Headers as stored. Those of the node's own (``weft.queues``) are among them: skip what you do not know."""
+    """Headers as stored. They include the node's own (``weft.queues``): skip unknown ones."""
     time: int = 0
     """Nanoseconds since 1970."""
 
@@ -30,12 +30,12 @@ class Page(NamedTuple):
     next_seq: int
     """First seq of the next page. It is past unwanted records and records that the log no longer has."""
     lost: int
-    """Records between the seq asked for and ``next_seq`` that the log no longer has."""
+    """Number of deleted records between the requested seq and ``next_seq``."""
 
 
 Turn = Callable[[], Awaitable[None]]
-"""Returns when it is a reader's turn."""
+"""Returns at a reader's turn."""
 ReadPage = Callable[[int, int, Callable[[bytes], bool], Turn], Awaitable[Page]]
-"""(stream, seq, wants, turn) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is asked once for
-each distinct topic. ``next_seq == seq`` only at the durable end. ``turn`` is awaited where the page had to be loaded:
+"""(stream, seq, wants, turn) -> the wanted durable records from ``seq`` on, a page of them; ``wants`` is called once
+for each distinct topic. ``next_seq == seq`` only at the durable end. ``turn`` is awaited after a page was loaded:
 thousands of readers may have waited for it. Raises OSError and LogFailed."""

@@ -1,14 +1,15 @@
-"""Bound on what one published message can cost because of filters: nodes of the tree that it visits, and shares.
+"""Bound on the cost that filters add to one published message: visited nodes of the tree, and shares.
 
-The *shape* of a filter says of each level whether it is ``+``. Of all filters of one shape, a topic visits at most one
-node on each level: where the shape says ``+`` that node, else the one of the topic's own level. So a topic visits at
-most as many nodes as the filters have shapes, their beginnings included, whatever their number. A thousand devices that
-subscribe to ``+/their-name/commands`` have one shape; 65,536 filters of ``a`` and ``+`` in all orders have as many.
+The *shape* of a filter is the list of its levels, each ``+`` or not. Among all filters of one shape, a topic visits at
+most one node on each level: the node of ``+`` where the shape has it, else the one of the topic's own level. So a topic
+visits at most as many nodes as the filters and their prefixes have shapes, for any number of filters. A thousand
+devices that subscribe to ``+/their-name/commands`` have one shape; 65,536 filters of ``a`` and ``+`` in all orders have
+65,536.
 
 Shapes that real filters have are free: up to ``COMMON_LEVELS`` levels with up to ``COMMON_PLUS`` of them ``+``, which
-are 833 nodes and no more. So they are there for every client. What is beyond is charged to the owner of the session.
+are at most 833 nodes. So every client may use them. Further shapes are charged to the owner of the session.
 
-Each share name is one message more to be delivered, and is charged to its owner as a node is.
+Each share name is one more message to deliver, and is charged to its owner like a node.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ COMMON_LEVELS = 16
 COMMON_PLUS = 2
 
 _Cost = int | str
-"""A shape, as bits after a leading 1, of which 1 says ``+``; or the name of a share."""
+"""A shape, as bits after a leading 1, with 1 for ``+``; or the name of a share."""
 
 
 class MatchCost:
-    """Account of what the filters of all sessions can cost a message. Belongs to the event loop's thread."""
+    """Account of the cost that the filters of all sessions add to a message. Belongs to the event loop's thread."""
 
     def __init__(self, total: int, share: int, refusals: Refusals) -> None:
         """Start without any.
@@ -33,27 +34,27 @@ class MatchCost:
         Args:
             total: nodes beside the common ones that one topic may visit, because of all owners together.
             share: nodes beside the common ones, and shares, because of one owner.
-            refusals: counts what is refused.
+            refusals: counts refusals.
         """
         self.total = total
         self.share = share
         self._refusals = refusals
         self._owners: dict[Owner, dict[_Cost, int]] = {}
-        """Owner -> what it is charged with -> how many of its subscriptions have that."""
+        """Owner -> its costs -> number of its subscriptions with each."""
         self._shapes: dict[int, int] = {}
-        """Shape -> how many owners have it."""
+        """Shape -> number of owners that have it."""
 
     @property
     def used(self) -> int:
-        """Return the nodes beside the common ones that one topic visits at most."""
+        """Return the maximum number of nodes beside the common ones that one topic visits."""
         return len(self._shapes)
 
     def of(self, owner: Owner) -> int:
-        """Return what an owner is charged with."""
+        """Return the cost charged to an owner."""
         return len(self._owners.get(owner, ()))
 
     def fits(self, owner: Owner, topic_filter: str, share_name: str = "") -> bool:
-        """Return whether an owner may have a subscription more; a refusal is counted.
+        """Return whether an owner may have one more subscription, and count a refusal.
 
         Args:
             topic_filter: without ``$share/{name}/``.
@@ -74,7 +75,7 @@ class MatchCost:
         return False
 
     def hold(self, owner: Owner, topic_filter: str, share_name: str = "") -> None:
-        """Charge an owner with a subscription whatever the bounds say, as one that a restart found."""
+        """Charge an owner with a subscription regardless of the bounds, for one that a restart found."""
         own = self._owners.get(owner)
         for cost in _costs(topic_filter, share_name):
             if own is None:
@@ -84,7 +85,7 @@ class MatchCost:
                 self._shapes[cost] = self._shapes.get(cost, 0) + 1
 
     def free(self, owner: Owner, topic_filter: str, share_name: str = "") -> None:
-        """Give back what a subscription was charged with."""
+        """Release the cost of a subscription."""
         own = self._owners.get(owner)
         if own is None:
             return

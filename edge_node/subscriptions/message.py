@@ -10,11 +10,11 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 NOWHERE = 0
 """The stream of a message that the log does not have; the log counts its streams from 1."""
 PUBLISHER = "mqtt.publisher"
-"""Header with the client identifier of the publisher, where a session that outlives its connection has subscribed
-without wanting its own messages: read from the log later, they must still be known (MQTT 5.0 section 3.8.3.1)."""
+"""Header with the client identifier of the publisher, where a persistent session has subscribed with No Local: its own
+messages must be recognised when they are read from the log later (MQTT 5.0 section 3.8.3.1)."""
 RECIPIENT = "mqtt.recipient"
-"""Header with the client identifier of the one session that a retained message is on its way to. It was sent because
-of a subscription, and is in the log so that it can be sent again as it was; no other client gets it."""
+"""Header with the client identifier of the only recipient of a retained message. It was sent because of a subscription,
+and is in the log so that it can be sent again unchanged; no other client gets it."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -36,11 +36,11 @@ class Message(msgspec.Struct):
     headers: HeaderPairs = ()
     """Headers of the record, with values of any type, for subscribers of protocols other than MQTT."""
     packets: dict[int, bytes] | None = None
-    """Kind of client -> the packet at QoS 0, made once for all of them (``sessions.window.packets_out``)."""
+    """Kind of client -> the packet at QoS 0, encoded once for all of them (``sessions.window.packets_out``)."""
     parts: dict[int, tuple[bytes, bytes]] | None = None
-    """QoS << 2 | kind of client -> what comes before and after the packet identifier, made once likewise."""
+    """QoS << 2 | kind of client -> the bytes before and after the packet identifier, also encoded once."""
     tail: tuple[bytes, int] | None = None
-    """Properties and payload of its packets in MQTT 5, made once likewise, and the length of those properties."""
+    """Properties and payload of its packets in MQTT 5, also encoded once, and the length of those properties."""
 
     @property
     def plain(self) -> bool:
@@ -48,21 +48,21 @@ class Message(msgspec.Struct):
         return self.properties is NO_PROPERTIES and not self.expires_ns and not self.retain
 
     def expired(self, now_ns: int) -> bool:
-        """Return whether the message must not be sent any more [MQTT-3.3.2-5]."""
+        """Return whether the message must no longer be sent [MQTT-3.3.2-5]."""
         return bool(self.expires_ns) and now_ns >= self.expires_ns
 
     def seconds_left(self, now_ns: int) -> int | None:
-        """Return the time that the message has left, a second at least; None if it does not expire."""
+        """Return the remaining time of the message, at least a second; None if it does not expire."""
         return max(1, -(-(self.expires_ns - now_ns) // _SECOND_NS)) if self.expires_ns else None
 
     @property
     def header_bytes(self) -> int:
-        """Return the length of names and values of its headers, roughly."""
+        """Return the approximate length of names and values of its headers."""
         return sum(len(name) + (len(value) if isinstance(value, str | bytes) else 8) for name, value in self.headers)
 
 
 def split_expiry(properties: Properties, now_ns: int) -> tuple[Properties, int]:
-    """Split a publish's properties into those that ``Message`` has and the time at which it expires."""
+    """Split a publish's properties into those of ``Message`` and the time of its expiry."""
     interval = properties.message_expiry_interval
     if interval is None and properties.topic_alias is None:
         return properties, 0

@@ -1,6 +1,6 @@
 """Conversion of an MQTT 5.0 message's properties to headers of its record, and back.
 
-User properties keep their names; one whose name begins like those that Weft writes (``RESERVED_HEADER_PREFIXES``) is
+User properties keep their names; one whose name begins with a prefix of Weft's own (``RESERVED_HEADER_PREFIXES``) is
 stored as ``weft.user.<name>`` and goes out under its own name. The other properties have reserved names:
 
     weft.content-type     text (section 3.3.2.3.9)
@@ -26,7 +26,7 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES, Properties
 PAYLOAD_FORMAT = "mqtt.payload-format"
 
 USER_PROPERTIES_MAX = HEADER_PAIRS_MAX - 6
-"""Most user properties of one message: with the node's own headers a record has no room for more."""
+"""Maximum number of user properties of one message: with the node's own headers a record has no room for more."""
 _SECOND_NS = 1_000_000_000
 _EXPIRES_NS_MAX = (1 << 63) - 1
 _TEXT_BYTES_MAX = 65_535
@@ -34,7 +34,8 @@ _TEXT_BYTES_MAX = 65_535
 
 
 class TooManyProperties(ValueError):
-    """A message has more user properties than a record has room for: refuse it, it cannot be stored."""
+    """A message has more user properties than a record has room for: refuse the message, because it cannot be
+    stored."""
 
 
 def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
@@ -65,8 +66,8 @@ def to_headers(properties: Properties, now_ns: int) -> HeaderPairs:
 def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
     """Return the properties of a stored message without its expiry, and the time at which it expires.
 
-    Reserved names that the node does not know (a later release's), and values that do not fit them (a record that
-    did not come by MQTT), are passed over.
+    Unknown reserved names (of a later release), and values that do not fit them (in a record of another protocol), are
+    skipped.
 
     Returns:
         ``NO_PROPERTIES`` when there are none; nanoseconds since 1970, 0 for a message that never expires.
@@ -97,6 +98,6 @@ def from_headers(headers: HeaderPairs) -> tuple[Properties, int]:
 
 
 def _as_text(value: HeaderValue) -> str | None:
-    """Return the value of a user property; None for a value that is too long for one in a form that MQTT has."""
+    """Return the value of a user property; None for a value whose text is too long for MQTT."""
     text = header_text(value) or ""
     return text if len(text) <= _TEXT_BYTES_MAX else None

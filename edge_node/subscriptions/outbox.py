@@ -1,4 +1,4 @@
-"""Clients with packets to be written, gathered while a read is handled, so that each gets them in one write."""
+"""Clients with pending packets, gathered while a read is handled, so that each gets them in one write."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from weft.bounds import CROWD, Crowd
 
 
 class Outbox:
-    """The clients to be flushed. Belongs to the event loop's thread."""
+    """Clients with a pending flush. Belongs to the event loop's thread."""
 
     __slots__ = ("_crowd", "_waiting", "last")
 
     def __init__(self, crowd: Crowd) -> None:
-        """Start with nothing to be written.
+        """Start without pending writes.
 
         Args:
-            crowd: told once so many clients were flushed in one call that the others' writes have to wait.
+            crowd: notified once so many clients were flushed in one call that the others' writes must wait.
         """
         self._crowd = crowd
         self._waiting: list[Callable[[], None]] = []
         self.last: Callable[[], None] | None = None
-        """Work to be done once all clients are flushed."""
+        """Callback once all clients are flushed."""
 
     def add(self, flush: Callable[[], None]) -> None:
-        """Have a client's ``flush`` called. To be added once until then."""
+        """Schedule a client's ``flush``. Add it only once until then."""
         self._waiting.append(flush)
 
     def flush(self) -> None:
-        """Write what was gathered for each client; also what a client's flush adds for others."""
+        """Call the scheduled flushes, also those that a flush adds for other clients."""
         waiting = self._waiting
         if not waiting:
             return

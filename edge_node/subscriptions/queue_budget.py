@@ -1,4 +1,4 @@
-"""Memory of messages in flight and waiting: bounds for one client, and for all of them together."""
+"""Memory of messages in flight and waiting: bounds for one client, for one owner and for all clients together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from weft.bounds import Owner
 
 MESSAGE_OVERHEAD_BYTES = 200
-"""Memory of a waiting message besides its payload, roughly: its topic, tuple and places in the containers."""
+"""Approximate memory of a waiting message besides its payload: its topic, tuple and places in the containers."""
 
 
 class QueueBudget:
@@ -20,20 +20,20 @@ class QueueBudget:
         """Start with nothing taken.
 
         Args:
-            share_bytes_max: bytes of one owner; None for as much as all may have.
+            share_bytes_max: bytes of one owner; None for the whole budget.
         """
         self.bytes_max = bytes_max
         self.share_bytes_max = bytes_max if share_bytes_max is None else min(bytes_max, share_bytes_max)
         self.used = 0
         self.waiting: dict[Callable[[], None], None] = {}
-        """Callbacks of those that wait until less is taken, the longest waiting first."""
+        """Callbacks of accounts that wait for room, the longest waiting first."""
         self.waiters = 0
         """Number of callbacks here and in all shares."""
         self._shares: WeakValueDictionary[Owner, QueueShare] = WeakValueDictionary()
         """Owner -> its share, as long as it has an account."""
 
     def share_of(self, owner: Owner | None) -> QueueShare:
-        """Return the share of an owner; of the node, a new one that nothing else is part of."""
+        """Return the share of an owner; for the node, a new share that no other account is part of."""
         share = None if owner is None else self._shares.get(owner)
         if share is None:
             share = QueueShare()
@@ -50,13 +50,13 @@ class QueueShare:
     def __init__(self) -> None:
         self.used = 0
         self.waiting: dict[Callable[[], None], None] = {}
-        """Callbacks of those that wait until the owner has taken less."""
+        """Callbacks of accounts that wait for room in the owner's share."""
 
 
 class QueueAccount:
     """Part of the budget that one client, or one shared subscription, has taken, with a bound of its own.
 
-    What is taken is counted in all places in one call, so that they cannot come apart.
+    Each call updates all counts, so that they stay consistent.
     """
 
     __slots__ = ("_budget", "_bytes_max", "_share", "owner", "used")
@@ -83,7 +83,8 @@ class QueueAccount:
             self._wake()
 
     def when_free(self, callback: Callable[[], None]) -> None:
-        """Call back once, when another account has freed what this one lacks; in vain if others were faster."""
+        """Call back once, when another account has freed what this one lacks; another account may have taken it by
+        then."""
         budget, share = self._budget, self._share
         waiting = share.waiting if share.used >= budget.share_bytes_max else budget.waiting
         if callback not in waiting:
@@ -113,7 +114,7 @@ class QueueAccount:
         )
 
     def is_full(self) -> bool:
-        """Return whether a bound is reached: then nothing more is sent before something is acknowledged."""
+        """Return whether a bound is reached: then nothing more is sent before an acknowledgement."""
         budget = self._budget
         return (
             self.used >= self._bytes_max

@@ -1,5 +1,5 @@
-"""Turns of those who read the log for subscribers that fell behind: one message may leave thousands of them behind, and
-one commit may bring something for all of them."""
+"""Turns of readers of the log for subscribers that fell behind: one message may leave thousands of them behind, and one
+commit may have records for all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.bounds import Owner, Rounds
 from weft.storage.segment_log import SegmentLog
 
 READERS_MAX = 8
-"""Readers that go on before the event loop looks at its sockets again: each puts a page together, or sends some of it,
-which takes a millisecond or two at most."""
+"""Number of readers that run before the event loop polls its sockets again: each assembles a page, or sends some of it,
+which takes at most a millisecond or two."""
 
 
 class ReadTurns:
@@ -26,20 +26,20 @@ class ReadTurns:
         """Turns that begin after the next commit."""
 
     def call(self, owner: Owner | None, work: Callable[[], None]) -> None:
-        """Call back when it is the owner's turn."""
+        """Call back at the owner's turn."""
         self._rounds.wait(owner, work)
 
     async def next(self, owner: Owner | None) -> None:
-        """Return when it is the owner's turn."""
+        """Return at the owner's turn."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rounds.wait(owner, partial(_begin, turn))
         await turn
 
     async def after_commit(self, owner: Owner | None) -> None:
-        """Return when it is the owner's turn after a commit, perhaps of what was appended before.
+        """Return at the owner's turn after a commit, perhaps of records that were appended before.
 
         Raises:
-            LogFailed: it never can be.
+            LogFailed: there will be no further commit.
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((owner, turn))
@@ -55,7 +55,7 @@ class ReadTurns:
 
 def _begin(turn: asyncio.Future[None], error: BaseException | None = None) -> None:
     if turn.done():
-        return  # who waited was cancelled
+        return  # the waiting task was cancelled
     if error is None:
         turn.set_result(None)
     else:

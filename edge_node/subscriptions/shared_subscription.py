@@ -1,10 +1,10 @@
 """Shared subscriptions: each message to one member (MQTT 5.0 section 4.8.2).
 
 A message goes to the next member in turn that can take it. When none can, it waits with the shared subscription, not
-with a member, so that it goes to the first one that is free. A shared subscription with a member whose session
-survives its connection loses nothing: it has a position in the log, as a session has. What is older than that and was
-given to no member that keeps it, because a member has gone without acknowledging it, is *owed*: of what was passed that
-alone is read again.
+with a member, so that it goes to the first one that is free. A shared subscription with a member whose session survives
+its connection loses nothing: it has a position in the log, as a session has. An older message is *owed* when no member
+keeps it, because a member has gone without acknowledging it: among the records before the position only owed ones are
+read again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SharedParts:
     fall_behind: Callable[[SharedSubscription, Message | None], None]
     """Calls ``read_from``, so that messages from one on (None: from those still to come) are read from the log."""
     bytes_max: int
-    """Bytes of messages that may wait with one shared subscription."""
+    """Maximum bytes of messages that wait with one shared subscription."""
     moved: set[SharedSubscription]
-    """Those that have given messages to members; who notes their positions takes them out."""
+    """Subscriptions that have delivered to members; the journal of positions removes them."""
 
 
 class SharedSubscription:
@@ -54,7 +54,7 @@ class SharedSubscription:
         """Start without members.
 
         Args:
-            owner: who began it, and is charged with what waits; None for the node.
+            owner: owner that created it, which its waiting messages are charged to; None for the node.
         """
         self.filter = topic_filter
         """Without ``$share/{name}/``."""
@@ -64,16 +64,16 @@ class SharedSubscription:
         self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
         self._pumping = False
         self._members: dict[Member, DeliveryOptions] = {}
-        """In turn: the next one first."""
+        """In the order of their turns, next one first."""
         self._queue: deque[Message] = deque()
         self._catch_up: CatchUp | None = None
         self._joining = False
-        """True while live messages wait in the queue although messages are read from the log."""
+        """True while live messages wait in the queue and messages are still read from the log."""
         self._passed: Positions = {}
-        """Stream -> one past the last message that was given to a member: of those before it none is given again,
-        except what waits in the queue and what is owed."""
+        """Stream -> number after the last message delivered to a member: no earlier message is delivered again, except
+        those that wait in the queue or are owed."""
         self._owed: set[tuple[int, int]] = set()
-        """(stream, seq) before ``_passed`` of what is to be read from the log and given to a member."""
+        """(stream, seq) before ``_passed`` of messages to read from the log and deliver to a member."""
 
     @property
     def persistent(self) -> bool:
@@ -82,19 +82,20 @@ class SharedSubscription:
 
     @property
     def has_room(self) -> bool:
-        """Return whether a member can take a message now, provided that access rules let it."""
+        """Return whether a member can take a message now, provided that access rules allow it."""
         return any(member.takes(options.qos) for member, options in self._members.items())
 
     # --- members
 
     def join(self, member: Member, subscription: ClientSubscription) -> None:
-        """Take in a client that subscribes, or that changes its options."""
+        """Add a member, or change its options."""
         if member not in self._members:
             member.when_room(self.pump)
         self._members[member] = delivery_options([subscription], self.name)
 
     def leave(self, member: Member) -> bool:
-        """Let a client go for good. Return whether any is left; if not, what waited is gone, and nothing is read."""
+        """Remove a member for good. Return whether any is left; if not, waiting messages are discarded, and reading
+        stops."""
         if self._members.pop(member, None) is not None:
             member.no_longer_when_room(self.pump)
         if not self._members:
@@ -104,16 +105,16 @@ class SharedSubscription:
         return bool(self._members)
 
     def return_unanswered(self, member: Member, *, for_good: bool) -> bool:
-        """Give what a member has not acknowledged at QoS 1 to others; at QoS 2 that must not be [MQTT-4.8.2-5].
+        """Give a member's unacknowledged QoS 1 messages to others; for QoS 2 that is forbidden [MQTT-4.8.2-5].
 
         Args:
-            for_good: the member does not come back, so what no other member takes now waits before all else.
+            for_good: the member does not come back, so messages that no other member takes now wait before all others.
 
         Returns:
-            Whether anything was taken from a member that does not come back.
+            Whether messages were taken from a member that does not come back.
         """
         if member.connected:
-            return False  # it unsubscribes, and still acknowledges what it has been sent
+            return False  # it unsubscribes, and still acknowledges its deliveries
         unanswered = member.unanswered(self.name)
         for packet_id, message in reversed(unanswered):
             if for_good:
@@ -126,7 +127,8 @@ class SharedSubscription:
         return for_good and bool(unanswered)
 
     def member_left(self) -> None:
-        """Look who is still there. With no member there, messages that must not be lost are read from the log later."""
+        """Check the remaining members. Without a connected one, messages that must not be lost are read from the log
+        later."""
         if self._catch_up is not None:
             if not any(member.takes(0) for member in self._members):
                 self.stop_reading()
@@ -136,7 +138,7 @@ class SharedSubscription:
     # --- messages
 
     def offer(self, message: Message) -> None:
-        """Deliver to one member, or keep."""
+        """Deliver to one member, or queue the message."""
         if not message.qos:
             self._at_most_once(message)
         elif not self._queue and self._catch_up is None and self._give(message):
@@ -149,7 +151,7 @@ class SharedSubscription:
             self._catch_up.cover((message,))
 
     def pump(self) -> None:
-        """Give what waits to members that have room."""
+        """Deliver waiting messages to members that have room."""
         if self._pumping:
             return
         self._pumping = True
@@ -170,22 +172,22 @@ class SharedSubscription:
 
     @property
     def owner(self) -> Owner | None:
-        """Return who began it; None for the node."""
+        """Return the owner that created it; None for the node."""
         return self._account.owner
 
     @property
     def queued(self) -> list[Message]:
-        """Return the messages that wait."""
+        """Return the waiting messages."""
         return list(self._queue)
 
     def read_from(self, catch_up: CatchUp) -> None:
-        """Read what ``leave_to_log`` takes out of the queue, and what is published from now on, from the log."""
+        """Read messages that ``leave_to_log`` removes from the queue, and those published from now on, from the log."""
         self._catch_up, self._joining = catch_up, False
         if self.has_room:
             catch_up.start()
 
     def leave_to_log(self, positions: Positions) -> None:
-        """Forget what waits and is read from the log, from these positions on."""
+        """Remove waiting messages that are read from the log, from these positions on."""
         self._owed |= {
             (message.stream, message.seq)
             for message in self._queue
@@ -194,12 +196,12 @@ class SharedSubscription:
         self._drop_queue(positions)
 
     def restore(self, positions: Positions, owed: Collection[tuple[int, int]], catch_up: CatchUp) -> None:
-        """Go on where the last run of the node was: nothing before the positions is given again but what is owed."""
+        """Resume at the positions of the node's last run: before them only owed messages are delivered again."""
         self._passed, self._owed = dict(positions), set(owed)
         self._catch_up = catch_up
 
     def stop_reading(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._joining = False
         if self._catch_up is not None:
             self._catch_up.stop()
@@ -210,10 +212,11 @@ class SharedSubscription:
             self._catch_up.add(ends)
 
     def state(self, ends: Mapping[int, int]) -> tuple[Positions, list[tuple[int, int]]]:
-        """Return what a restart needs: the positions, and (stream, seq) before them of what is still to be given.
+        """Return the state for a restart: the positions, and (stream, seq) before them of messages still to be
+        delivered.
 
         Args:
-            ends: stream -> the first seq that was not published to it yet.
+            ends: stream -> the first seq not yet published to it.
         """
         passed = self._passed
         reached = ends if self._catch_up is None else self._catch_up.positions
@@ -227,7 +230,7 @@ class SharedSubscription:
         return matches(self.filter, topic.decode())
 
     def read(self, stream: int, record: LogRecord) -> None:
-        """Deliver a message that was read, unless a member has been given it; there is room."""
+        """Deliver a message that was read, unless a member already has it; there is room."""
         if record.seq < self._passed.get(stream, 0):
             if (stream, record.seq) not in self._owed:
                 return
@@ -251,17 +254,17 @@ class SharedSubscription:
         self._joining = True
 
     def live(self) -> None:
-        """Give what waits: the log has nothing more."""
+        """Deliver waiting messages: the log has no more."""
         self._catch_up, self._joining = None, False
-        self._owed.clear()  # what is left of it the log no longer has
+        self._owed.clear()  # the log has deleted the remaining ones
         self.pump()
         self._parts.outbox.flush()
 
     # --- inside
 
     def _unsettled(self) -> set[tuple[int, int]]:
-        """Return (stream, seq) of what only memory knows to be for the members: what waits, what is owed, and what they
-        have in flight that a crash would take from them."""
+        """Return (stream, seq) of the members' messages that only memory has assigned: waiting ones, owed ones, and
+        those in flight that members would lose in a crash."""
         found = self._owed | {(message.stream, message.seq) for message in self._queue}
         for member in self._members:
             found.update(member.unsettled(self.name))
@@ -284,8 +287,8 @@ class SharedSubscription:
                     self._passed[message.stream] = message.seq + 1
                     self._parts.moved.add(self)
                 if qos:
-                    # The journal must know that a QoS 2 message is given before the client has it: after a crash no
-                    # other member may get it [MQTT-4.8.2-5].
+                    # The journal must have the delivery of a QoS 2 message before the client receives it: after a crash
+                    # no other member may get it [MQTT-4.8.2-5].
                     member.send(message, options, qos, noted=qos == 2 and self.persistent)
                 else:
                     member.send_at_most_once(message, options)
@@ -319,7 +322,7 @@ class SharedSubscription:
         self._queue = kept
 
     def _is_readable(self, message: Message) -> bool:
-        """Return whether access rules let any member have it; a member that is away is asked when it comes."""
+        """Return whether access rules let any member read it; an absent member is checked when it connects."""
         return any(member.may_read(message.topic) for member in self._members)
 
     def _fits(self, message: Message) -> bool:

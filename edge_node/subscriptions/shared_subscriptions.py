@@ -1,4 +1,4 @@
-"""All shared subscriptions: who joins and leaves them (MQTT 5.0 section 4.8.2)."""
+"""All shared subscriptions, and their members' joining and leaving (MQTT 5.0 section 4.8.2)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class SharedSubscriptions:
         self._by_name: dict[str, SharedSubscription] = {}
 
     def all(self) -> list[SharedSubscription]:
-        """Return all of them."""
+        """Return all shared subscriptions."""
         return list(self._by_name.values())
 
     def take_moved(self) -> list[SharedSubscription]:
-        """Return those that have given messages to members since the last call."""
+        """Return the subscriptions that have delivered to members since the last call."""
         moved = list(self._parts.moved)
         self._parts.moved.clear()
         return moved
 
     def has_moved(self, shared: SharedSubscription) -> bool:
-        """Return whether one has given messages to members since ``take_moved``."""
+        """Return whether a subscription has delivered to members since ``take_moved``."""
         return shared in self._parts.moved
 
     def get(self, name: str) -> SharedSubscription | None:
-        """Return one by its filter as clients write it."""
+        """Return a shared subscription by its filter as clients write it."""
         return self._by_name.get(name)
 
     def join(self, member: Member, subscription: ClientSubscription, share: Share) -> SharedSubscription:
@@ -49,7 +49,7 @@ class SharedSubscriptions:
         return shared
 
     def leave(self, member: Member, shared: SharedSubscription) -> bool:
-        """Let a client go that unsubscribes, or whose session ends. Return whether any member is left."""
+        """Remove a client that unsubscribes, or whose session ends. Return whether any member is left."""
         if shared.leave(member):
             return True
         self._by_name.pop(shared.name, None)

@@ -1,4 +1,4 @@
-"""Contract of a subscriber, its subscriptions, and the delivery options that they add up to for a topic."""
+"""Contract of a subscriber, its subscriptions, and their combined delivery options for a topic."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from weft.protocols.mqtt.packets import Subscription
 
 
 class Subscriber(Protocol):
-    """A client that messages are delivered to, whatever the protocol. Compared by identity."""
+    """A client of any protocol that messages are delivered to. Compared by identity."""
 
     client_id: str
 
     @property
     def persistent(self) -> bool:
-        """Return whether the client gets later what it misses while it is away."""
+        """Return whether the client gets messages later that it misses while it is away."""
         ...
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let it have messages of a topic."""
+        """Return whether access rules let it read messages of a topic."""
         ...
 
     def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:
-        """Deliver at QoS 1 or 2: now, later, or from the log. What the log does not have may be dropped."""
+        """Deliver at QoS 1 or 2: now, later, or from the log. Messages that are not in the log may be dropped."""
 
     def send_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
         """Deliver at QoS 0, or drop the message when the client is slow or away."""
 
 
 class Member(Subscriber, Protocol):
-    """A subscriber of a shared subscription, which asks who can take the next message."""
+    """A subscriber as a member of a shared subscription, which chooses the recipient of each message."""
 
     owner: Owner | None
-    """Owner whom what is kept for it is charged to; None for the node."""
+    """Owner that its memory is charged to; None for the node."""
 
     @property
     def connected(self) -> bool:
@@ -49,10 +49,10 @@ class Member(Subscriber, Protocol):
         ...
 
     def send(self, message: Message, options: DeliveryOptions, qos: int, *, noted: bool = False) -> None:
-        """Send at QoS 1 or 2; ``takes`` has said that this can be.
+        """Send at QoS 1 or 2, after ``takes`` has returned True.
 
         Args:
-            noted: the journal must know before the client can that the message is this member's.
+            noted: the journal must record, before the client receives the message, that it is this member's.
         """
 
     def unanswered(self, share: str) -> Sequence[tuple[int, Message]]:
@@ -60,11 +60,11 @@ class Member(Subscriber, Protocol):
         ...
 
     def unsettled(self, share: str) -> Iterable[tuple[int, int]]:
-        """Return (stream, seq) of the deliveries of a share that a crash would take from this client."""
+        """Return (stream, seq) of the deliveries of a share that this client would lose in a crash."""
         ...
 
     def give_back(self, packet_id: int) -> None:
-        """Take a delivery out of flight: another member gets it."""
+        """Remove a delivery from flight: another member gets it."""
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Call back each time that there may be room again."""
@@ -102,11 +102,11 @@ class DeliveryOptions(msgspec.Struct, frozen=True, eq=False):
     identifiers: tuple[int, ...] = ()
     """Subscription identifiers; a client with any gets packets of its own."""
     share: str | None = None
-    """Name of the shared subscription that gives the messages; None for the client's own subscriptions."""
+    """Name of the shared subscription of the messages; None for the client's own subscriptions."""
 
 
 def delivery_options(subscriptions: Collection[ClientSubscription], share: str | None = None) -> DeliveryOptions:
-    """Return what one client's subscriptions add up to."""
+    """Return the combined options of one client's subscriptions."""
     return DeliveryOptions(
         next(iter(subscriptions)).subscriber,
         qos=max(each.options.qos for each in subscriptions),

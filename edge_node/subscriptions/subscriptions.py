@@ -1,4 +1,4 @@
-"""Subscriptions in a tree, and the recipients of each topic, found once."""
+"""Subscriptions in a tree, and the recipients of each topic, looked up once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from weft.edge_node.subscriptions.subscriber import ClientSubscription, Delivery
 from weft.protocols.mqtt.filter_tree import FilterTree
 
 TOPICS_MAX = 10_000
-"""Topics whose recipients are remembered; when there are more, all are forgotten and found again."""
+"""Maximum number of topics whose recipients are remembered; beyond it, all are forgotten and looked up again."""
 TOPIC_BYTES_MAX = 512
-"""Recipients of longer topics are found every time, so that what is remembered stays small whatever clients send."""
+"""Recipients of longer topics are looked up every time, so that the remembered ones stay small for any input."""
 
 
 class Recipients:
@@ -25,21 +25,21 @@ class Recipients:
 
     @property
     def live(self) -> int:
-        """Return how many clients get each message, rounded up to a power of two, so that topics have routes in common;
-        0 for none."""
+        """Return the number of clients that get each message, rounded up to a power of two, so that topics share
+        routes; 0 for none."""
         count = len(self.clients) + len(self.shared)
         return count and 1 << (count - 1).bit_length()
 
     @property
     def wanted(self) -> bool:
-        """Return whether a session that survives its connection wants the topic's messages at QoS 1 or 2."""
+        """Return whether a persistent session subscribes to the topic at QoS 1 or 2."""
         return any(options.qos and options.subscriber.persistent for options in self.clients) or any(
             shared.persistent for shared in self.shared
         )
 
     @property
     def marked(self) -> bool:
-        """Return whether the log must name the publisher: a session that may read there does not want its own messages.
+        """Return whether the log must name the publisher: a session that may read there has subscribed with No Local.
 
         A session that ends with its connection reads there, too, when it is slow.
         """
@@ -52,25 +52,25 @@ class Subscriptions:
     def __init__(self) -> None:
         self._tree: FilterTree[ClientSubscription | SharedSubscription] = FilterTree()
         self.known: dict[bytes, Recipients] = {}
-        """Topic -> recipients found already; for other topics ask ``recipients``."""
+        """Topic -> recipients found already; for other topics call ``recipients``."""
         self._watchers: list[Callable[[], None]] = []
         self._asked = False
-        """True when recipients were found since the last change."""
+        """True when recipients were looked up since the last change."""
         self.version = 0
         """Number of changes."""
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after changes of who gets what, if recipients were asked for since the change before: a packet with
-        a thousand filters calls back once."""
+        """Call back after changes of recipients, if recipients were looked up since the change before: a packet with a
+        thousand filters calls back once."""
         self._watchers.append(callback)
 
     def add(self, subscription: ClientSubscription | SharedSubscription) -> None:
-        """Take in a subscription, or one that all its members share. Its filter must be valid."""
+        """Add a subscription, or a shared one. Its filter must be valid."""
         self._tree.add(subscription.filter, subscription)
         self.changed()
 
     def remove(self, subscription: ClientSubscription | SharedSubscription) -> None:
-        """Take one out that was added."""
+        """Remove a subscription that was added."""
         self._tree.remove(subscription.filter, subscription)
         self.changed()
 

@@ -13,16 +13,16 @@ from weft.edge_node.subscriptions.log_records import LogRecord, Page, Turn
 from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 256 << 10
-"""Asked of the log at a time: many small batches, or one."""
+"""Bytes read from the log at a time: many small batches, or one."""
 DECODE_BYTES_MAX = 32 << 10
-"""More than this is decoded in a thread."""
+"""Length above which a batch is decoded in a thread."""
 
 
 class Backlog:
-    """Reads durable records for sessions that are behind. Event loop's thread only.
+    """Reader of durable records for sessions that are behind. Event loop's thread only.
 
-    Batches that were decoded stay for a while, so that many sessions that are behind by the same amount, or one that
-    takes its pages slowly, cost one read. Two sessions that want the same batch at the same time share the read.
+    Decoded batches stay for a while, so that many sessions at the same place, or one that takes its pages slowly, cost
+    one read. Two sessions that need the same batch at the same time share the read.
     """
 
     def __init__(self, log: SegmentLog, settings: StateSettings, counters: StateCounters) -> None:
@@ -40,11 +40,11 @@ class Backlog:
     async def read(self, stream: int, seq: int, wants: Callable[[bytes], bool], turn: Turn) -> Page:
         """Return a page of the wanted records from ``seq`` on. ``next_seq == seq`` only at the durable end.
 
-        A page may be empty although more follows: nothing in a whole batch was wanted.
+        A page may be empty although more follows: no record of a whole batch was wanted.
 
         Args:
-            wants: asked once for each distinct topic of the page, on the loop's thread.
-            turn: awaited after the page had to be loaded, which many may have waited for.
+            wants: called once for each distinct topic of the page, on the loop's thread.
+            turn: awaited after a page was loaded, as many sessions may have waited for it.
 
         Raises:
             OSError, LogFailed: the log cannot be read.
@@ -57,7 +57,7 @@ class Backlog:
         if found is None:
             found = await self._load(stream, seq)
             await turn()
-        if found is None:  # nothing is held from here to the end
+        if found is None:  # there are no records from here to the end
             self._counters.backlog_lost += end - seq
             return Page([], end, end - seq)
         lost = max(0, found.base_seq - seq)
@@ -69,7 +69,7 @@ class Backlog:
         return Page(records, next_seq, lost)
 
     async def fetch(self, stream: int, seqs: Sequence[int]) -> dict[int, LogRecord]:
-        """Single records by seq; those that are gone, or not durable, are left out.
+        """Return single records by seq, without deleted ones and those that are not durable.
 
         Raises:
             OSError, LogFailed: the log cannot be read.
@@ -109,7 +109,7 @@ class Backlog:
         if task is None:
             task = self._loading[key] = asyncio.get_running_loop().create_task(self._fill(stream, seq))
             task.add_done_callback(lambda _: self._loading.pop(key, None))
-        loaded = await asyncio.shield(task)  # one reader that gives up must not take the others along
+        loaded = await asyncio.shield(task)  # a cancelled reader must not cancel the others' read
         return next((each for each in loaded if each.end_seq > seq), None)
 
     async def _fill(self, stream: int, seq: int) -> list[DecodedBatch]:

@@ -15,20 +15,20 @@ _RECORD_BYTES = 16
 """Key index, payload offset and time of a record."""
 _BATCH_BYTES = 1000
 LONG_BYTES = 32 << 10
-"""Mean length of records that are cut out once for all who read them."""
+"""Mean length from which on records are cut out once for all readers."""
 TOPICS_MAX = 128
-"""Distinct topics that a page is looked through for: to ask for one takes 3 to 10 µs (``SessionReader.wants``)."""
+"""Maximum number of distinct topics of a page: a check of one takes 3 to 10 µs (``SessionReader.wants``)."""
 _TIME = Struct("<q")
 
 
 class DecodedBatch:
-    """One batch; its payloads are cut out of it only for the records that are asked for."""
+    """One batch; payloads are cut out only for requested records."""
 
     __slots__ = ("_flags", "_headers", "_key_index", "_keys", "_long", "_offsets", "_payload", "_times", "base_seq",
                  "bytes", "end_seq")  # fmt: skip
 
     def __init__(self, data: bytes) -> None:
-        """Decode a batch that the log gave.
+        """Decode a batch of the log.
 
         Raises:
             CodecError: it is damaged.
@@ -48,18 +48,18 @@ class DecodedBatch:
         self._long: dict[int, LogRecord] | None = {} if is_long else None
         """Offset -> the record that was cut out, if they are long: a thousand sessions may read the same."""
         self.bytes = header.raw_length * (1 + is_long) + _RECORD_BYTES * header.count + _BATCH_BYTES
-        """Memory that it takes, roughly."""
+        """Approximate memory of the batch."""
 
     def pick(
         self, seq: int, wants: Callable[[bytes], bool], records_max: int, bytes_max: int
     ) -> tuple[list[LogRecord], int]:
-        """Return the wanted records from ``seq`` on, which is one of the batch.
+        """Return the wanted records from ``seq`` on, a number of the batch.
 
         Args:
-            wants: asked once for each distinct topic, of at most ``TOPICS_MAX``.
+            wants: called once for each distinct topic, for at most ``TOPICS_MAX``.
 
         Returns:
-            The records, and where to go on.
+            The records, and the seq at which to continue.
         """
         found: list[LogRecord] = []
         base, last, index, keys = self.base_seq, self.end_seq, self._key_index, self._keys

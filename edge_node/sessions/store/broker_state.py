@@ -1,4 +1,4 @@
-"""All that survives a restart of the broker, put together."""
+"""The broker's whole state that survives a restart."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class BrokerState:
         post: Post,
         refusals: Refusals,
     ) -> None:
-        """Recover what the last run left. Blocks: call it before serving clients and before any append.
+        """Recover the state of the last run. Blocks: call it before serving clients and before any append.
 
         Args:
             directory: the node's data directory.
             wall_clock: ns since 1970.
             post: runs a callback on the owner's thread.
-            refusals: counts what shares refuse.
+            refusals: counts refusals because of shares.
 
         Raises:
             OSError, sqlite3.Error, DatabaseFailed: the database can neither be read nor created again.
@@ -87,7 +87,7 @@ class BrokerState:
 
     @property
     def failed(self) -> DatabaseFailed | None:
-        """Return why nothing can be kept any more until the node starts again; None while all is well."""
+        """Return why state cannot be stored until the node restarts; None while it can."""
         return self._database.failed
 
     def start(self) -> None:
@@ -95,10 +95,10 @@ class BrokerState:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def save(self) -> None:
-        """Bring the database up to what is durable in the log now.
+        """Fold everything that is durable in the log now into the database.
 
         Raises:
-            sqlite3.Error, DatabaseFailed, OSError, LogError: it could not be; the journal keeps it.
+            sqlite3.Error, DatabaseFailed, OSError, LogError: that failed; the journal keeps the changes.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -115,7 +115,7 @@ class BrokerState:
         await done
 
     async def close(self) -> None:
-        """Save for the last time and close the database. What cannot be saved stays in the journal."""
+        """Save for the last time and close the database. Changes that cannot be saved stay in the journal."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

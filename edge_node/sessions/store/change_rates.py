@@ -16,9 +16,9 @@ class ChangeRates:
     Changes are charged after the fact, so an owner may be in debt. Until it is out of that, its clients wait.
 
     Args:
-        noted: bytes that the journal has taken since the start.
-        bytes_per_s: what one owner may cause in the long run.
-        refusals: counts owners that have to come again.
+        noted: bytes written to the journal since the start.
+        bytes_per_s: long-term rate of one owner.
+        refusals: counts refused owners.
     """
 
     def __init__(self, noted: Callable[[], int], bytes_per_s: int, refusals: Refusals) -> None:
@@ -27,7 +27,7 @@ class ChangeRates:
         self._refusals = refusals
 
     def charge(self, owner: Owner, change: Callable[[], None]) -> None:
-        """Make a change, and charge what the journal took for it."""
+        """Make a change, and charge its journal bytes to the owner."""
         before = self._noted()
         try:
             change()
@@ -41,6 +41,6 @@ class ChangeRates:
         return self._rates.debt_s(owner)
 
     def refuse(self, owner: Owner) -> None:
-        """Count that a client of an owner has to come again."""
+        """Count the refusal of an owner's client, which must retry later."""
         advice = "its sessions change too often; look for clients that come and go, or raise state.journal_per_user"
         self._refusals.note("state.journal_per_user", owner, advice)

@@ -1,4 +1,4 @@
-"""The journal folded into the database every few seconds, so that the log can let it go."""
+"""Folding of the journal into the database every few seconds, so that the log can release it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import SegmentLog
 
 MARKS = 64
-"""Marks of how the log grew that are kept per ``topics_log_bytes``."""
+"""Number of marks of the log's growth that are kept per ``topics_log_bytes``."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +36,15 @@ class _Outcome(NamedTuple):
     meta: Meta
     bytes_noted: int
     needs: dict[Reader, int | None]
-    """Reader -> the first record of the unrouted topics that it still needs; None for one that needs nothing."""
+    """Reader -> the first record of the unrouted topics that it still needs; None for a reader that needs none."""
     rows: int
     topics_end: int
 
 
 class Compaction:
-    """Folds what is durable of the journal into the tables, on the database's thread, and releases it.
+    """Compaction of the durable part of the journal into the tables, on the database's thread, and its release.
 
-    The tables thus never hold anything that a crash can take from the log. Everything else on the owner's thread.
+    So the tables never hold changes that a crash can remove from the log. All other work is on the owner's thread.
     """
 
     def __init__(  # noqa: PLR0917
@@ -58,12 +58,12 @@ class Compaction:
         settings: StateSettings,
         counters: StateCounters,
     ) -> None:
-        """Go on after recovery.
+        """Continue after recovery.
 
         Args:
             streams: numbers of the journal and of the unrouted topics.
-            folded: what recovery found.
-            meta: what the database stands for.
+            folded: result of recovery.
+            meta: position of the database in the journal.
         """
         self._database = database
         self._log = log
@@ -76,15 +76,16 @@ class Compaction:
         self._needs: dict[Reader, int] = {}
         self._note_needs(_needs(folded, self._topics_stream))
         self._waiting: deque[Done] = deque()
-        """The first is for the one under way."""
+        """The first belongs to the save under way."""
         self._outcome: _Outcome | None = None
         self._abandoned_below = 0
         self._topics_end = log.durable_end(self._topics_stream)
-        """Up to here all sessions that need anything are in ``_needs``: those that began later begin behind it."""
+        """End up to which ``_needs`` has all sessions with needs: later sessions begin behind it."""
         self.release()
 
     def start(self, done: Done) -> None:
-        """Save what is durable by now; ``done`` is called back afterwards. While one is under way, the next waits."""
+        """Save the changes that are durable by now; ``done`` is called back afterwards. A save waits for the one under
+        way."""
         self._waiting.append(done)
         if len(self._waiting) == 1:
             self._begin()
@@ -96,13 +97,14 @@ class Compaction:
 
     @property
     def due(self) -> bool:
-        """Return whether there is anything to save."""
+        """Return whether there are changes to save."""
         ends = map(self._log.durable_end, (self._journal_stream, self._topics_stream))
         marks = self._meta.topics_marks
         return tuple(ends) != (self._meta.journal_seq, marks[-1][1] if marks else 0)
 
     def release(self) -> None:
-        """Let the log delete what the tables have, and unrouted messages that no session needs or that are too old."""
+        """Release journal records that the tables have, and unrouted messages that no session needs or that are too
+        old."""
         self._log.release(self._journal_stream, RangeSet([(0, self._meta.journal_seq)]))
         end = self._topics_end
         needed = min(self._needs.values(), default=end)

@@ -1,4 +1,4 @@
-"""The node's SQLite file: opened whatever state it is in, written by one thread, many changes to a transaction."""
+"""The node's SQLite file: opened in any state, written by one thread, with many changes in a transaction."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ logger = logging.getLogger(__name__)
 Done = Callable[[BaseException | None], None]
 Post = Callable[[Callable[[], None]], None]
 _FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-"""Errors that pass: the disk is full, or another process has the file locked."""
+"""Temporary errors: the disk is full, or another process has the file locked."""
 _FATAL = (*DAMAGED_CODES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 
 class DatabaseFailed(Exception):
-    """The file cannot be relied on any more. Start the node again: it sets a damaged file aside."""
+    """The file is no longer reliable. Restart the node: it sets a damaged file aside."""
 
 
 class _Request(NamedTuple):
@@ -34,11 +34,11 @@ class _Request(NamedTuple):
 
 
 class Database:
-    """One SQLite file (WAL, ``synchronous=FULL``: what is committed survives a power cut).
+    """One SQLite file (WAL, ``synchronous=FULL``: commits survive a power cut).
 
     Jobs run on the database's own thread, all that are waiting in one transaction, so that a burst of changes costs one
     sync. A full disk fails the jobs of that transaction; later jobs are tried again. After any other failure of the
-    disk nothing more is written: what a failed sync left on the platter is unknown (``failed``).
+    disk nothing more is written: the state of the disk after a failed sync is unknown (``failed``).
     """
 
     def __init__(self, directory: str, schema: Job, post: Post, *, filesystem: FileSystem | None = None) -> None:
@@ -48,11 +48,11 @@ class Database:
         ...) and a new one is begun: the node starts.
 
         Args:
-            schema: creates the tables that are missing.
+            schema: creates missing tables.
             post: runs a callback on the owner's thread; must keep order.
 
         Raises:
-            OSError, sqlite3.Error: not even a new file can be made.
+            OSError, sqlite3.Error: not even a new file can be created.
         """
         self._path = os.path.join(directory, FILE_NAME)
         self._post = post
@@ -71,8 +71,8 @@ class Database:
     def submit(self, job: Job, done: Done) -> None:
         """Run ``job`` in the next transaction; ``done`` is called back once that is durable, or with the error.
 
-        After an error nothing of the job was kept; a job may be run twice, so it must start over each time. Callbacks
-        come in the order of submission as far as they succeed.
+        After an error nothing of the job was kept; a job may run twice, so it must start over each time. Callbacks of
+        successful jobs come in the order of submission.
         """
         with self._changed:
             if not self._closing and self.failed is None:
@@ -86,7 +86,7 @@ class Database:
         """Run ``job`` in a transaction of its own and wait for it. Not for the event loop's thread once it serves.
 
         Raises:
-            Exception: what the job or its commit raised; nothing of it was kept.
+            Exception: the error of the job or its commit; nothing of it was kept.
         """
         finished = threading.Event()
         outcome: list[BaseException | None] = []
@@ -105,7 +105,7 @@ class Database:
             raise outcome[0]
 
     def close(self) -> None:
-        """Run what is waiting, then close the file. Blocks."""
+        """Run the waiting jobs, then close the file. Blocks."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -129,7 +129,7 @@ class Database:
         if error is None or len(requests) == 1:
             self._tell(requests, error)
             return
-        for request in requests:  # one of them may be to blame; the others shall not suffer for it
+        for request in requests:  # one of them may have caused the error; the others must not fail with it
             self._tell([request], self._transaction([request.job]))
 
     def _transaction(self, jobs: list[Job]) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""The node's SQLite file, opened whatever state it is in."""
+"""Opening of the node's SQLite file in any state."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ logger = logging.getLogger(__name__)
 
 
 class _Damaged(sqlite3.DatabaseError):
-    """The file opens, and its content is not sound."""
+    """A file that opens and has damaged content."""
 
 
 def open_database(path: str, schema: Job, filesystem: FileSystem) -> tuple[sqlite_utils.Database, str | None]:
     """Open or create a file, in WAL mode and with every commit synced. Blocks.
 
     Args:
-        schema: creates the tables that are missing.
+        schema: creates missing tables.
 
     Returns:
-        The database; and where a damaged file was set aside, in whose place a new one was begun.
+        The database; and the path of a damaged file that was set aside and replaced.
 
     Raises:
-        OSError, sqlite3.Error: not even a new file can be made.
+        OSError, sqlite3.Error: not even a new file can be created.
     """
     try:
         return _open(path, schema, filesystem), None
@@ -76,7 +76,7 @@ def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite_utils.Databa
 
 
 def _keep_private(path: str) -> None:
-    """Create the file for its owner alone, or take it away from others: SQLite creates files that all may read.
+    """Create the file for its owner alone, or remove the others' rights: SQLite creates files that all users may read.
 
     The files of the log are readable for the group, because commands show them. This one only the node reads. SQLite
     gives the files beside it, such as the write-ahead log, the same mode.
@@ -84,13 +84,13 @@ def _keep_private(path: str) -> None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
     except OSError:
-        return  # SQLite meets the same, and says what it is
+        return  # SQLite meets the same error and reports it
     try:
-        with contextlib.suppress(PermissionError):  # it belongs to another user, who decides
+        with contextlib.suppress(PermissionError):  # it belongs to another user, who decides about its mode
             os.fchmod(descriptor, PRIVATE_MODE)
     finally:
         os.close(descriptor)
-    for suffix in ("-wal", "-shm"):  # of a release that did not
+    for suffix in ("-wal", "-shm"):  # left by a release that did not restrict them
         with contextlib.suppress(FileNotFoundError, PermissionError):
             os.chmod(path + suffix, PRIVATE_MODE)
 
@@ -100,7 +100,7 @@ def _set_aside(path: str, error: Exception, filesystem: FileSystem) -> str:
     while filesystem.exists(target):
         number += 1
         target = f"{path}{DAMAGED}-{number}"
-    for suffix in ("-wal", "-shm", ""):  # the file itself last: until then a crash leaves all to be done again
+    for suffix in ("-wal", "-shm", ""):  # the file itself last: after an earlier crash the next start repeats all steps
         if filesystem.exists(path + suffix):
             filesystem.rename(path + suffix, target + suffix)
     filesystem.sync_directory(os.path.dirname(path))

@@ -1,9 +1,9 @@
 """The entries of the session journal: bytes <-> values.
 
 An entry is a record of the stream ``weft-sessions``: its key is the client identifier in UTF-8, or the filter of a
-shared subscription; its payload is a msgpack array that begins with the number of its kind. Packet identifiers stand in
-two bytes each, big-endian, as on the wire.
-The numbers and orders are persisted: add, never change. A kind that this release does not know is passed over.
+shared subscription; its payload is a msgpack array that begins with the number of its kind. Packet identifiers have two
+bytes each, big-endian, as on the wire. The numbers and orders are persisted: add, never change. An unknown kind is
+skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Restarted(Entry, frozen=True, array_like=True, tag=1):
-    """The log was opened and the database could not be written: what came before is to be read with these ends."""
+    """The log was opened and the database could not be written: earlier entries apply with these ends."""
 
     ends: dict[U32, Seq]
     """Stream -> one past the last record that the crash left."""
@@ -40,7 +40,7 @@ class Snapshot(Entry, frozen=True, array_like=True, tag=2):
 
 
 class Ended(Entry, frozen=True, array_like=True, tag=3):
-    """The session is no more."""
+    """The session has ended."""
 
 
 class Subscribed(Entry, frozen=True, array_like=True, tag=4):
@@ -53,7 +53,7 @@ class Subscribed(Entry, frozen=True, array_like=True, tag=4):
     retain_handling: int
     identifier: int | None
     began: dict[U32, Seq] = {}
-    """Stream -> the first seq that is the subscription's; streams that are missing count from seq 0."""
+    """Stream -> the first seq that is the subscription's; a missing stream counts from seq 0."""
 
     def subscription(self) -> Subscription:
         """Return the subscription's options."""
@@ -61,7 +61,7 @@ class Subscribed(Entry, frozen=True, array_like=True, tag=4):
 
 
 class Unsubscribed(Entry, frozen=True, array_like=True, tag=5):
-    """A subscription was taken out."""
+    """A subscription was removed."""
 
     filter: str
 
@@ -74,7 +74,7 @@ class Received(Entry, frozen=True, array_like=True, tag=6):
 
 
 class Released(Entry, frozen=True, array_like=True, tag=7):
-    """PUBREL came for them."""
+    """PUBREL came for these QoS 2 publishes."""
 
     packet_ids: bytes
 
@@ -129,7 +129,7 @@ class SharedMoved(Entry, frozen=True, array_like=True, tag=15):
     positions: dict[U32, Seq]
     """All of them."""
     owed: tuple[tuple[U32, Seq], ...] | None = None
-    """(stream, seq) of messages before the positions that are given again; None when they are as they were."""
+    """(stream, seq) of messages before the positions that are delivered again; None when they are unchanged."""
 
 
 class SharedEnded(Entry, frozen=True, array_like=True, tag=16):
@@ -147,7 +147,7 @@ _KINDS = range(1, 17)
 
 
 class JournalRecord(NamedTuple):
-    """An entry with whose it is."""
+    """An entry and its owner."""
 
     key: str
     """Client identifier, or filter of a shared subscription; empty for ``Restarted``."""
@@ -163,7 +163,7 @@ def decode_entry(payload: bytes) -> Entry | None:
     """Return the entry of a record's payload; None for a kind of a later release.
 
     Raises:
-        msgspec.DecodeError, msgspec.ValidationError: no release of ours wrote this.
+        msgspec.DecodeError, msgspec.ValidationError: no release of Weft wrote this.
     """
     try:
         entry: Entry = _DECODER.decode(payload)
@@ -176,7 +176,7 @@ def decode_entry(payload: bytes) -> Entry | None:
 
 
 def pack_ids(packet_ids: Iterable[int]) -> bytes:
-    """Packet identifiers in two bytes each."""
+    """Return packet identifiers in two bytes each."""
     return b"".join(packet_id.to_bytes(2, "big") for packet_id in packet_ids)
 
 

@@ -1,8 +1,8 @@
-"""From entries of the journal to sessions: what compaction and recovery share.
+"""Folding of the journal's entries into sessions, for compaction and recovery.
 
-A crash leaves the beginning of the commit that it interrupts. The journal's entries stand first in each commit
-(``SegmentLog.lead``), so after a crash an entry may speak of records that are gone: ``settle`` takes that back, because
-the sequence numbers of those records will be given to others. Entries never lack for records that are there.
+A crash leaves the beginning of the commit that it interrupts. The journal's entries are first in each commit
+(``SegmentLog.lead``), so after a crash an entry may name records that are gone: ``settle`` reverts it, because other
+records will get their sequence numbers. Records in the log always have their entries.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class FoldedSession:
     __slots__ = ("_doubtful", "_doubtful_will", "_window", "recent", "recent_changed", "record", "record_changed")
 
     def __init__(self, record: SessionRecord | None, recent: RecentPublishes, window: int) -> None:
-        """Take what the database has.
+        """Begin with the state of the database.
 
         Args:
-            record: None when it knows no such session.
-            window: publishes to remember.
+            record: None when the database has no such session.
+            window: number of publishes to remember.
         """
         self.record = record
         self.recent = recent
@@ -68,10 +68,10 @@ class FoldedSession:
         self._doubtful: dict[int, Received] = {}
         """QoS 2 publishes received since the last ``settle`` and not released."""
         self._doubtful_will: _PublishedWill | None = None
-        """The last will published since then."""
+        """The last will published since ``settle``."""
 
     def apply(self, entry: Entry) -> None:
-        """Apply the next entry. One for a session that is not known is passed over: its beginning was lost."""
+        """Apply the next entry. An entry of an unknown session is skipped: its beginning was lost."""
         if isinstance(entry, Snapshot):
             self.record, self.record_changed = unpack_record(entry.record), True
         elif self.record is None:
@@ -117,9 +117,9 @@ class FoldedSession:
                 record.will = None
 
     def _take_back_will(self, ends: Mapping[int, int]) -> None:
-        """Restore a will whose records are not all in the log: it is still to be published, even if its session ended.
+        """Restore a will whose records are not all in the log: it must still be published, even if its session ended.
 
-        The records that are there stay: when a will belongs to several streams, some may then have it twice.
+        Its other records stay: when a will belongs to several streams, some may then have it twice.
         """
         published, self._doubtful_will = self._doubtful_will, None
         if published is None or not _lacks(published.runs, ends):
@@ -129,9 +129,9 @@ class FoldedSession:
         self.record.will = published.will
 
     def _take_back(self, record: SessionRecord, ends: Mapping[int, int]) -> None:
-        """Forget QoS 2 publishes whose records are not all in the log: they were not acknowledged, and will come again.
-
-        Those whose records are there are then recognised, as QoS 1 publishes are, and not stored a second time.
+        """Forget QoS 2 publishes whose records are not all in the log: they were not acknowledged, and clients will
+        send them again. Publishes whose records are in the log are then recognised, as at QoS 1, and not stored a
+        second time.
         """
         for entry in dict.fromkeys(self._doubtful.values()):
             if _lacks(entry.runs, ends):
@@ -146,7 +146,7 @@ class FoldedShared:
     __slots__ = ("changed", "record")
 
     def __init__(self, record: SharedRecord | None) -> None:
-        """Take what the database has; None when it knows none of this name."""
+        """Begin with the state of the database; None when it has no such subscription."""
         self.record = record
         self.changed = False
 
@@ -160,7 +160,7 @@ class FoldedShared:
         self.record = SharedRecord(name, entry.positions, owed if entry.owed is None else list(entry.owed))
 
     def settle(self, ends: Mapping[int, int]) -> None:
-        """Take back what is beyond the ends that a crash left: those numbers go to other records."""
+        """Revert positions beyond the ends that a crash left: other records get those numbers."""
         self.changed = True
         record = self.record
         if record is not None:
@@ -176,7 +176,7 @@ class Folded(NamedTuple):
     shared: dict[str, FoldedShared]
 
     def settle(self, ends: Mapping[int, int]) -> None:
-        """Note for all of them that a crash left the streams with these ends."""
+        """Apply to all of them that a crash left the streams with these ends."""
         for session in self.sessions.values():
             session.settle(ends)
         for shared in self.shared.values():
@@ -188,10 +188,10 @@ def fold(
     session_of: Callable[[str], FoldedSession],
     shared_of: Callable[[str], FoldedShared],
 ) -> Folded:
-    """Apply entries in order; what crashes took is taken back where a later run said so.
+    """Apply entries in order, and revert changes about lost records where a later run recorded a crash.
 
     Args:
-        session_of: returns a session as it was before; asked once for each.
+        session_of: returns a session's earlier state; called once for each.
         shared_of: the same for shared subscriptions.
     """
     folded = Folded({}, {})
@@ -230,7 +230,7 @@ def _lacks(runs: Iterable[Run], ends: Mapping[int, int]) -> bool:
 
 
 def _drop_passed(record: SessionRecord) -> None:
-    """Forget where filters began once the position is there."""
+    """Forget the starts of filters that the positions have reached."""
     if not record.began:
         return
     left = ((text, _not_passed(began, record.positions)) for text, began in record.began.items())
@@ -246,7 +246,7 @@ def _subscribed(record: SessionRecord, entry: Subscribed) -> None:
     record.identifiers.pop(entry.filter, None)
     if entry.identifier is not None:
         record.identifiers[entry.filter] = entry.identifier
-    began = _not_passed(entry.began, record.positions)  # of this filter alone: a packet may bring thousands
+    began = _not_passed(entry.began, record.positions)  # only for this filter: a packet may bring thousands
     if began:
         record.began[entry.filter] = began
     else:
@@ -269,7 +269,7 @@ def _released(record: SessionRecord, entry: Released) -> None:
 
 def _sending(record: SessionRecord, entry: Sending) -> None:
     for packet_id, sent in entry.deliveries.items():
-        record.inflight.pop(packet_id, None)  # a reused identifier stands last in the order of sending
+        record.inflight.pop(packet_id, None)  # a reused identifier comes last in the order of sending
         record.inflight[packet_id] = sent
 
 

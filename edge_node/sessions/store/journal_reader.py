@@ -16,9 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def read_journal(log: SegmentLog, stream: int, seq: int, end: int) -> Iterator[JournalRecord]:
-    """Yield the entries in ``[seq, end)``, which are durable, in order. Blocks.
+    """Yield the durable entries in ``[seq, end)``, in order. Blocks.
 
-    Entries that the log has lost, or that do not decode, are passed over with an error in the node's log.
+    Entries that the log has lost, or that do not decode, are skipped with an error in the node's log.
 
     Raises:
         OSError, LogFailed: the log cannot be read.
@@ -30,7 +30,7 @@ def read_journal(log: SegmentLog, stream: int, seq: int, end: int) -> Iterator[J
             return
         for data in batches:
             batch = DecodedBatch(data)
-            if seq >= end:  # what follows was appended since
+            if seq >= end:  # later entries were appended since
                 return
             if batch.base_seq > seq:
                 _lost(min(batch.base_seq, end) - seq)

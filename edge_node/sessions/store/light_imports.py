@@ -1,7 +1,7 @@
-"""Loads sqlite-utils without the pandas and numpy that it would load where they are installed: 90 MB for nothing here;
-and without dateutil.
+"""Import of sqlite-utils without pandas and numpy, which it would load where they are installed (90 MB without use
+here), and without dateutil.
 
-To be imported before anything that imports sqlite-utils.
+Import this module before any that imports sqlite-utils.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 
 _NOT_NEEDED = ("numpy", "pandas")
 
-# The recipes of its command line parse dates; they are the only ones.
+# Only the recipes of its command line parse dates.
 _dateutil = ModuleType("dateutil")
 _dateutil.parser = None  # type: ignore[attr-defined]
 _stands = "dateutil" not in sys.modules and "sqlite_utils" not in sys.modules

@@ -12,10 +12,10 @@ from weft.edge_node.sessions.store.entries import Run
 
 
 class Found(NamedTuple):
-    """Place where the last publish with a packet identifier must be, if it is in the log."""
+    """Place of the last publish with a packet identifier, if it is in the log."""
 
     runs: tuple[Run, ...]
-    """The records of its read; empty when none is to be recognised."""
+    """The records of its read; empty when its publishes must not be recognised."""
     qos: int
     rank: int
     """Number of the read's ``publishes`` at this QoS that came before it."""
@@ -27,9 +27,9 @@ _Read = tuple[int, bytes, tuple[Run, ...]]
 
 
 class RecentPublishes:
-    """Reads of one session, oldest first: packet identifiers (two bytes each) and the runs of records they made.
+    """Reads of one session, oldest first: packet identifiers (two bytes each) and the runs of their records.
 
-    A packet identifier that is used again hides what it was used for before.
+    A reused packet identifier hides its earlier publish.
     """
 
     __slots__ = ("_reads", "count")
@@ -37,13 +37,13 @@ class RecentPublishes:
     def __init__(self) -> None:
         self._reads: deque[_Read] = deque()
         self.count = 0
-        """Packet identifiers, used ones again included."""
+        """Number of packet identifiers, repeated ones included."""
 
     def add(self, qos: int, packet_ids: bytes, runs: tuple[Run, ...], window: int) -> None:
-        """Remember a read of publishes, and those older reads that reach into the last ``window`` publishes.
+        """Remember a read of publishes, and keep older reads within the last ``window`` publishes.
 
         Args:
-            runs: empty when these are not to be recognised, and only hide older publishes with their identifiers.
+            runs: empty when these must not be recognised, and only hide older publishes with their identifiers.
         """
         self._reads.append((qos, packet_ids, runs))
         self.count += len(packet_ids) // 2
@@ -69,7 +69,7 @@ class RecentPublishes:
         self._reads = deque((qos, packet_ids, clip_runs(runs, ends)) for qos, packet_ids, runs in self._reads)
 
     def pack(self) -> bytes:
-        """Return the publishes as the database stores them."""
+        """Return the publishes in the form that the database stores."""
         return msgspec.msgpack.encode(list(self._reads))
 
     @classmethod
@@ -77,7 +77,7 @@ class RecentPublishes:
         """Return the publishes that ``pack`` wrote.
 
         Raises:
-            msgspec.DecodeError, msgspec.ValidationError: it is not that.
+            msgspec.DecodeError, msgspec.ValidationError: the data has another form.
         """
         recent = cls()
         recent._reads = deque(_DECODER.decode(data))

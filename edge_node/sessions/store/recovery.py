@@ -1,4 +1,4 @@
-"""Recovery of the sessions of the last run: from the database, and from the journal where the database ends."""
+"""Recovery of the sessions of the last run: from the database, and from the journal behind its end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class Recovered(NamedTuple):
-    """Every session and shared subscription as it was."""
+    """Every session and shared subscription of the last run."""
 
     folded: Folded
     meta: Meta
-    """Meta data of the database as it is now."""
+    """Present meta data of the database."""
 
 
 def recover(
@@ -38,10 +38,10 @@ def recover(
     *,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Recovered:
-    """Fold the rest of the journal into what the database has, and save that. Blocks; before anything is appended.
+    """Fold the rest of the journal into the database's state, and save the result. Blocks; before anything is appended.
 
-    What the crash took from the log although the journal speaks of it is taken back here (``folding``). When the
-    database cannot be written, recovery notes it in the journal, so that the next recovery comes to the same result.
+    Entries about records that the crash lost are reverted here (``folding``). When the database cannot be written,
+    recovery records the ends in the journal, so that the next recovery has the same result.
 
     Raises:
         sqlite3.Error, DatabaseFailed: the database cannot be read.
@@ -96,7 +96,7 @@ def recover(
 
 
 def _other_log(meta: Meta, folded: Folded) -> None:
-    """Forget sequence numbers of another log, which mean nothing in this one; what clients subscribed to still does."""
+    """Forget sequence numbers of another log, which are meaningless in this one; keep the subscriptions."""
     for shared in folded.shared.values():
         shared.record, shared.changed = None, True
     sessions = folded.sessions

@@ -1,16 +1,16 @@
 """Publishes that a device sends again because it did not see their acknowledgement, recognised from the log.
 
-A publish with DUP of a persistent session is *the same* as an earlier one when client identifier,
-packet identifier, QoS, topic and payload are those of the last publish of the session that used the packet identifier,
-and that one's record is in the log. A publish without DUP is always new, and hides what its packet identifier was used
-for before. This holds across a restart of the node and across SIGKILL: what was not in the journal was not in the log.
+A publish with DUP of a persistent session is *the same* as an earlier one when client identifier, packet identifier,
+QoS, topic and payload are those of the last publish of the session that used the packet identifier, and that one's
+record is in the log. A publish without DUP is always new, and hides the earlier publish with its packet identifier.
+This holds across a restart of the node and across SIGKILL: a publish without a journal entry is not in the log either.
 
 The node cannot know whether a client whose PUBACK did arrive used the packet identifier once more for a message of the
 same topic and payload, whose first transmission never came, and sends that again with DUP. A client that always uses
 the same few identifiers for messages that are all alike can thus lose one under ``resent: suppress``; under ``flag``,
-the default, it is stored and marked. Publishes further back than ``resent_window`` are not recognised: more than that
-a client should not leave unacknowledged. Within one read that went to several streams the order of the identifiers is
-not kept; there, a record of the same read with the same topic and payload will do.
+the default, it is stored and marked. Publishes further back than ``resent_window`` are not recognised: a client should
+not leave more than that unacknowledged. Within one read that went to several streams the order of the identifiers is
+not kept; there, any record of the same read with the same topic and payload counts.
 
 A QoS 2 publish is recognised only where a power cut kept its record and not the whole of its commit, so that it was
 neither acknowledged nor counted as received: there, too, it must not be stored twice.
@@ -48,7 +48,7 @@ class Resent:
         settings: StateSettings,
         counters: StateCounters,
     ) -> None:
-        """Start with what recovery found.
+        """Start with the publishes that recovery found.
 
         Args:
             known: client identifier -> publishes.
@@ -58,11 +58,11 @@ class Resent:
         self._settings = settings
         self._counters = counters
         self._sessions: OrderedDict[str, RecentPublishes] = OrderedDict()
-        """The one that published longest ago first."""
+        """In the order of the last publish, oldest first."""
         total, share = settings.resent_total_max, settings.resent_per_user_max
         self._shares: Shares[str] = Shares(total, total if share is None else share)
         self._of_user: dict[str, dict[str, None]] = {}
-        """User -> its sessions, the one that published longest ago first; of a user with many, that one goes."""
+        """User -> its sessions, in the order of the last publish: a user beyond its share loses the oldest."""
         for client_id, recent in known.items():
             if recent.count:
                 self._keep(client_id, recent)
@@ -82,7 +82,7 @@ class Resent:
             self._drop(client_id)
 
     async def recognise(self, client_id: str, packet_id: int, topic: bytes, payload: bytes) -> bool:
-        """Return whether this publish, which came with DUP, is in the log already. See the module's text.
+        """Return whether this publish, received with DUP, is in the log already. See the module's text.
 
         Reads the log, mostly from memory; waits for the earlier attempt to be durable if it is not yet.
 
@@ -102,18 +102,18 @@ class Resent:
         return False
 
     def suppress(self, streams: frozenset[int]) -> None:
-        """Have these streams, and no others, say ``resent: suppress`` from now on."""
+        """Set the streams with ``resent: suppress``, in place of all earlier ones."""
         self._settings = dataclasses.replace(self._settings, suppressed=streams)
 
     def suppresses(self, streams: Sequence[int]) -> bool:
-        """Return whether all streams say ``resent: suppress``: the publish is acknowledged and not stored again."""
+        """Return whether all streams have ``resent: suppress``: the publish is acknowledged and not stored again."""
         return bool(streams) and self._settings.suppressed.issuperset(streams)
 
     async def _holds(self, run: Run, found: Found, topic: bytes, payload: bytes) -> bool:
         stream, first, count = run
         if count == found.publishes and _is(
             await self._record(stream, first + found.rank), found.qos, topic, payload
-        ):  # mostly nothing else came in that read, and its place is known
+        ):  # mostly the read had nothing else, and the place is known
             return True
         rank, seen, at_rank = 0, False, False
         for start in range(first, first + count, _FETCH_RECORDS):
@@ -133,7 +133,7 @@ class Resent:
     # --- shares
 
     def _keep(self, client_id: str, recent: RecentPublishes) -> str:
-        """Have a session as the one that published last; return its user."""
+        """Make a session the most recent publisher; return its user."""
         user = user_of_session(client_id)
         self._sessions[client_id] = recent
         self._sessions.move_to_end(client_id)

@@ -36,19 +36,19 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
     """Properties as published, with the message expiry interval, which counts from ``stored_ns``."""
     stored_ns: int
     owner: Owner = NOBODY
-    """Owner who published it, and whose share it is part of."""
+    """Owner that published it; its share is charged."""
     change: int = 0
-    """Number of the change that it came with (``RetainedMessages.changes``); 0 for what an earlier run retained."""
+    """Number of the change that set it (``RetainedMessages.changes``); 0 for messages of an earlier run."""
 
     @property
     def deadline_ns(self) -> int | None:
-        """Return when the message expires [MQTT-3.3.2-5], ns since 1970; None for never."""
+        """Return the time at which the message expires [MQTT-3.3.2-5], ns since 1970; None for never."""
         interval = self.properties.message_expiry_interval
         return None if interval is None else self.stored_ns + interval * _NS
 
     @property
     def cost_bytes(self) -> int:
-        """Memory that it takes, roughly."""
+        """Return the approximate memory of the message."""
         size = len(self.topic) + len(self.payload) + MESSAGE_OVERHEAD_BYTES
         if self.properties is not NO_PROPERTIES:
             size += PROPERTY_OVERHEAD_BYTES + len(pack_properties(self.properties) or b"")
@@ -77,10 +77,10 @@ class RetainedMessages:
         refusals: Refusals,
         wall_clock: Callable[[], int],
     ) -> None:
-        """Load what the database has; blocks.
+        """Load the messages of the database; blocks.
 
         Args:
-            refusals: counts what is not retained for want of room.
+            refusals: counts messages not retained because of a limit.
             wall_clock: ns since 1970.
 
         Raises:
@@ -101,7 +101,7 @@ class RetainedMessages:
             refusals, "limits.retained_size", "limits.retained_per_user_size", "retained messages",
         )  # fmt: skip
         self._victims: tuple[Owner, list[bytes]] = (NOBODY, [])
-        """Owner that makes room, and its topics, the one that it has had longest last."""
+        """Owner that makes room, and its topics; the oldest one is last."""
         self._tree = TopicTree()
         self._deadlines: list[tuple[int, bytes]] = []
         self._waiting: list[tuple[int, Done]] = []
@@ -111,7 +111,7 @@ class RetainedMessages:
         """Changes up to this one are in the database."""
         self._lock = threading.Lock()
         self._unsaved: dict[bytes, RetainedMessage | None] = {}
-        """Guarded by the lock: what the next transaction takes. None deletes."""
+        """Changes for the next transaction, guarded by the lock. None deletes."""
         self._taken: dict[bytes, RetainedMessage | None] = {}
         self._taken_changes = 0
         self._requested = False
@@ -122,7 +122,7 @@ class RetainedMessages:
             rows.extend(database.execute(query).fetchall())
 
         database.run(load)
-        # Nothing of this is garbage: looking for some would take as long as the loading.
+        # None of these objects is garbage: a collection would take as long as the loading.
         collecting = gc.isenabled()
         gc.disable()
         owners: dict[str, Owner] = {}
@@ -142,11 +142,11 @@ class RetainedMessages:
 
     @property
     def changes(self) -> int:
-        """Return how many changes there were in this run."""
+        """Return the number of changes in this run."""
         return self._changes
 
     def walk(self, topic_filter: str) -> Iterator[RetainedMessage | None]:
-        """Find the messages of a filter in small steps: one as it is by then, or None for none yet.
+        """Yield the messages of a filter in small steps: the present one, or None for a step without a match.
 
         Messages may change between two steps. Filters that begin with a wildcard do not match topics that begin with
         ``$`` [MQTT-4.7.2-1].
@@ -167,8 +167,8 @@ class RetainedMessages:
     ) -> bool:
         """Keep a message in place of its topic's last [MQTT-3.3.1-5]; False when a limit forbids it.
 
-        When the limit is met, nothing is changed: the topic keeps the message that it had. Where the limit of all
-        messages is met, an owner that has more than this one loses those of the topics that it has had longest.
+        When the limit is met, nothing changes: the topic keeps its message. Where the limit of all messages is met, an
+        owner that has more than this one loses its oldest topics.
         """
         message = RetainedMessage(topic, payload, qos, properties, now, owner, self._changes + 1)
         self._expire(now)
@@ -180,7 +180,8 @@ class RetainedMessages:
         return True
 
     def retain(self, packet: Publish, now: int, owner: Owner = NOBODY) -> bool:
-        """Keep a message as its topic's last, or forget that one if this is empty; False when a limit forbids it."""
+        """Keep a message as its topic's last, or delete the last one if this is empty; False when a limit forbids
+        it."""
         if not packet.payload:
             self.clear(packet.topic)
             return True
@@ -190,7 +191,7 @@ class RetainedMessages:
         return self.set(packet.topic, packet.payload, packet.qos, properties, now, owner)
 
     def clear(self, topic: bytes) -> None:
-        """Forget a topic's message; nothing happens when there is none [MQTT-3.3.1-6]."""
+        """Delete a topic's message; do nothing when there is none [MQTT-3.3.1-6]."""
         if self._drop(topic):
             self._change(topic, None)
 
@@ -203,7 +204,7 @@ class RetainedMessages:
         self.flush()
 
     def flush(self) -> None:
-        """Have what is not durable written, if that is not under way; also what an earlier transaction failed on."""
+        """Write the changes that are not durable, failed ones included, unless a write is under way."""
         if not self._requested and self._durable != self._changes:
             self._requested = True
             self._database.submit(self._save, self._saved)
@@ -222,7 +223,7 @@ class RetainedMessages:
         self._counters.retained, self._counters.retained_bytes = self._count.used, self._bytes.used
         deadline = message.deadline_ns
         if deadline is not None:
-            if len(self._deadlines) > 2 * len(self._messages) + 64:  # most are of messages that were replaced
+            if len(self._deadlines) > 2 * len(self._messages) + 64:  # most belong to replaced messages
                 self._deadlines = [
                     (each.deadline_ns, topic) for topic, each in self._messages.items() if each.deadline_ns is not None
                 ]
@@ -260,10 +261,10 @@ class RetainedMessages:
         return True
 
     def _evict(self, bound: Bound, owner: Owner, kept: bytes) -> bool:
-        """Forget a message of an owner that has more than this one; return whether there is such an owner.
+        """Delete a message of an owner that has more than this one; return whether there is such an owner.
 
         Args:
-            kept: topic whose message is not to be forgotten.
+            kept: topic whose message must stay.
         """
         heavier = bound.heavier(owner)
         if heavier is None or heavier == owner:

@@ -1,4 +1,4 @@
-"""Session records in SQLite: what the journal says up to a certain entry, folded."""
+"""Session records in SQLite: the journal, folded up to a certain entry."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class Meta(msgspec.Struct):
     """Meta data of the tables of sessions."""
 
     log_id: int = 0
-    """The log that sequence numbers are of."""
+    """Id of the log of the sequence numbers."""
     journal_seq: int = 0
     """Entries of the journal below this one are in the tables."""
     log_bytes: int = 0
-    """Bytes that were ever written to the log, as far as this was counted."""
+    """Bytes ever written to the log, as far as counted."""
     topics_marks: list[tuple[int, int]] = []
-    """(log_bytes, next seq of the stream of unrouted topics), ascending: how old its records are, in bytes of log."""
+    """(log_bytes, next seq of the stream of unrouted topics), ascending: they give the age of its records in bytes of
+    log."""
 
 
 def create_tables(database: sqlite_utils.Database) -> None:
@@ -42,7 +43,7 @@ def create_tables(database: sqlite_utils.Database) -> None:
 
 
 def load_all_shared(database: sqlite_utils.Database) -> dict[str, FoldedShared]:
-    """Return all shared subscriptions by their filters. The node's log has an error for a row that does not decode."""
+    """Return all shared subscriptions by their filters. A row that does not decode is logged as an error."""
     rows = database.execute("SELECT name, record FROM shared_subscriptions")
     return {name: FoldedShared(_shared(name, text)) for name, text in rows}
 
@@ -54,7 +55,7 @@ def load_shared(database: sqlite_utils.Database, name: str) -> FoldedShared:
 
 
 def save_shared(database: sqlite_utils.Database, shared: Iterable[tuple[str, FoldedShared]]) -> None:
-    """Write what changed of these shared subscriptions."""
+    """Write these changed shared subscriptions."""
     changed = [(name, each.record) for name, each in shared if each.changed]
     gone = [(name,) for name, record in changed if record is None]
     kept = [(name, pack_record(record).decode()) for name, record in changed if record is not None]
@@ -63,7 +64,7 @@ def save_shared(database: sqlite_utils.Database, shared: Iterable[tuple[str, Fol
 
 
 def load_meta(database: sqlite_utils.Database) -> Meta:
-    """Return the meta data; those of an empty table when there are none."""
+    """Return the meta data; defaults for an empty table."""
     found = dict(database.execute("SELECT name, value FROM session_meta").fetchall())
     return msgspec.convert({name: json.loads(value) for name, value in found.items()}, Meta)
 
@@ -101,7 +102,7 @@ def load(database: sqlite_utils.Database, client_id: str, window: int) -> Folded
 
 
 def save(database: sqlite_utils.Database, sessions: Iterable[tuple[str, FoldedSession]]) -> int:
-    """Write what changed of these sessions. Returns how many rows that were."""
+    """Write these changed sessions. Return the number of rows."""
     connection = database.conn
     gone, kept, recent = [], [], []
     for client_id, session in sessions:

@@ -1,4 +1,4 @@
-"""Bounds on what the node keeps for MQTT clients across restarts."""
+"""Bounds on the state that the node keeps for MQTT clients across restarts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MiB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
-    """Each bound has a counter in ``StateCounters`` that says how much of it is used or how often it was met."""
+    """Bounds; ``StateCounters`` has a counter of the use or the refusals of each."""
 
     retained_messages_max: int = 50_000
-    """Retained messages; one more topic is refused."""
+    """Retained messages; further topics are refused."""
     retained_messages_per_user_max: int | None = None
     """The same of one owner; None: no share."""
     retained_bytes_max: int = 64 * MiB
@@ -27,27 +27,27 @@ class StateSettings:
     save_interval_s: float = 5.0
     """Interval at which the journal is folded into the database, so that the log can release the journal's records."""
     save_bytes: int = 4 * MiB
-    """Journal bytes at which that is done without waiting longer."""
+    """Journal bytes at which the journal is folded before the interval has passed."""
     journal_bytes_max: int = 64 * MiB
-    """Journal not yet in the database (a disk that is full, or fails). Past it changes of sessions are refused.
-    Bounds what a restart reads."""
+    """Journal not yet in the database (with a full or failing disk). Beyond it, changes of sessions are refused. It
+    bounds the reads of a restart."""
     journal_bytes_per_user: int = 4 * MiB
-    """Changes of the sessions of one owner, in a second; its clients wait when they make more."""
+    """Journal bytes per second by one owner's sessions; beyond it, its clients wait."""
     reserve_bytes: int = 2 * MiB
-    """Room in the log that is made sure of before a read of a persistent session is stored: a read, and a packet that
-    the one before it cut in two."""
+    """Room in the log that is required before a read of a persistent session is stored: enough for a read, and a packet
+    that the read before it cut in two."""
     resent_window: int = 1_000
     """Publishes of one session by which a repeat is recognised. More than clients keep unacknowledged: Paho and
-    Mosquitto 20, MQTT 5.0 clients what ``receive_maximum`` says."""
+    Mosquitto 20, MQTT 5.0 clients up to ``receive_maximum``."""
     resent_total_max: int = 200_000
-    """The same of all sessions, some 250 bytes each where each came alone; beyond it those of the sessions that
-    published longest ago are forgotten."""
+    """The same of all sessions, some 250 bytes each for publishes in reads of their own; beyond it, sessions that
+    published longest ago lose theirs."""
     resent_per_user_max: int | None = None
-    """The same of the sessions of one user; beyond it those of its own are forgotten. None: no share."""
+    """The same of the sessions of one user; beyond it, the user's own are forgotten. None: no share."""
     backlog_buffer_bytes: int = 16 * MiB
     """Decoded batches kept for sessions that are behind."""
     backlog_page_records: int = 250
-    """Records in one page: putting one together takes 1 µs each, and a slow client holds a page."""
+    """Records in one page: each takes 1 µs to assemble, and a slow client holds a page."""
     backlog_page_bytes: int = 64 << 10
     """Bytes in one page; at least one record."""
     backlog_reads: int = 2
@@ -56,14 +56,14 @@ class StateSettings:
     """Bytes that the log may grow by before unrouted messages, kept for sessions alone, may be deleted from it
     although a session has not had them."""
     suppressed: frozenset[int] = field(default_factory=frozenset)
-    """Streams that say ``resent: suppress``."""
+    """Streams with ``resent: suppress``."""
 
     @classmethod
     def of(cls, config: EdgeConfig, suppressed: frozenset[int]) -> StateSettings:
         """Return the bounds that a configuration sets.
 
         Args:
-            suppressed: numbers of the streams that say ``resent: suppress``.
+            suppressed: numbers of the streams with ``resent: suppress``.
         """
         limits, state = config.limits, config.state
         return cls(
@@ -90,7 +90,7 @@ class StateSettings:
 
 @dataclass(slots=True)
 class StateCounters:
-    """Totals since the start, except where a line says "now". Changed by the event loop's thread only."""
+    """Totals since the start, except for values described as "now". Changed by the event loop's thread only."""
 
     retained: int = 0
     """Retained messages now."""
@@ -109,9 +109,9 @@ class StateCounters:
     """Session records written to the database."""
     resent_recognised: int = 0
     resent_remembered: int = 0
-    """Publishes by which a repeat would be recognised, now."""
+    """Publishes remembered to recognise repeats, now."""
     resent_forgotten: int = 0
-    """Those dropped because of the limit for all sessions."""
+    """Publishes forgotten because of the limit for all sessions."""
     backlog_pages: int = 0
     backlog_disk_reads: int = 0
     backlog_waits: int = 0
@@ -119,10 +119,10 @@ class StateCounters:
     backlog_buffer_bytes: int = 0
     """Decoded batches in memory now."""
     backlog_evicted: int = 0
-    """Decoded batches given up because ``backlog_buffer_bytes`` was reached."""
+    """Decoded batches dropped because ``backlog_buffer_bytes`` was reached."""
     backlog_lost: int = 0
     """Records that sessions missed because the log no longer has them."""
     topics_abandoned: int = 0
     """Unrouted messages released although a session had not had them."""
     database_failures: int = 0
-    """Transactions that failed: the disk was full, or worse."""
+    """Transactions that failed: the disk was full, or failed."""

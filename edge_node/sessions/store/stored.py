@@ -1,4 +1,4 @@
-"""Format of properties and session records in the database and the journal: names and values, nothing empty."""
+"""Format of properties and session records in the database and the journal: names and values, without empty ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unpack_record(data: bytes | str) -> SessionRecord:
     """Return the session record that ``pack_record`` wrote.
 
     Raises:
-        msgspec.DecodeError, msgspec.ValidationError: it is not that.
+        msgspec.DecodeError, msgspec.ValidationError: the data has another form.
     """
     return _RECORDS.decode(data)
 
@@ -48,7 +48,7 @@ def unpack_shared(data: bytes | str) -> SharedRecord:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Leave out what is None, False or empty: every field that may be so has that as its default."""
+    """Return a value without fields that are None, False or empty: that is their default."""
     if isinstance(value, dict):
         pairs = ((name, _without_defaults(each)) for name, each in value.items())
         return {

@@ -1,4 +1,4 @@
-"""Topics, to be found by filter: a tree of topic levels (MQTT 5.0 section 4.7)."""
+"""Search of topics by filter: a tree of topic levels (MQTT 5.0 section 4.7)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class _TopicNode:
 class TopicTree:
     """A set of valid topics.
 
-    A search costs what the filter's wildcards reach, not what the set holds. Nothing recurses: a topic of thousands of
-    levels cannot exhaust the stack.
+    The cost of a search depends on the levels that the filter's wildcards reach, not on the size of the set. No method
+    recurses: a topic of thousands of levels cannot exhaust the stack.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class TopicTree:
         node.topic = topic
 
     def remove(self, topic: bytes) -> None:
-        """Take a topic out, which must be there. Branches left empty are cut off."""
+        """Remove a topic, which must be in the set, and branches left empty."""
         path: list[tuple[_TopicNode, str]] = []
         node = self._root
         for level in topic.decode().split("/"):
@@ -50,19 +50,20 @@ class TopicTree:
             del node.children[level]
 
     def match(self, topic_filter: str) -> list[bytes]:
-        """Return the topics that a valid filter matches; those that begin with ``$`` only if the filter does too."""
+        """Return the topics that a valid filter matches; topics that begin with ``$`` only if the filter does too."""
         return [topic for topic in self.walk(topic_filter) if topic is not None]
 
     def walk(self, topic_filter: str) -> Iterator[bytes | None]:
-        """Find the topics that a valid filter matches, in steps that cost the same: a topic, or None for none yet.
+        """Yield the topics that a valid filter matches, in steps of equal cost: a topic, or None for a step without a
+        match.
 
-        The tree may change between two steps: a topic added meanwhile may be missing, one taken out may come.
+        The tree may change between two steps: a topic added meanwhile may be missing, a removed one may be yielded.
         """
         levels = topic_filter.split("/")
         rest = levels[-1] == "#"  # "sport/#" matches "sport" too
         if rest:
             levels.pop()
-        # Depth first: what waits are the siblings along one path, and not a whole level of the tree.
+        # Depth first: only the siblings along one path wait, not a whole level of the tree.
         waiting: list[tuple[Iterator[_TopicNode], int]] = [(iter((self._root,)), 0)]
         while waiting:
             nodes, depth = waiting[-1]

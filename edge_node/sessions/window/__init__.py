@@ -1,1 +1,1 @@
-"""One client's window: what it is sent, in which state, and its answers."""
+"""One client's window: its deliveries, their states and its answers."""

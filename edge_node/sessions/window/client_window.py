@@ -1,4 +1,4 @@
-"""One client as the subscriber of messages: what it is sent, what waits, and what is left to the log."""
+"""One client as the subscriber of messages: deliveries sent, waiting, and left to the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ FallBehind = Callable[["ClientWindow", Message | None], None]
 
 
 class ClientWindow:
-    """Deliveries to one client, in order, within bounds; a ``Subscriber``. ``states`` says what it does when."""
+    """Deliveries to one client, in order, within bounds; a ``Subscriber``. ``states`` has its states and
+    transitions."""
 
     __slots__ = (
         "_account", "_catch_up", "_fall_behind", "_identity", "_inflight_max", "_live", "_parts", "_sending", "_state",
@@ -50,7 +51,7 @@ class ClientWindow:
     ) -> None:
         self.client_id = client_id
         self.owner = owner
-        """Owner whom what the window keeps is charged to; None for the node."""
+        """Owner that the window's memory is charged to; None for the node."""
         self.subscribed: SUBSCRIBED = {}
         """Subscriptions of the client, by filter."""
         self._fall_behind = fall_behind
@@ -58,7 +59,7 @@ class ClientWindow:
         self._account = QueueAccount(parts.budget, parts.bytes_max, owner)
         self._writer = PacketWriter(client_id, wire, parts)
         self.in_flight = InFlight(self._account, self._writer)
-        """Deliveries sent and not completed. It takes the client's answers, which make room for ``pump`` to use."""
+        """Deliveries sent and not completed. It handles the client's answers, which make room for ``pump``."""
         self._waiting = Waiting(self._account)
         self._inflight_max = min(parts.inflight_max, PACKET_IDS_MAX)
         self._identity: Identity | None = None
@@ -70,11 +71,11 @@ class ClientWindow:
         self._when_room: dict[Callable[[], None], None] | None = None
         self._told_of_drops = False
 
-    # --- what others ask
+    # --- state for other objects
 
     @property
     def state(self) -> WindowState:
-        """Return the state, which says what the window does with messages now."""
+        """Return the state, which decides the window's handling of messages."""
         return self._state
 
     @property
@@ -84,12 +85,12 @@ class ClientWindow:
 
     @property
     def connected(self) -> bool:
-        """Return whether the client is connected: perhaps slow, perhaps without its CONNACK."""
+        """Return whether the client is connected: possibly slow, possibly without its CONNACK."""
         return self._state in CONNECTED
 
     @property
     def queued(self) -> list[Message]:
-        """Return the messages that wait."""
+        """Return the waiting messages."""
         return self._waiting.messages()
 
     @property
@@ -99,7 +100,7 @@ class ClientWindow:
 
     @property
     def held(self) -> bool:
-        """Return whether writes wait for the journal: what is sent now waits behind them in memory."""
+        """Return whether writes wait for the journal: packets sent now wait behind them in memory."""
         return self._writer.held
 
     @property
@@ -117,11 +118,11 @@ class ClientWindow:
         return self.window_open if qos else self._sending
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let the client have messages of a topic."""
+        """Return whether access rules let the client read messages of a topic."""
         return self._identity is None or self._identity.may_read(topic)
 
     def is_of(self, connection: ClientConnection) -> bool:
-        """Return whether the session is this connection's."""
+        """Return whether the session belongs to this connection."""
         return self._writer.is_to(connection)
 
     def _has_place(self) -> bool:
@@ -138,7 +139,7 @@ class ClientWindow:
             self._parts.counters.deliveries_dropped += 1
 
     def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:
-        """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps comes from the log later; another
+        """Send or queue at QoS 1 or 2. Without room, a message that a stream keeps is read from the log later; another
         is dropped."""
         count = len(self.in_flight.deliveries)
         # ``_has_place`` and ``send`` without the calls: fan-out at QoS 1 spends its time here.
@@ -158,18 +159,18 @@ class ClientWindow:
     def send(
         self, message: Message, options: DeliveryOptions, qos: int, *, dup: bool = False, noted: bool = False
     ) -> None:
-        """Send at QoS 1 or 2; ``takes`` has said that this can be.
+        """Send at QoS 1 or 2, after ``takes`` has returned True.
 
         Args:
             dup: the client may have had it before.
-            noted: the journal must know before the client can that the message is this client's and no other member's.
+            noted: the journal must record, before the client receives the message, that it is this member's.
         """
         packet_id = self.in_flight.add(message, options, qos)
         if not self._writer.add_delivery(packet_id, message, options, qos, dup, noted):
-            self.in_flight.withdraw(packet_id)  # as if it had been sent, and were over [MQTT-3.1.2-25]
+            self.in_flight.withdraw(packet_id)  # as if it had been sent and completed [MQTT-3.1.2-25]
 
     def pump(self) -> None:
-        """Send what waits, as far as the client keeps up and the window reaches."""
+        """Send waiting messages, as far as the client keeps up and the window has room."""
         if not self._sending:
             return
         if self._state is WindowState.RESENDING:
@@ -223,7 +224,7 @@ class ClientWindow:
             self._catch_up.fall_back()
 
     def _drop(self) -> None:
-        """Count a message that has no room and is not in the log; the node's log tells of the first."""
+        """Count a message that has no room and is not in the log; a log line reports the first."""
         self._parts.counters.deliveries_dropped += 1
         if not self._told_of_drops:
             self._told_of_drops = True
@@ -236,16 +237,16 @@ class ClientWindow:
     # --- connections come and go
 
     def introduce(self, identity: Identity | None, *, persistent: bool) -> None:
-        """Take what CONNECT or DISCONNECT changes of the session.
+        """Apply the changes of a CONNECT or DISCONNECT.
 
         Args:
-            identity: None when the client may read everything.
+            identity: None when the client may read all topics.
         """
         self._identity = identity
         self._writer.persistent = persistent
 
     def open(self, connection: ClientConnection) -> None:
-        """Belong to a connection, which is sent nothing before ``greet``."""
+        """Attach a connection; nothing is sent to it before ``greet``."""
         self._writer.open(connection)
         self._after(Event.OPENED)
 
@@ -257,16 +258,16 @@ class ClientWindow:
         self._after(Event.GREETED)
 
     def pause(self, connection: ClientConnection) -> None:
-        """Send nothing more for now: the connection's socket is full."""
+        """Stop sending for now: the connection's socket is full."""
         self._of_connection(connection, Event.PAUSED)
 
     def resume(self, connection: ClientConnection) -> None:
-        """Send on: the connection's socket has taken what it was given."""
+        """Resume sending: the connection's socket has room again."""
         self._of_connection(connection, Event.RESUMED)
         self.pump()
 
     def lose(self) -> None:
-        """Wait for another connection."""
+        """Detach the connection, and wait for another one."""
         if self._state is not WindowState.AWAY:
             self._after(Event.LOST)
         self._writer.close()
@@ -276,7 +277,7 @@ class ClientWindow:
             self._waiting.set_aside()
 
     def end(self) -> None:
-        """Forget everything: the session has ended."""
+        """Forget all deliveries: the session has ended."""
         self.lose()
         self._waiting.clear()
         self.in_flight.clear()
@@ -287,7 +288,7 @@ class ClientWindow:
         self._writer.displace(code)
 
     def _of_connection(self, connection: ClientConnection, event: Event) -> None:
-        # Sockets report what they do also after their session was taken over.
+        # Sockets send events even after their session was taken over.
         if self._writer.is_to(connection) and can(self._state, event):
             self._after(event)
 
@@ -298,28 +299,28 @@ class ClientWindow:
     # --- the log instead of the queue
 
     def set_aside(self) -> Collection[Delivery]:
-        """Keep in the queue only what cannot be read from the log; return what was in it."""
+        """Keep only deliveries in the queue that cannot be read from the log; return its former content."""
         return self._waiting.set_aside()
 
     def read_from(self, catch_up: CatchUp) -> None:
-        """Read what was set aside, and what is published from now on, from the log."""
+        """Read deliveries that were set aside, and messages published from now on, from the log."""
         self._catch_up = catch_up
         if can(self._state, Event.FELL_BEHIND):
             self._after(Event.FELL_BEHIND)
             catch_up.start()
 
     def joining(self) -> None:
-        """Keep live messages in the queue from now on: what is before them is about to be read."""
+        """Keep live messages in the queue from now on: the messages before them are about to be read."""
         self._after(Event.NEAR)
 
     def level(self) -> None:
-        """Send what waits, and then live messages."""
+        """Send waiting messages, and then live ones."""
         self._catch_up = None
         self._after(Event.LEVEL)
         self.pump()
 
     def stop_reading(self) -> None:
-        """Read no more from the log: the node stops."""
+        """Stop reading the log: the node stops."""
         if self._catch_up is not None:
             self._catch_up.stop()
 
@@ -330,9 +331,9 @@ class ClientWindow:
         return self.in_flight.unanswered(share)
 
     def unsettled(self, share: str) -> Iterator[tuple[int, int]]:
-        """Return (stream, seq) of the deliveries of a share that a crash would take from this client."""
+        """Return (stream, seq) of the deliveries of a share that this client would lose in a crash."""
         return self.in_flight.unsettled(share)
 
     def give_back(self, packet_id: int) -> None:
-        """Take a delivery out of flight: another member gets it."""
+        """Remove a delivery from flight: another member gets it."""
         self.in_flight.complete(packet_id)

@@ -1,4 +1,4 @@
-"""Deliveries that a client was sent and has not completed, and its answers to them (MQTT 5.0 section 4.3)."""
+"""Deliveries sent to a client and not completed, and its answers to them (MQTT 5.0 section 4.3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.protocols.mqtt.packet_types import Version
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 Delivery = tuple[Message, DeliveryOptions, int]
-"""A message, how the client gets it, and the QoS at which it does."""
+"""A message, the client's options for it, and the QoS of the delivery."""
 
 
 class InFlight:
@@ -30,16 +30,16 @@ class InFlight:
         self._writer = writer
         self._last_id = 0
         self.deliveries: dict[int, Delivery] = {}
-        """Packet identifier -> delivery. To be read only."""
+        """Packet identifier -> delivery. Read it only."""
         self._released: set[int] | None = None
-        """Those whose PUBREC has come."""
+        """Packet identifiers whose PUBREC has come."""
         self._resend: deque[int] | None = None
-        """Those that the connection at hand has not been sent yet."""
+        """Packet identifiers still to be sent again on the present connection."""
 
     def add(self, message: Message, options: DeliveryOptions, qos: int) -> int:
-        """Take in a delivery that is about to be sent. Return its packet identifier, which no other delivery has.
+        """Add a delivery that is about to be sent. Return its unique packet identifier.
 
-        The caller has made sure that there is one left.
+        The caller has checked that one is free.
         """
         packet_id, deliveries = self._last_id, self.deliveries
         while True:  # ends: fewer identifiers are in flight than there are
@@ -52,18 +52,18 @@ class InFlight:
         return packet_id
 
     def withdraw(self, packet_id: int) -> None:
-        """Take out a delivery that was not sent after all."""
+        """Remove a delivery that was not sent after all."""
         self._free(self.deliveries.pop(packet_id))
 
     def complete(self, packet_id: int) -> None:
-        """Take a delivery out: it is over, or another client's."""
+        """Remove a delivery: it is complete, or belongs to another client now."""
         self._writer.completed([packet_id])
         if self._released is not None:
             self._released.discard(packet_id)
         self.withdraw(packet_id)
 
     def clear(self) -> None:
-        """Take all of them out: the session has ended, and the journal knows."""
+        """Remove all deliveries: the session has ended, and the journal has that."""
         for delivery in self.deliveries.values():
             self._free(delivery)
         self.deliveries.clear()
@@ -72,7 +72,7 @@ class InFlight:
     # --- answers of the client
 
     def take_pubacks(self, data: bytes, at: int) -> int:
-        """Complete the deliveries of a row of plain PUBACKs in ``data[at:]``; return where something else begins."""
+        """Complete the deliveries of a row of plain PUBACKs in ``data[at:]``; return the offset after the last one."""
         deliveries, first, last, freed = self.deliveries, at, len(data) - 4, 0
         while at <= last and data[at] == 0x40 and data[at + 1] == 2:
             packet_id = data[at + 2] << 8 | data[at + 3]
@@ -89,8 +89,8 @@ class InFlight:
         return at
 
     def puback(self, packet_id: int) -> None:
-        """Complete a QoS 1 delivery, whatever the reason code [MQTT-4.8.2-6]. Unknown identifiers are ignored: they
-        may answer a delivery sent twice.
+        """Complete a QoS 1 delivery, with any reason code [MQTT-4.8.2-6]. Unknown identifiers are ignored: they may
+        answer a delivery sent twice.
 
         Raises:
             ProtocolViolation: the delivery is of QoS 2.
@@ -124,7 +124,7 @@ class InFlight:
             self._writer.send_pubrel(packet_id)
 
     def pubcomp(self, packet_id: int) -> None:
-        """Complete a QoS 2 delivery. Unknown identifiers are ignored: they answer our PUBREL for such.
+        """Complete a QoS 2 delivery. Unknown identifiers are ignored: they answer the node's PUBREL for such.
 
         Raises:
             ProtocolViolation: the delivery is of QoS 1, or its PUBREC has not come.
@@ -135,11 +135,11 @@ class InFlight:
             raise self._wrong_answer("PUBCOMP", packet_id)
 
     def _wrong_answer(self, name: str, packet_id: int) -> ProtocolViolation:
-        """Return the error for an answer that the delivery cannot have at this point.
+        """Return the error for an answer that is invalid for the delivery's state.
 
-        Neither way of overlooking it would do: with the delivery completed, a message that the client may not have is
-        lost; with it kept, no right answer may ever follow and its place in the window is taken until the client
-        reconnects. Closing keeps the message, and the session sends it again.
+        Tolerating it has no safe form: completing the delivery may lose a message that the client does not have;
+        keeping it may occupy its place in the window until the client reconnects, as no right answer may follow.
+        Closing keeps the message, and the session sends it again.
         """
         in_5, qos = self._writer.version == Version.V5, self.deliveries[packet_id][2]
         if qos == 1:
@@ -161,19 +161,19 @@ class InFlight:
     # --- sending again
 
     def begin_resending(self) -> None:
-        """Have all of them sent again, in the first order [MQTT-4.4.0-1, 4.4.0-2]."""
+        """Begin to send all of them again, in the original order [MQTT-4.4.0-1, 4.4.0-2]."""
         self._resend = deque(self.deliveries) if self.deliveries else None
 
     def stop_resending(self) -> None:
-        """Forget how far that was: the connection is gone."""
+        """Forget the progress of sending again: the connection is gone."""
         self._resend = None
 
     def send_again(self, unanswered_max: int, may_read: Callable[[bytes], bool]) -> bool:
-        """Send again what the client takes, and return whether all of it is out.
+        """Send deliveries again as far as the client takes them; return whether all are sent.
 
         Args:
             unanswered_max: the client's receive maximum.
-            may_read: whether access rules let the client have messages of a topic, which they may not do any more.
+            may_read: returns whether access rules still let the client read messages of a topic.
         """
         resend = self._resend
         while resend:
@@ -203,7 +203,7 @@ class InFlight:
     # --- across a restart
 
     def sent(self) -> dict[int, Sent]:
-        """Return what a restart needs: the deliveries whose messages the log has."""
+        """Return the deliveries whose messages are in the log, for a restart."""
         return {
             packet_id: Sent(message.stream, message.seq, qos, self._is_released(packet_id))
             for packet_id, (message, _, qos) in self.deliveries.items()
@@ -211,20 +211,21 @@ class InFlight:
         }
 
     def restore(self, deliveries: Mapping[int, Sent], subscriber: Subscriber) -> None:
-        """Take up what the last run of the node left, in the order of sending.
+        """Restore the deliveries of the node's last run, in the order of sending.
 
         Topics and payloads are in the log; ``set_read`` brings them.
         """
         for packet_id, sent in deliveries.items():
             message = Message(b"", b"", sent.qos, stream=sent.stream, seq=sent.seq)
-            options = DeliveryOptions(subscriber, sent.qos, retain_as_published=True)  # ``Redelivery`` knows which were
+            # A placeholder: ``Redelivery`` sets the real flags once the message is read.
+            options = DeliveryOptions(subscriber, sent.qos, retain_as_published=True)
             self._put(packet_id, (message, options, sent.qos))
             self._last_id = packet_id
             if sent.released:
                 self._release(packet_id)
 
     def unread(self) -> dict[int, tuple[int, int]]:
-        """Return (stream, seq) of restored deliveries whose topic and payload are still in the log alone."""
+        """Return (stream, seq) of restored deliveries whose topic and payload are not read from the log yet."""
         return {
             packet_id: (message.stream, message.seq)
             for packet_id, (message, _, _) in self.deliveries.items()
@@ -232,7 +233,7 @@ class InFlight:
         }
 
     def set_read(self, packet_id: int, message: Message | None, identifiers: tuple[int, ...]) -> None:
-        """Give a restored delivery what was read from the log; None when the log has it no more."""
+        """Set the message of a restored delivery as read from the log; None when the log has deleted it."""
         if message is None:
             self.complete(packet_id)
             return
@@ -250,9 +251,8 @@ class InFlight:
         return [(packet_id, message) for packet_id, (message, _, qos) in self._of_share(share) if qos == 1]
 
     def unsettled(self, share: str) -> Iterator[tuple[int, int]]:
-        """Yield (stream, seq) of the deliveries of a share that a crash would take from this client.
-
-        Of a session that stays these are the ones that its journal does not have yet; of another, all at QoS 1.
+        """Yield (stream, seq) of the deliveries of a share that this client would lose in a crash. For a persistent
+        session these are the ones that the journal does not have yet; for another, all at QoS 1.
         """
         writer = self._writer
         for packet_id, (message, _, qos) in self._of_share(share):

@@ -1,4 +1,4 @@
-"""Packets on their way to one client: gathered while a read is handled, noted in the journal, written in one go."""
+"""Packets on their way to one client: gathered while a read is handled, journaled, and written at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weft.protocols.mqtt.packets import PubRel
 from weft.protocols.mqtt.reason_codes import ReasonCode
 
 LONG_BYTES = 32 << 10
-"""Payloads beyond this are not copied at all: readers of the log have a message of their own each."""
+"""Length above which payloads are never copied: readers of the log have a message of their own each."""
 
 
 class ClientConnection(Protocol):
@@ -25,14 +25,15 @@ class ClientConnection(Protocol):
         """Write whole packets."""
 
     def send_all(self, parts: Sequence[bytes]) -> None:
-        """Write whole packets, of which each may be in two parts."""
+        """Write whole packets, each in one part or two."""
 
     def displace(self, code: ReasonCode) -> None:
-        """Leave the session, then close: it is another connection's now [MQTT-3.1.4-3], or cannot be kept."""
+        """Detach from the session, then close: it belongs to another connection now [MQTT-3.1.4-3], or cannot be
+        kept."""
 
 
 class PacketWriter:
-    """Writes to the connection of one client, if it has one. What must be in the journal first waits for it."""
+    """Writer to the connection of one client, if it has one. Packets that need a journal entry wait for it."""
 
     __slots__ = (
         "_connection", "_counters", "_held", "_journal", "_kind", "_out", "_outbox", "_shares", "_split",
@@ -53,7 +54,7 @@ class PacketWriter:
         self._out: list[bytes] = []
         """Packets to be written together by ``flush``, some in two parts."""
         self._split = 0
-        """Number of packets in two parts, which are not to be copied."""
+        """Number of packets in two parts, which must not be copied."""
         self._unjournaled: dict[int, Sent] | None = None
         """Deliveries among them that the journal does not have."""
         self._waits = False
@@ -67,7 +68,7 @@ class PacketWriter:
 
     @property
     def held(self) -> bool:
-        """Return whether writes wait for the journal: what is added now waits behind them in memory."""
+        """Return whether writes wait for the journal: packets added now wait behind them in memory."""
         return bool(self._held)
 
     @property
@@ -85,11 +86,11 @@ class PacketWriter:
         self._held = 0
 
     def use(self, wire: Wire) -> None:
-        """Make packets in this form from now on."""
+        """Encode packets in this form from now on."""
         self._wire, self._kind = wire, wire.kind
 
     def close(self) -> None:
-        """Forget the connection, and what was gathered for it."""
+        """Forget the connection, and the packets gathered for it."""
         self._connection = None
         self._out, self._split = [], 0
         self._unjournaled, self._waits, self._shares = None, False, None
@@ -102,7 +103,7 @@ class PacketWriter:
     # --- packets
 
     def add_at_most_once(self, message: Message, options: DeliveryOptions) -> None:
-        """Have a message written at QoS 0 with the next ``flush``."""
+        """Add a message at QoS 0 to the next ``flush``."""
         packets = message.packets  # looked up here, because this is the innermost call of fan-out
         packet = packets.get(self._kind) if packets is not None and not options.identifiers else None
         if packet is None:
@@ -116,15 +117,15 @@ class PacketWriter:
         out.append(packet)
 
     def add_again(self, packet_id: int, message: Message, options: DeliveryOptions, qos: int) -> bool:
-        """Have a delivery of an earlier connection written with the next ``flush``. Return False when its packet is
-        longer than the client takes."""
+        """Add a delivery of an earlier connection to the next ``flush``. Return False when its packet exceeds the
+        client's maximum."""
         parts = self._encode(message, options, qos, packet_id, dup=True)
         if parts is not None:
             self._put(*parts)
         return parts is not None
 
     def add(self, packet: bytes) -> None:
-        """Have a packet written with the next ``flush``."""
+        """Add a packet to the next ``flush``."""
         if not self._out:
             self._outbox.add(self.flush)
         self._out.append(packet)
@@ -132,13 +133,13 @@ class PacketWriter:
     def add_delivery(  # noqa: PLR0917
         self, packet_id: int, message: Message, options: DeliveryOptions, qos: int, dup: bool, noted: bool
     ) -> bool:
-        """Have a new delivery at QoS 1 or 2 written with the next ``flush``, and noted.
+        """Add a new delivery at QoS 1 or 2 to the next ``flush``, with its journal entry.
 
         Args:
-            noted: the share must be known to have passed the message before the client has it.
+            noted: the journal must have the share's position behind the message before the client receives it.
 
         Returns:
-            False when its packet is longer than the client takes.
+            False when its packet exceeds the client's maximum.
         """
         parts = message.parts
         key = qos << 2 | self._kind
@@ -172,7 +173,7 @@ class PacketWriter:
     def _encode(
         self, message: Message, options: DeliveryOptions, qos: int, packet_id: int, *, dup: bool = False
     ) -> tuple[bytes, bytes] | None:
-        """Return the packet of a delivery in two parts; None when it is longer than the client takes."""
+        """Return the packet of a delivery in two parts; None when it exceeds the client's maximum."""
         payload = message.payload
         is_own = dup or self._kind == OWN or options.identifiers or not message.plain
         if not is_own and len(payload) <= LONG_BYTES:
@@ -197,7 +198,7 @@ class PacketWriter:
             self._split += 1
 
     def flush(self) -> None:
-        """Write what was gathered, in one go."""
+        """Write the gathered packets at once."""
         packets, self._out = self._out, []
         connection = self._connection
         if connection is None or not packets:
@@ -252,16 +253,16 @@ class PacketWriter:
             self.displace(ReasonCode.QUOTA_EXCEEDED)
 
     def send_pubrel_of_unknown(self, packet_id: int) -> None:
-        """Answer a PUBREC for a packet identifier that no delivery has."""
+        """Answer a PUBREC for an unknown packet identifier."""
         self._send(encode(PubRel(packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), self._wire.version))
 
     def completed(self, packet_ids: Sequence[int]) -> None:
-        """Note that deliveries are over."""
+        """Journal that deliveries are complete."""
         if self.persistent:
             self._journal.completed(self.client_id, packet_ids)
 
     def is_unjournaled(self, packet_id: int) -> bool:
-        """Return whether a delivery is among the packets that ``flush`` has still to note and write."""
+        """Return whether a delivery is among the packets that ``flush`` must still journal and write."""
         return self._unjournaled is not None and packet_id in self._unjournaled
 
     def _send(self, packet: bytes) -> None:

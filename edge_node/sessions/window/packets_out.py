@@ -1,4 +1,4 @@
-"""PUBLISH packets for subscribers, as few bytes objects as possible: fan-out is where a broker spends its time."""
+"""PUBLISH packets for subscribers in as few bytes objects as possible: a broker spends its time in fan-out."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.protocols.mqtt.properties import NO_PROPERTIES
 from weft.protocols.mqtt.property_codec import property_body
 
 SHARED_V3, SHARED_V5, OWN = 0, 1, 2
-"""Kinds of client: it gets the same bytes as all clients of 3.1.1, or of 5.0, or packets made for it alone."""
+"""Kinds of client: clients of 3.1.1 that get the same bytes, the same of 5.0, and clients with packets of their own."""
 
 KINDS = 3
 SPLIT_BYTES = 2048
-"""Payloads beyond this are not copied for each of their clients."""
+"""Length above which payloads are not copied for each client."""
 
 _EXPIRY, _IDENTIFIER, _ALIAS = b"\x02", b"\x0b", b"\x23"
 """Properties of a single delivery (MQTT 5.0, section 2.2.2.2)."""
@@ -24,8 +24,9 @@ _VERSIONS = (Version.V311, Version.V5)
 def shared_packet(message: Message, kind: int) -> bytes:
     """Return the packet of a plain message at QoS 0, made once for all clients of a kind.
 
-    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds one that is there without a call. That of a long
-    message is by ``kind - KINDS``: it is found here alone, for the writer must know that it is long.
+    ``Message.packets`` has it by kind, so that ``PacketWriter`` finds an existing one without a call. The packet of a
+    long message is stored by ``kind - KINDS``: only this function finds it, because the writer must know that it is
+    long.
     """
     key = kind if len(message.payload) <= SPLIT_BYTES else kind - KINDS
     packets = message.packets
@@ -38,7 +39,7 @@ def shared_packet(message: Message, kind: int) -> bytes:
 
 
 def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
-    """Return what comes before and after the packet identifier of a plain message at QoS 1 or 2, made once likewise.
+    """Return the bytes before and after the packet identifier of a plain message at QoS 1 or 2, also encoded once.
 
     ``Message.parts`` has them by ``qos << 2 | kind``. No message has any packet or parts for ``OWN``.
     """
@@ -53,7 +54,7 @@ def shared_parts(message: Message, qos: int, kind: int) -> tuple[bytes, bytes]:
 
 
 class Wire:
-    """The form in which one connection wants its packets."""
+    """The form of one connection's packets."""
 
     __slots__ = ("_aliases", "kind", "packet_bytes_max", "version")
 
@@ -74,11 +75,11 @@ class Wire:
         identifiers: tuple[int, ...],
         now: int,
     ) -> tuple[bytes, bytes] | None:
-        """Return a delivery in two parts, of which the second is made once for all clients; None when the packet is
-        longer than the client takes: then it is as if it had been sent [MQTT-3.1.2-24, 3.1.2-25].
+        """Return a delivery in two parts, the second encoded once for all clients; None when the packet exceeds the
+        client's maximum: then it counts as sent [MQTT-3.1.2-24, 3.1.2-25].
 
         Args:
-            now: wall clock, nanoseconds; of no meaning for messages that do not expire.
+            now: wall clock, nanoseconds; unused for messages that do not expire.
         """
         topic, alias, tail, properties = message.topic, None, message.payload, b""
         if self.version == Version.V5:
@@ -102,7 +103,7 @@ class Wire:
 
 
 def shared_tail(message: Message) -> tuple[bytes, int]:
-    """Return what packets of MQTT 5 have in common, properties and payload, and the length of those properties."""
+    """Return the common part of MQTT 5 packets, properties and payload, and the length of those properties."""
     found = message.tail
     if found is None:
         body = b"" if message.properties is NO_PROPERTIES else property_body(message.properties)
@@ -111,7 +112,7 @@ def shared_tail(message: Message) -> tuple[bytes, int]:
 
 
 class SentAliases:
-    """The numbers that the server has given to topics: the first topics that are sent get one, and keep it."""
+    """Topic aliases that the server has assigned: the first topics sent get one, and keep it."""
 
     __slots__ = ("_aliases", "_maximum")
 
@@ -132,5 +133,5 @@ class SentAliases:
         return topic, len(self._aliases) + 1
 
     def sent(self, topic: bytes, alias: int) -> None:
-        """Note that a packet with topic and alias goes out: from now on the number is enough."""
+        """Note that a packet with topic and alias is sent: later packets need only the alias."""
         self._aliases[topic] = alias

@@ -13,7 +13,7 @@ from weft.edge_node.subscriptions.queue_budget import QueueBudget
 
 @dataclass(frozen=True, slots=True)
 class WindowParts:
-    """Made once, before the first session."""
+    """Parts created once, before the first session."""
 
     counters: Counters
     budget: QueueBudget

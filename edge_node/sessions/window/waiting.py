@@ -18,19 +18,19 @@ class Waiting:
     def __init__(self, account: QueueAccount) -> None:
         self._account = account
         self.deliveries: deque[Delivery] | None = None
-        """None while nothing waits: most clients never have anything here. To be read only."""
+        """None while nothing waits: most clients never have anything here. Read it only."""
         self._stored_bytes = self._unstored = 0
-        """Bytes counted for what can be read from the log, and number of the other deliveries."""
+        """Bytes of deliveries that can be read from the log, and number of the others."""
 
     def __bool__(self) -> bool:
         return self.deliveries is not None
 
     def messages(self) -> list[Message]:
-        """Return what waits, in order."""
+        """Return the waiting messages, in order."""
         return [message for message, _, _ in self.deliveries or ()]
 
     def push(self, delivery: Delivery) -> bool:
-        """Let a delivery wait; return False, and do nothing, when there is no room for it."""
+        """Append a delivery; return False, and do nothing, when there is no room for it."""
         cost = _cost(delivery)
         if not self._account.fits(cost):
             return False
@@ -45,7 +45,7 @@ class Waiting:
         return True
 
     def pop(self) -> Delivery:
-        """Take out the first delivery; there must be one."""
+        """Remove and return the first delivery; there must be one."""
         assert self.deliveries is not None
         delivery = self.deliveries.popleft()
         cost = _cost(delivery)
@@ -59,12 +59,12 @@ class Waiting:
         return delivery
 
     def set_aside(self) -> Collection[Delivery]:
-        """Keep only what cannot be read from the log.
+        """Keep only deliveries that cannot be read from the log.
 
-        Without such, nothing that waits is looked at: thousands of clients may do this in one step.
+        Without such, the deliveries are not inspected: thousands of clients may do this in one step.
 
         Returns:
-            What waited until now.
+            The deliveries that waited until now.
         """
         waited: Collection[Delivery] = self.deliveries or ()
         self.deliveries = deque([each for each in waited if each[0].stream == NOWHERE]) if self._unstored else None
@@ -73,7 +73,7 @@ class Waiting:
         return waited
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all deliveries."""
         self._account.free(sum(map(_cost, self.deliveries or ())))
         self.deliveries = None
         self._stored_bytes = self._unstored = 0
