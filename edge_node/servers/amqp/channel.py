@@ -1,4 +1,4 @@
-"""One channel: methods to what they ask for, and the frames of a publish to one message."""
+"""One channel: dispatch of its methods, and assembly of the frames of a publish into one message."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Channel:
         self._client = client
         self.number = number
         self.is_open = True
-        """False once channel.close was sent: until its answer comes, everything else is passed over."""
+        """False once channel.close was sent: until its answer comes, all other frames are skipped."""
         self._content: Content | None = None
-        """Content whose frames come."""
+        """Content whose frames are arriving."""
         self.transaction: Transaction | None = None
         self._last_queue = ""
-        """Queue that was declared last: what an empty name stands for."""
+        """Queue that was declared last; an empty name means it."""
         self._late = LateAnswers(client, self)
         self._publishing: Publishing | None = None
         self._consuming: Consuming | None = None
 
-    # --- parts, made when they are used: most channels publish, or consume
+    # --- parts, created at their first use: most channels either publish or consume
 
     @property
     def publishing(self) -> Publishing:
-        """Return what takes the channel's publishes."""
+        """Return the handler of the channel's publishes."""
         if self._publishing is None:
             self._publishing = Publishing(self._shared, self._client, self.number)
         return self._publishing
@@ -73,7 +73,7 @@ class Channel:
             self._consuming.held()
 
     def resume(self) -> None:
-        """Deliver again what waited for the client to read."""
+        """Resume delivery: the client reads again."""
         if self._consuming is not None:
             self._consuming.writable()
 
@@ -92,7 +92,7 @@ class Channel:
             raise AmqpError(ReplyCode.UNEXPECTED_FRAME, "a method came before all of a message's content")
         method = read_method(frame.payload)
         if isinstance(method, commands.Basic.Publish):
-            # Remembered by its bytes, so that the hot path takes the next ones.
+            # Remembered by its bytes, so that the hot path handles the next ones.
             self._content = Content(frame_of(METHOD, self.number, frame.payload), method)
             self.publishing.check(method)
             return
@@ -104,14 +104,14 @@ class Channel:
         handler(self, method)
 
     def fail(self, error: AmqpError) -> None:
-        """Close the channel with an exception; the connection goes on."""
+        """Close the channel with an exception; the connection stays open."""
         self._shared.counters.amqp_channel_errors += 1
         self.end()
         close = commands.Channel.Close(error.code, error.text, error.method >> 16, error.method & 0xFFFF)
         self._client.answer(close, self.number)
 
     def end(self) -> None:
-        """Let go of everything: deliveries that are not settled go back to their queues."""
+        """Release everything: unsettled deliveries go back to their queues."""
         self.is_open = False
         self._drop_content()
         if self._publishing is not None:
@@ -158,7 +158,7 @@ class Channel:
     # --- class channel
 
     def _on_close(self, _method: Method) -> None:
-        """Answer when what was published before is durable, as for connection.close."""
+        """Answer when earlier publishes are durable, as for connection.close."""
         ingest = self._shared.context.ingest
         ingest.turn.store()
         if not self.is_open:
@@ -179,7 +179,7 @@ class Channel:
         self.answer(commands.Channel.FlowOk(method.active))
 
     def _pass_over(self, _method: Method) -> None:
-        """Pass over an answer to what was not asked."""
+        """Skip an answer without a request."""
 
     # --- classes confirm and tx
 
@@ -213,7 +213,7 @@ class Channel:
     # --- classes exchange, queue and basic
 
     def _on_topology(self, method: Method) -> None:
-        """Answer when what has changed is durable."""
+        """Answer when the change is durable."""
         topology = Topology(self._shared, self._client, self._last_queue)
         consuming = self._consuming
         answers: list[bytes] = []
@@ -232,7 +232,7 @@ class Channel:
         consuming.handle(method, self.transaction, self._last_queue)
         reply_queue = consuming.reply_queue
         if reply_queue != (self._publishing.reply_queue if self._publishing is not None else ""):
-            self._client.targets.forget(self.publishing)  # which knows messages with the queue's name
+            self._client.targets.forget(self.publishing)  # its remembered messages have the queue's name
             self.publishing.reply_queue = reply_queue
 
 
@@ -247,17 +247,17 @@ class LateAnswers:
         self.publisher: str | None = None
 
     def acknowledge(self, answers: bytes) -> None:
-        """Send them."""
+        """Send the answers."""
         if self._channel.is_open:
             self._client.send(answers)
 
     def refuse(self, error: BaseException) -> None:
-        """End the connection: what it asked for is not kept."""
+        """End the connection: its declarations are not stored."""
         self._client.fail(AmqpError(ReplyCode.INTERNAL_ERROR, f"what was declared could not be stored: {error}"))
 
 
 class Content:
-    """A message of which frames are still to come."""
+    """A message with frames still to come."""
 
     __slots__ = ("awaits_header", "frame", "held", "left", "method", "parts", "properties")
 
@@ -267,12 +267,12 @@ class Content:
         self.awaits_header = True
         self.properties = b""
         self.left = 0
-        """Bytes of the body that are missing."""
+        """Missing bytes of the body."""
         self.held = 0
         self.parts: list[bytes] = []
 
     def begin(self, payload: bytes, bytes_max: int) -> None:
-        """Take the content header.
+        """Handle the content header.
 
         Raises:
             AmqpError: it is not well formed, or the body is too long.
@@ -287,10 +287,10 @@ class Content:
             )
 
     def add(self, piece: bytes) -> None:
-        """Take a piece of the body.
+        """Add a piece of the body.
 
         Raises:
-            AmqpError: that is more than the content header said.
+            AmqpError: the body exceeds the length in the content header.
         """
         self.held += len(piece)
         if len(piece) > self.left:
@@ -326,4 +326,4 @@ _HANDLERS: Mapping[int, Callable[[Channel, Any], None]] = {
         Channel._on_consuming,
     ),
 }  # fmt: skip
-"""Method -> what does it."""
+"""Method -> its handler."""

@@ -96,7 +96,7 @@ class Channels:
         self._client.answer(commands.Channel.OpenOk(), number)
 
     def _while_closing(self, channel: Channel, index: int) -> None:
-        """Look for the answer to channel.close; everything else came before the client knew."""
+        """Wait for the answer to channel.close; the client sent other frames before it saw the close."""
         if index == _CLOSE:
             self._client.answer(commands.Channel.CloseOk(), channel.number)
         if index in (_CLOSE, _CLOSE_OK):

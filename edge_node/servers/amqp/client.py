@@ -1,4 +1,4 @@
-"""Interface of an AMQP connection for its channels, and what all connections share."""
+"""Interface of an AMQP connection for its channels, and the parts that all connections share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.edge_node.servers.listeners.door import Arrival
 from weft.protocols.amqp.errors import AmqpError
 
 if TYPE_CHECKING:
-    # A node knows all of this module from its start on; what only connections need is loaded for the first of them.
+    # A node imports this module at its start; modules that only connections need are loaded with the first of them.
     from weft.edge_node.servers.amqp.inbox import AmqpInbox
     from weft.edge_node.servers.amqp.names import Names
     from weft.edge_node.servers.amqp.target import Targets
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class AmqpClient(Protocol):
-    """One client's connection (``AmqpConnection``). It alone knows the transport, and ends its channels with it.
+    """One client's connection (``AmqpConnection``). Only it has the transport, and it ends its channels with it.
 
-    Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
+    Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
     """
 
     arrival: Arrival
@@ -38,22 +38,22 @@ class AmqpClient(Protocol):
     peer: Peer
     """Identity and names of the client; known once connection.open was answered."""
     queue_client: QueueClient
-    """The connection as queues know it; known likewise."""
+    """The connection's interface to queues; known from the same time on."""
     targets: Targets
     frame_bytes_max: int
     """Longest frame that both sides agreed on."""
     is_writable: bool
-    """False while the client does not read what it is sent."""
+    """False while the client does not read."""
     has_sent_wrong_secret: bool
-    """True once the log has said that the client sent a secret that is not its user's."""
+    """True once a log line has reported a secret of the client that is not its user's."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the client can still be sent something."""
+        """Return whether data can still be sent to the client."""
         ...
 
     def send(self, data: bytes) -> None:
-        """Write whole frames; nothing happens once it is closed."""
+        """Write whole frames; do nothing once it is closed."""
 
     def send_all(self, parts: Sequence[bytes | memoryview]) -> None:
         """Write whole frames that came in parts."""
@@ -71,19 +71,19 @@ class AmqpClient(Protocol):
         """Close because the node stops."""
 
     def expel(self) -> None:
-        """Close the connection of a user that is not let in any more."""
+        """Close the connection of a user that is no longer admitted."""
 
 
 class Over(Protocol):
-    """A connection whose end was agreed on, and that its client is to close."""
+    """A connection whose end was agreed on; its client closes it."""
 
     def end(self) -> None:
-        """Close it all the same."""
+        """Close it from this side."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """One whose connection is open."""
+    """The client of an open connection."""
 
     identity: Identity
     owner: Owner
@@ -91,7 +91,7 @@ class Peer:
     name: str
     """Name that the client gave to the connection, for log lines; empty for none."""
     names: Names
-    """Names as its virtual host has them."""
+    """Translation of names for its virtual host."""
     capabilities: frozenset[str]
     """Extensions that the client understands."""
 
@@ -107,7 +107,7 @@ class Shared:
     counters: AmqpCounters
     clients: set[AmqpClient] = field(default_factory=set)
     lingering: set[Over] = field(default_factory=set)
-    """Connections that are over, and that their clients are to close."""
+    """Ended connections that their clients still have to close."""
 
 
 def described(client: AmqpClient) -> str:

@@ -14,11 +14,11 @@ _CLOSE, _CLOSE_OK = commands.Connection.Close.index, commands.Connection.CloseOk
 
 
 class ClosingConnection(Protocol):
-    """Connection, as its closing knows it."""
+    """Interface of the connection for its closing."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the client can still be sent something."""
+        """Return whether data can still be sent to the client."""
         ...
 
     def answer(self, method: Method, channel: int = 0) -> None:
@@ -28,14 +28,14 @@ class ClosingConnection(Protocol):
         """End all channels."""
 
     def await_last_word(self) -> None:
-        """Read on at once, and wait some seconds for close-ok."""
+        """Resume reading at once, and wait some seconds for close-ok."""
 
     def end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
         """Close the transport."""
 
 
 class Closing:
-    """Waits for the other side's agreement. Nothing is taken from the client any more once it has begun."""
+    """Closing handshake with the other side. Once it has begun, no request of the client is accepted."""
 
     __slots__ = ("_connection", "_ingest", "is_begun")
 
@@ -53,7 +53,7 @@ class Closing:
         connection.await_last_word()
 
     def handle(self, frame: Frame) -> None:
-        """Look for connection.close-ok among what the client sent before it knew."""
+        """Wait for connection.close-ok among the frames that the client sent before it saw the close."""
         if frame.channel or frame.kind != METHOD:
             return
         index = int.from_bytes(frame.payload[:4], "big")
@@ -63,8 +63,8 @@ class Closing:
             self._connection.end("connection.close-ok", logging.DEBUG, lingers=True)
 
     def asked(self) -> None:
-        """Answer connection.close when what was published before it is durable: who publishes without confirms knows
-        then that it is."""
+        """Answer connection.close when earlier publishes are durable: the answer tells a publisher without confirms
+        that they are."""
         self._ingest.turn.store()
         if self.is_begun:
             return  # there was no room for it: an exception is on its way to the client

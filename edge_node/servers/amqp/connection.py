@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 LONG_READ_BYTES = 32 << 10
 SCAN_BYTES_MAX = 16 << 10
-"""Bytes of publishes that are taken from a longer read before the client's turn is looked at."""
+"""Bytes of publishes that are handled from a longer read before the client's turn is checked."""
 CLOSE_S_MAX = 5.0
 """Longest time that a client may take to answer connection.close."""
 REASON_SHOWN_MAX = 300
@@ -67,7 +67,7 @@ class AmqpConnection(WritingConnection):
     )  # fmt: skip
 
     def __init__(self, shared: Shared, door: Door, arrival: Arrival) -> None:
-        """Take a connection in; the listener has counted it."""
+        """Begin a connection, which the listener has counted."""
         self._context = shared.context
         self._turn = shared.context.ingest.turn
         self._fast = False
@@ -94,7 +94,7 @@ class AmqpConnection(WritingConnection):
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the protocol header; the listener minds how long."""
+        """Wait for the protocol header; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
         self._output = Output(self._transport, self._context.writes, self, self.inbox.owner)
@@ -102,7 +102,7 @@ class AmqpConnection(WritingConnection):
         self._shared.clients.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Handle one read: parse all of it, gather its records, and note what is to be confirmed."""
+        """Handle one read: parse all of it, gather its records, and note pending confirms."""
         at = 0
         turn = self._turn
         if self._fast and len(data) <= LONG_READ_BYTES and not turn.is_heavy:
@@ -136,7 +136,7 @@ class AmqpConnection(WritingConnection):
             self._channels.pause()
 
     def catches_up(self) -> None:
-        """Read on from a client that has caught up, and deliver to it again."""
+        """Resume reading and delivery for a client that has caught up."""
         self.is_writable = True
         self.reading.catches_up()
         self.live.wait()
@@ -148,7 +148,7 @@ class AmqpConnection(WritingConnection):
         if self._transport is not None:
             self.end(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
 
-    # --- what channels, handshake and back-pressure ask of a connection
+    # --- for channels, handshake and back-pressure
 
     def send(self, data: bytes) -> None:
         """Write whole frames."""
@@ -170,7 +170,7 @@ class AmqpConnection(WritingConnection):
             self._channels.remove(number)
 
     def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
-        """Take methods for channels from now on. connection.open-ok follows."""
+        """Accept methods for channels from now on. The caller then sends connection.open-ok."""
         self.peer = peer
         self.queue_client = QueueClient(peer.owner, peer.identity)
         self.frame_bytes_max = frame_bytes_max
@@ -182,18 +182,18 @@ class AmqpConnection(WritingConnection):
         self.arrival.opened()
 
     def fail(self, error: AmqpError) -> None:
-        """Close the connection with an exception: say so, and wait a moment for the client's answer."""
+        """Close the connection with an exception: send it, and wait some seconds for the client's answer."""
         if self._transport is None or self._closing.is_begun:
             return
         self._context.counters.protocol_errors += 1
         self._shared.counters.amqp_connection_errors += 1
-        self._turn.store()  # what came before in good order counts
+        self._turn.store()  # publishes before the error are valid
         reason, stranger_at = error.text[:REASON_SHOWN_MAX], self.arrival.origin if self.peer is None else None
         self._context.partings.closed(log, f"closing AMQP client {described(self)}", reason, stranger_at=stranger_at)
         self._closing.begin(error)
 
     def refuse_silently(self, reason: str) -> None:
-        """Close a connection without a word: its client is not known."""
+        """Close a connection without an answer: its client is not known."""
         self._context.counters.protocol_errors += 1
         self.end(reason)
 
@@ -207,7 +207,7 @@ class AmqpConnection(WritingConnection):
         self.end("the node stops", logging.INFO)
 
     def expel(self) -> None:
-        """Close the connection of a user that is not let in any more."""
+        """Close the connection of a user that is no longer admitted."""
         if self._closing.is_begun:
             return
         self._context.counters.clients_expelled += 1
@@ -234,8 +234,8 @@ class AmqpConnection(WritingConnection):
             code = ReplyCode.RESOURCE_ERROR if isinstance(error, LogFull) else ReplyCode.INTERNAL_ERROR
             self.fail(AmqpError(code, str(error)))
         except Exception:
-            # A mistake of ours. Where the client waited for its turn, the caller serves others, too, and would leave
-            # this connection open, and never read again.
+            # A fault in the node's code. Where the client waited for its turn, the caller serves other clients, too:
+            # without this handler the connection would stay open and never be read again.
             log.exception("what AMQP client %s sent could not be handled", described(self))
             self._broken(AmqpError(ReplyCode.INTERNAL_ERROR, "the node made a mistake; its log says more"))
         self._turn.gathered()
@@ -270,7 +270,7 @@ class AmqpConnection(WritingConnection):
                 inbox.keep(data[at:], self.frame_bytes_max)
 
     def _parse(self, data: bytes, at: int) -> int:
-        """Handle the frames of ``data[at:]``; returns where the first incomplete one begins."""
+        """Handle the frames of ``data[at:]``; return the offset of the first incomplete one."""
         size, budget, turn, reading = len(data), self._context.turns.budget, self._turn, self.reading
         if not self._begun and at < size:
             if len(data) - at < len(PROTOCOL_HEADER):
@@ -348,7 +348,7 @@ class AmqpConnection(WritingConnection):
             self.fail(error)
 
     def await_last_word(self) -> None:
-        """Read on at once, and wait some seconds for the client's answer to connection.close."""
+        """Resume reading at once, and wait some seconds for the client's answer to connection.close."""
         self._fast = False
         self.inbox.content_bytes = 0
         self.live.closes(CLOSE_S_MAX)
@@ -362,7 +362,7 @@ class AmqpConnection(WritingConnection):
             channels.close()
 
     def end(self, reason: str, level: int = logging.WARNING, *, lingers: bool = False) -> None:
-        """Close the transport; once. What the socket has not taken is dropped where the client does not read.
+        """Close the transport; once. Bytes that the socket has not taken are dropped where the client does not read.
 
         Args:
             lingers: leave the closing to the client, for some seconds.
@@ -387,7 +387,7 @@ class AmqpConnection(WritingConnection):
             self._context.routing.leave(self.peer.routes)
         self._shared.clients.discard(self)
         self._context.left(self)
-        if lingers and not transport.is_closing():  # one that is may never say again that its connection is lost
+        if lingers and not transport.is_closing():  # a closing transport may not call connection_lost again
             if not self._output.finish():
                 self._output.drop()
             Lingering(self._shared, transport, self.arrival, self.place)

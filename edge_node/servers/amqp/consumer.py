@@ -34,7 +34,7 @@ class ChannelDeliveries(Protocol):
         ...
 
     def ended(self, tag: str) -> None:
-        """Take note that nothing more comes for a consumer."""
+        """Handle the end of a consumer."""
 
 
 class ChannelConsumer:
@@ -59,12 +59,12 @@ class ChannelConsumer:
         self._wall_clock = wall_clock
         self._head = _DELIVER + write_text(tag)
         self._before: list[bytes | memoryview] | None = []
-        """Deliveries that came before basic.consume-ok was sent; None from then on."""
+        """Deliveries from before basic.consume-ok was sent; None after it."""
         self.tag = tag
         self.consumption: Consumption | None = None
 
     def start(self) -> None:
-        """Send what comes from now on: basic.consume-ok was sent."""
+        """Send deliveries from now on: basic.consume-ok was sent."""
         before, self._before = self._before, None
         if before:
             self._client.send_all(before)
@@ -74,7 +74,7 @@ class ChannelConsumer:
         channel, head, number = self._channel, self._head, self._number
         names, frame_bytes_max, now = self._client.peer.names, self._client.frame_bytes_max, self._wall_clock()
         parts: list[bytes | memoryview] = []
-        # What messages have in common is made once: mostly the headers of a batch of the log are one object.
+        # The common part of messages is encoded once: mostly the headers of a batch of the log are one object.
         properties: dict[int, bytes] = {}
         origins: dict[tuple[int, bytes], bytes] = {}
         for delivery, message in batch:
@@ -94,7 +94,7 @@ class ChannelConsumer:
             self._client.send_all(parts)
 
     def cancelled(self, error: QueueError) -> None:  # noqa: ARG002
-        """Tell the client that the queue is gone, or not for it any more."""
+        """Notify the client that the queue was deleted, or that it may no longer read it."""
         self.consumption = None
         self._channel.ended(self.tag)
 
@@ -105,7 +105,7 @@ def write_get_ok(  # noqa: PLR0917
     """Return basic.get-ok with its content, in parts.
 
     Args:
-        left: messages that the queue still has.
+        left: number of messages left in the queue.
         now: nanoseconds since 1970.
     """
     fields = (

@@ -23,7 +23,7 @@ from weft.protocols.amqp.methods import Method, commands, write_method
 
 TAG_PREFIX = "amq.ctag-"
 GETS_MAX = 1024
-"""Most requests basic.get of a channel that wait for their answers. Clients in use send one at a time."""
+"""Maximum number of basic.get requests of a channel that wait for their answers. Common clients send one at a time."""
 
 
 class Consuming:
@@ -53,31 +53,31 @@ class Consuming:
         self._consumers: dict[str, ChannelConsumer] = {}
         self._last_tag = 0
         self._prefetch = 0
-        """Unacknowledged messages of each consumer that comes from now on; 0 for any number."""
+        """Prefetch of each later consumer of the channel; 0 for no limit."""
         self._together = Credit(comes_back=True)
         """Unacknowledged messages of all consumers of the channel (basic.qos with ``global``)."""
         self._socket = Credit()
-        """Held while the client does not read what it is sent."""
+        """Held while the client does not read."""
         self._flow = Credit()
-        """Held while the client wants nothing (channel.flow)."""
+        """Held while the client has stopped delivery (channel.flow)."""
         self.unsettled: dict[int, Delivery] = {}
         """Delivery tag -> delivery, in order of the tags."""
         self._last_queue = ""
         self.reply_queue = ""
         """Queue for answers, while one of the consumers is for direct reply-to."""
         self._getting: list[Consumption] = []
-        """Messages that basic.get asked for, and that are still to come."""
+        """Requests of basic.get that still wait for their messages."""
         self._cancels: list[bytes] | None = None
-        """Frames of basic.cancel that are kept; None while they are sent at once."""
+        """Delayed frames of basic.cancel; None while they are sent at once."""
         if not client.is_writable:
             self._socket.hold()
 
     def handle(self, method: Method, transaction: Transaction | None, last_queue: str) -> None:
-        """Do what a method asks.
+        """Handle a method.
 
         Args:
-            transaction: takes acknowledgements, if there is one.
-            last_queue: what an empty name of a queue stands for.
+            transaction: collects acknowledgements, if there is one.
+            last_queue: queue that an empty name means.
 
         Raises:
             AmqpError: the channel has to be closed, or the connection.
@@ -93,11 +93,11 @@ class Consuming:
             raise amqp_error(error, method.index) from None
 
     def flow(self, *, active: bool) -> None:
-        """Deliver nothing until the client asks for it again (channel.flow)."""
+        """Stop or resume delivery at the client's request (channel.flow)."""
         self._flow.free() if active else self._flow.hold()
 
     def writable(self) -> None:
-        """Go on delivering: the client has read what it was sent."""
+        """Resume delivery: the client has read its data."""
         self._socket.free()
 
     def held(self) -> None:
@@ -105,19 +105,19 @@ class Consuming:
         self._socket.hold()
 
     def close(self) -> None:
-        """End all consumers; what is not settled goes back to its queue."""
+        """End all consumers; unsettled messages go back to their queues."""
         consumers, self._consumers = self._consumers, {}
         for consumer in consumers.values():
             self._cancel(consumer)
         getting, self._getting = self._getting, []
-        for each in getting:  # or a message would come on a channel that is closed, and wait there
+        for each in getting:  # or a message would arrive on a closed channel, and wait there
             self._shared.queues.cancel(each)
         unsettled, self.unsettled = self.unsettled, {}
         if unsettled:
             self._shared.queues.settle(list(unsettled.values()), Outcome.REQUEUE)
 
     def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
-        """Take deliveries as not settled again, whose acknowledgements were rolled back."""
+        """Mark deliveries as unsettled again: their acknowledgements were rolled back."""
         self.unsettled = dict(sorted({**self.unsettled, **deliveries}.items()))
 
     def next_tag(self, delivery: Delivery | None) -> int:
@@ -129,7 +129,7 @@ class Consuming:
 
     @contextmanager
     def keeps_cancels(self, cancels: list[bytes]) -> Iterator[None]:
-        """Put basic.cancel for consumers that a method of this channel ends into a list, to be sent behind the answer.
+        """Collect basic.cancel for consumers that a method of this channel ends, to send it behind the answer.
 
         RabbitMQ sends queue.delete-ok first. Kombu raises ConsumerCancelled out of its delete otherwise.
         """
@@ -140,7 +140,7 @@ class Consuming:
             self._cancels = None
 
     def ended(self, tag: str) -> None:
-        """Tell the client that a consumer's queue is gone, or not for it any more."""
+        """Notify the client that a consumer's queue was deleted, or that it may no longer read it."""
         consumer = self._consumers.pop(tag, None)
         if self.reply_queue and not self._shared.queues.declarations.has_queue(self.reply_queue):
             self.reply_queue = ""
@@ -161,7 +161,7 @@ class Consuming:
             self._shared.queues.cancel(consumer.consumption)
 
     def _queue(self, name: str) -> str:
-        """Return what the node calls a queue; an empty name stands for the one that was declared last."""
+        """Return the node's name of a queue; an empty name means the queue that was declared last."""
         return self._client.peer.names.name(name or self._last_queue)
 
     # --- methods
@@ -198,7 +198,7 @@ class Consuming:
         consumer.start()
 
     def _reply_queue(self, method: commands.Basic.Consume) -> str:
-        """Make the queue that direct reply-to stands for: it goes with its consumer."""
+        """Create the queue of direct reply-to: it ends with its consumer."""
         if not method.no_ack:
             reason = f"{DIRECT_REPLY_TO!r} takes no acknowledgements: consume it with no-ack"
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, reason, method.index)
@@ -245,7 +245,7 @@ class Consuming:
         self._client.send_all(write_get_ok(self._client, self._number, tag, delivery, message, left, now))
 
     def _pass_over(self, _method: Method) -> None:
-        """Pass over the answer to basic.cancel."""
+        """Skip the answer to basic.cancel."""
 
     # --- settling
 
@@ -261,7 +261,7 @@ class Consuming:
         return found, Outcome.REQUEUE if method.requeue else Outcome.REJECT
 
     def _on_recover(self, method: commands.Basic.Recover) -> None:
-        """Requeue, also where the client asks for the same recipient: with one consumer that is the same."""
+        """Requeue, even where the client asks for the same recipient: with one consumer both are the same."""
         unsettled, self.unsettled = self.unsettled, {}
         if isinstance(method, commands.Basic.Recover):
             self._client.answer(commands.Basic.RecoverOk(), self._number)

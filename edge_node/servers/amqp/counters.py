@@ -1,5 +1,5 @@
-"""Counters of AMQP 0-9-1: plain integers that only the event loop's thread changes. The help of their metrics says what
-each counts (``config/metrics/edge``)."""
+"""Counters of AMQP 0-9-1: plain integers that only the event loop's thread changes. The help of their metrics defines
+each (``config/metrics/edge``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class AmqpCounters:
-    """Totals since the start of what only AMQP 0-9-1 has; those whose metric is a gauge are of now."""
+    """Totals since the start, specific to AMQP 0-9-1; counters whose metric is a gauge have the present value."""
 
     amqp_channels: int = 0
     amqp_channel_errors: int = 0

@@ -38,7 +38,7 @@ CAPABILITIES = {
     "per_consumer_qos": True,
     "direct_reply_to": True,
 }
-"""Extensions of AMQP 0-9-1 that the node has, by RabbitMQ's names for them."""
+"""Extensions of AMQP 0-9-1 that the node supports, by RabbitMQ's names."""
 TELL_FAILURE = "authentication_failure_close"
 LOCALES = "en_US"
 NAME_SHOWN_MAX = 128
@@ -46,7 +46,7 @@ USER_CHANGED = "its user has changed; log in with the present password"
 
 
 class HandshakeConnection(Protocol):
-    """Connection, as its handshake knows it."""
+    """Interface of the connection for its handshake."""
 
     arrival: Arrival
     frame_bytes_max: int
@@ -58,21 +58,20 @@ class HandshakeConnection(Protocol):
         """Write one method."""
 
     def welcome(self, peer: Peer, frame_bytes_max: int, channels_max: int, heartbeat_s: int) -> None:
-        """Take methods for channels from now on."""
+        """Accept methods for channels from now on."""
 
     def fail(self, error: AmqpError) -> None:
         """Close the connection with an exception."""
 
     def refuse_silently(self, reason: str) -> None:
-        """Close a connection without a word."""
+        """Close a connection without an answer."""
 
 
 async def check_secret(door: Door, client: AmqpClient, transport: Any, secret: bytes) -> None:
-    """Answer connection.update-secret: the present password of the client's user is taken, and any other changes
-    nothing.
+    """Answer connection.update-secret: the present password of the client's user is accepted, and any other is ignored.
 
-    Both get the same answer, as from RabbitMQ's own users, so that it tells nothing of passwords. The connection goes
-    on with the rights of its login either way: until its user is removed or has another password.
+    Both get the same answer, as for RabbitMQ's own users, so that it reveals nothing about passwords. The connection
+    keeps the rights of its login either way, until its user is removed or gets another password.
     """
     credentials = Credentials(client.peer.name, client.peer.identity.username, secret)
     try:
@@ -103,16 +102,16 @@ _EXPECTED: Mapping[_HandshakeState, Any] = {
 
 
 class Handshake:
-    """One connection that is not open yet."""
+    """Handshake of one connection that is not open yet."""
 
     __slots__ = ("_capabilities", "_channels_max", "_client", "_door", "_frame_bytes_max", "_heartbeat_s", "_identity",
                  "_name", "_shared", "_state", "_task", "_transport")  # fmt: skip
 
     def __init__(self, shared: Shared, door: Door, client: HandshakeConnection, transport: Any) -> None:
-        """Join a handshake to its connection.
+        """Attach a handshake to its connection.
 
         Args:
-            transport: asks for the client's certificate.
+            transport: source of the client's certificate.
         """
         self._shared = shared
         self._door = door
@@ -128,7 +127,7 @@ class Handshake:
         self._heartbeat_s = shared.settings.heartbeat_s
 
     def begin(self) -> None:
-        """Say what the node is, and how clients may say who they are."""
+        """Send the node's properties and the mechanisms for authentication."""
         properties: Mapping[str, Any] = {
             "product": "Weft",
             "version": self._shared.settings.software,
@@ -139,10 +138,10 @@ class Handshake:
         self._client.answer(start)
 
     def handle(self, method: Method) -> None:
-        """Take the method that must come next.
+        """Handle the method that must come next.
 
         Raises:
-            AmqpError: it is another one, or says what cannot be.
+            AmqpError: it is another one, or has invalid values.
         """
         expected = _EXPECTED.get(self._state)
         if expected is None or not isinstance(method, expected):
@@ -156,7 +155,7 @@ class Handshake:
             self._on_open(method)
 
     def failed(self, error: AmqpError) -> None:
-        """Close the connection: before it is known who the client is, without a word (2.2.4) unless it wants one."""
+        """Close the connection: before authentication without an answer (2.2.4), unless the client asks for one."""
         if self._state < _HandshakeState.AWAITS_TUNE_OK:
             self._refuse(error)
         else:
@@ -167,7 +166,7 @@ class Handshake:
         if self._task is not None:
             self._task.cancel()
 
-    # --- who
+    # --- authentication
 
     def _mechanisms(self) -> list[str]:
         has_certificate = self._transport.get_extra_info("peercert") is not None
@@ -195,7 +194,7 @@ class Handshake:
         password: bytes | None = None
         try:
             if mechanism == "PLAIN":
-                _, user, password = data.split(b"\0")  # RFC 4616: who it acts for, who it is, password
+                _, user, password = data.split(b"\0")  # RFC 4616: identity to act for, own identity, password
                 username = user.decode()
             elif mechanism == "AMQPLAIN":
                 table, _ = read_table(len(data).to_bytes(4, "big") + data, 0, len(data) + 4)
@@ -218,7 +217,7 @@ class Handshake:
             return
         has_room = await arrival.room()
         self._task = None
-        if not has_room:  # the listener has said so in the log, once for many
+        if not has_room:  # the listener has logged it, once for many
             reason = "as many clients as limits.connections allows are connected; try again later"
             self._refuse(AmqpError(ReplyCode.RESOURCE_ERROR, reason))
         elif not identity.admitted:
@@ -235,7 +234,7 @@ class Handshake:
             self._client.reading.go_on()
 
     def _refuse(self, error: AmqpError) -> None:
-        """Close the connection of a client that is not let in. Those that announce it hear why."""
+        """Close the connection of a refused client. Clients with the capability get the reason."""
         if TELL_FAILURE in self._capabilities:
             self._client.fail(error)
         else:
@@ -267,7 +266,7 @@ class Handshake:
             raise AmqpError(ReplyCode.INVALID_PATH, reason, method.index)
         identity = self._identity
         assert identity is not None, "it was let in"
-        if not identity.admitted:  # since its password was checked
+        if not identity.admitted:  # changed since its password was checked
             raise AmqpError(ReplyCode.ACCESS_REFUSED, USER_CHANGED, method.index)
         peer = Peer(
             identity,

@@ -1,5 +1,5 @@
-"""Bytes of a client that cannot be handled yet: the beginning of a frame, what it sent ahead of its turn, and bodies of
-which frames are missing."""
+"""Bytes of a client that cannot be handled yet: the beginning of a frame, bytes sent ahead of its turn, and incomplete
+bodies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.protocols.amqp.frames import HEAD_BYTES, frame_end
 
 
 class AmqpInbox(Held):
-    """Holds such bytes of one client, charged to its owner.
+    """Store of such bytes of one client, charged to its owner.
 
     Args:
         bound: bytes of all clients.
@@ -21,24 +21,24 @@ class AmqpInbox(Held):
     def __init__(self, bound: Bound, owner: Owner) -> None:
         super().__init__(bound, owner)
         self._needed = HEAD_BYTES
-        """Bytes from which on ``partial`` is worth another look."""
+        """Length of ``partial`` from which on it is examined again."""
         self.partial = bytearray()
-        """The beginning of a frame that is not whole."""
+        """The beginning of an incomplete frame."""
         self.content_bytes = 0
-        """Bytes of bodies of which frames are missing, on all channels."""
+        """Bytes of incomplete bodies on all channels."""
 
     def keep(self, tail: bytes, frame_bytes_max: int) -> None:
         """Keep the beginning of a frame.
 
         Raises:
-            AmqpError: the frame is longer than may be.
+            AmqpError: the frame is too long.
         """
         self.partial += tail
         end = frame_end(self.partial, 0, frame_bytes_max)
         self._needed = HEAD_BYTES if end is None else end
 
     def complete(self, data: bytes, frame_bytes_max: int) -> tuple[bytes, int]:
-        """Take what the frame lacks from the start of the next read.
+        """Complete the frame from the start of the next read.
 
         Returns:
             (the whole frame, or ``b""`` when it still lacks bytes; bytes of ``data`` taken).
@@ -62,10 +62,10 @@ class AmqpInbox(Held):
             self.keep(piece, frame_bytes_max)
 
     def settle(self) -> bool:
-        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
         return self.charge(len(self.partial) + len(self.ahead) + self.content_bytes)
 
     def clear(self) -> None:
-        """Hold nothing any more: the connection has ended."""
+        """Drop all bytes: the connection has ended."""
         self.partial, self.content_bytes = bytearray(), 0
         super().clear()

@@ -1,7 +1,7 @@
 """The last seconds of a connection whose end was agreed on, until its client closes it.
 
 A socket that is closed while bytes of the client are unread is reset: the client may lose connection.close-ok with it,
-and what it writes next fails. Clients write until they have read close-ok, and some queue messages behind their close.
+and its next write fails. Clients write until they have read close-ok, and some queue messages behind their close.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from weft.edge_node.servers.listeners.shared_buffer import SharedBufferProtocol
 
 LINGER_S_MAX = 5.0
 LINGER_BYTES_MAX = 64 << 20
-"""Bytes that are dropped before the connection is closed all the same."""
+"""Number of dropped bytes after which the node closes the connection."""
 
 
 class Lingering(asyncio.Protocol):
-    """Reads and drops what a client still sends. The connection counts for its address and user all the while."""
+    """Reader that drops the bytes that a client still sends. The connection counts for its address and user
+    meanwhile."""
 
     __slots__ = ("_arrival", "_bytes_left", "_place", "_shared", "_transport", "wheel_slot")
 
@@ -39,23 +40,23 @@ class Lingering(asyncio.Protocol):
             transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Drop it."""
+        """Drop the bytes."""
         self._bytes_left -= len(data)
         if self._bytes_left < 0:
             self.end()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Give up the connection's places: the client has closed it, or the node."""
+        """Free the connection's places: the client or the node has closed it."""
         self._shared.context.wheel.cancel(self)
         self._shared.lingering.discard(self)
         self._place.free()
         self._arrival.closed()
 
     def due(self, now: float) -> float | None:  # noqa: ARG002
-        """Close the connection of a client that leaves that to the node."""
+        """Close the connection of a client that does not close it."""
         self.end()
         return None
 
     def end(self) -> None:
-        """Close the connection. What the client has not read is dropped."""
+        """Close the connection. Bytes that the client has not read are dropped."""
         (self._transport.abort if self._transport.get_write_buffer_size() else self._transport.close)()

@@ -1,4 +1,4 @@
-"""Heartbeats and time-outs of one connection (section 4.2.7): one place in the timer wheel for all of them."""
+"""Heartbeats and time-outs of one connection (section 4.2.7): one entry in the timer wheel for all of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft.protocols.amqp.methods import Method, commands
 BLOCKED_AFTER_S = 1.0
 """Time for which the disk holds a client before connection.blocked: a busy disk holds publishers for milliseconds."""
 BLOCKED = "connection.blocked"
-"""Capability of clients that want to know."""
+"""Capability of clients that want this notification."""
 TERMS_S_MAX = 10.0
-"""Time from connection.tune to connection.open: the listener minds the time before it."""
+"""Time from connection.tune to connection.open: the listener bounds the time before it."""
 
 
 class TimedConnection(Protocol):
-    """Connection, as its time-outs know it."""
+    """Interface of the connection for its time-outs."""
 
     peer: Peer
     reading: Reading
@@ -44,7 +44,7 @@ class Liveness:
         self._shared = shared
         self.wheel_slot = -1
         self.wrote = False
-        """True once something was written since the last heartbeat was due."""
+        """True if data was written since the last heartbeat was due."""
         self._heartbeat_s = 0
         self._next_beat = NEVER
         self._close_at = NEVER
@@ -58,7 +58,7 @@ class Liveness:
         self.wait()
 
     def begin(self, heartbeat_s: int) -> None:
-        """Mind heartbeats; 0 for none."""
+        """Start heartbeats; 0 for none."""
         self._close_at = NEVER
         self._heartbeat_s = heartbeat_s
         self._connection.reading.heard = now = self._shared.context.clock()
@@ -67,7 +67,7 @@ class Liveness:
         self.wait()
 
     def on_disk(self, held: bool) -> None:
-        """Tell the client that the disk holds it, in a while if that lasts, and that it no longer does."""
+        """Notify the client that the disk holds it, if that lasts for a while, and when it no longer does."""
         if held:
             if self._blocked_at == NEVER and not self._is_blocked:
                 self._blocked_at = self._shared.context.clock() + BLOCKED_AFTER_S
@@ -79,17 +79,17 @@ class Liveness:
             self._connection.answer(commands.Connection.Unblocked())
 
     def closes(self, seconds: float) -> None:
-        """Wait no longer than that for the client's last word."""
+        """Set the longest wait for the client's close-ok."""
         self._close_at, self._awaited = self._shared.context.clock() + seconds, "connection.close-ok"
         self._next_beat = NEVER
         self.wait()
 
     def end(self) -> None:
-        """Mind nothing any more."""
+        """Stop all time-outs."""
         self._shared.context.wheel.cancel(self)
 
     def due(self, now: float) -> float | None:
-        """Do what is due. For the timer wheel."""
+        """Handle the time-outs that are due. For the timer wheel."""
         connection, reading, counters = self._connection, self._connection.reading, self._shared.context.counters
         if now >= self._close_at:
             connection.end(f"{self._awaited} did not come")
@@ -100,7 +100,7 @@ class Liveness:
         if now >= self._blocked_at:
             self._block()
         if reading.pause:
-            reading.heard = now  # a client that is not read cannot be blamed for silence
+            reading.heard = now  # silence of a client that is not read does not count
         if now >= self._next_beat:
             if now >= reading.heard + 2 * self._heartbeat_s:
                 counters.keep_alive_timeouts += 1

@@ -1,5 +1,5 @@
 """AMQP 0-9-1 as a part of the node. Imported where the configuration has a listener for it, and only there. The first
-client loads the protocol and its tables: a megabyte that an idle node does without."""
+client loads the protocol and its tables: an idle node saves this megabyte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Amqp(ProtocolPart):
     greeting = PROTOCOL_HEADER
 
     def __init__(self, context: ProtocolContext, queues: Queues, settings: AmqpSettings) -> None:
-        """Join them to the context and its queues."""
+        """Connect them to the context and its queues."""
         self.counters = AmqpCounters()
         channels = Bound(
             settings.channels_total_max, settings.channels_per_user_max, context.refusals,
@@ -33,7 +33,7 @@ class Amqp(ProtocolPart):
         self._shared = Shared(context, queues, settings, channels, self.counters)
 
     def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
-        """Return the side of a connection that knows the protocol."""
+        """Return the protocol object of a connection."""
         from weft.edge_node.servers.amqp.connection import AmqpConnection
 
         return AmqpConnection(self._shared, door, arrival)
@@ -46,13 +46,13 @@ class Amqp(ProtocolPart):
             over.end()
 
     def permissions_changed(self) -> None:
-        """Close the connections of users that are not let in any more."""
+        """Close the connections of users that are no longer admitted."""
         for client in list(self._shared.clients):
             if client.peer is not None and not client.peer.identity.admitted:
                 client.expel()
 
 
 def make(foundation: Foundation) -> Amqp:
-    """Make the part, with the queues that are made for such listeners."""
+    """Create the part, with the queues that such listeners have."""
     assert foundation.queues is not None
     return Amqp(foundation.context, foundation.queues, AmqpSettings.of(foundation.config, foundation.software))

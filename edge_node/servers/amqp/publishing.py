@@ -30,11 +30,11 @@ _ACK, _NACK = 80, 120
 _FRAME_END = 0xCE
 TAG_BYTES = 8
 IMMEDIATE: Final = "immediate=true"
-"""RabbitMQ's words for a flag that it refuses, too; clients compare them."""
+"""RabbitMQ's text for a flag that it refuses, too; clients compare it."""
 
 
 class Publishing:
-    """Takes the publishes of one channel; the source of its records."""
+    """Publishes of one channel; the source of its records."""
 
     __slots__ = ("_acked", "_client", "_first", "_has_refused", "_is_closed", "_nacked", "_shared", "_stores", "_turn",
                  "confirms", "number", "publisher", "reply_queue", "tag")  # fmt: skip
@@ -44,30 +44,30 @@ class Publishing:
         self._client = client
         self.number = number
         self.publisher: str | None = None
-        """AMQP has no subscriptions that do not want their own messages."""
+        """Always None: AMQP has no equivalent of No Local."""
         self._turn = shared.context.ingest.turn
         self.confirms = False
         """True once the client has asked for confirms."""
         self.reply_queue = ""
         """Queue of the channel's consumer of direct reply-to; empty without one."""
         self.tag = 0
-        """Number of the last message since then."""
+        """Number of the last message since confirm.select."""
         self._acked = 0
         """Number of the last message that was confirmed."""
         self._first = 1
         """Number of the first message that was gathered and not stored, as of ``_stores``."""
         self._stores = -1
         self._nacked: set[int] = set()
-        """Numbers from ``_first`` on that were refused at once, since a queue is full."""
+        """Numbers from ``_first`` on that were refused at once, because a queue is full."""
         self._is_closed = False
 
     # --- publishes
 
     def check(self, method: commands.Basic.Publish) -> None:
-        """Check what the method alone says, before its content.
+        """Check the method alone, before its content.
 
         Raises:
-            AmqpError: there is no such exchange, or it may not be published to.
+            AmqpError: there is no such exchange, or the client may not publish to it.
         """
         if method.immediate:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, IMMEDIATE, _PUBLISH)
@@ -77,10 +77,10 @@ class Publishing:
             raise amqp_error(error, _PUBLISH) from None
 
     def publish(self, frame: bytes, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
-        """Take a message that the hot path has not taken.
+        """Handle a message that the hot path has not handled.
 
         Args:
-            frame: of the method, by which the hot path knows the next one.
+            frame: of the method, by which the hot path recognises the next one.
 
         Raises:
             AmqpError: it cannot be published.
@@ -90,7 +90,7 @@ class Publishing:
     def gather(
         self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
     ) -> None:
-        """Add a message to what is to be stored. With a frame, the hot path takes the next ones.
+        """Add a message to the gathered records. With a frame, the hot path handles the next ones.
 
         Raises:
             AmqpError: it cannot be published.
@@ -117,7 +117,7 @@ class Publishing:
         if found.dead_letter_of:
             self._send_on(gathered, found, content, body)
         if found.route is None:
-            # Nothing takes it, and that is no error: it is as good as handled.
+            # Nothing takes the message, which is not an error: it counts as handled.
             self._count(gathered, is_rejected=found.is_rejected)
             return
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
@@ -131,7 +131,7 @@ class Publishing:
             self._shared.queues.remember(client.targets)
 
     def _send_on(self, gathered: Gathering, found: Published, content: ContentHeaders, body: bytes) -> None:
-        """Add what full queues do not take, and want to go on."""
+        """Add dead letters for full queues that dead-letter rejected messages."""
         headers = (*content.at(self._shared.context.wall_clock()), *found.headers)
         for route, topic, own in self._shared.queues.dead_letters_of(found, headers):
             gathered.add(route, topic, body, self, 0, own)
@@ -145,7 +145,7 @@ class Publishing:
             self.published(1)
 
     def published(self, count: int) -> None:
-        """Count messages that were gathered, and have them confirmed where that is asked for."""
+        """Count gathered messages, and register their confirms if the client asked for these."""
         if not self.confirms:
             return
         turn = self._turn
@@ -159,11 +159,11 @@ class Publishing:
         turn.more_acks += count - 1
 
     def confirm(self) -> None:
-        """Confirm what is published from now on."""
+        """Confirm publishes from now on."""
         self.confirms = True
 
     def close(self) -> None:
-        """Confirm nothing any more: the channel is closed."""
+        """Stop confirms: the channel is closed."""
         self._is_closed = True
 
     # --- answers
@@ -176,7 +176,7 @@ class Publishing:
             self._client.send(self._confirm(_ACK, tag, multiple=tag - acked > 1))
 
     def refuse(self, error: BaseException) -> None:
-        """Nack what could not be stored; without confirms only the end of the connection says that."""
+        """Nack messages that could not be stored; without confirms, close the connection to report it."""
         if self._is_closed:
             return
         self._shared.context.counters.log_refusals += 1
@@ -194,7 +194,7 @@ class Publishing:
     # --- inside
 
     def _nack_next(self) -> None:
-        """Nack a message at once, which a full queue refuses: its publisher may send it again."""
+        """Nack a message at once that a full queue refuses: its publisher may send it again."""
         self.tag += 1
         self._shared.counters.amqp_nacked += 1
         self._client.send(self._confirm(_NACK, self.tag, multiple=False))
@@ -215,7 +215,7 @@ class Publishing:
             )
 
     def _answered_here(self, headers: HeaderPairs) -> HeaderPairs:
-        """Return the headers of a message, with the queue that direct reply-to stands for."""
+        """Return the headers of a message, with the real queue in place of direct reply-to."""
         if (REPLY_TO, DIRECT_REPLY_TO) not in headers:
             return headers
         if not self.reply_queue:
@@ -226,7 +226,7 @@ class Publishing:
     def _return(self, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
         self._shared.counters.amqp_returned += 1
         returned = commands.Basic.Return(ReplyCode.NO_ROUTE, "NO_ROUTE", "", method.routing_key)
-        returned.exchange = method.exchange  # as it is: pamqp takes few characters, and the exchange is there
+        returned.exchange = method.exchange  # set unchecked: pamqp allows few characters, and the exchange exists
         self._client.send(
             write_method(returned, self.number)
             + write_content(self.number, properties, body, self._client.frame_bytes_max)
@@ -234,7 +234,7 @@ class Publishing:
 
 
 def _is_routed(found: Published, exchange: str) -> bool:
-    """Return whether a message reaches a queue. Streams are for the topic exchange what queues are for all."""
+    """Return whether a message reaches a queue. For the topic exchange, streams count like queues."""
     if found.is_rejected or (found.route is not None and found.route.queues is not None):
         return True
     return exchange == TOPIC_EXCHANGE and found.is_routed

@@ -1,4 +1,4 @@
-"""Reply codes for what queues refuse."""
+"""Reply codes for refusals of queues."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CODES = {
     Reason.TOO_MANY: ReplyCode.PRECONDITION_FAILED,
     Reason.NO_ROOM: ReplyCode.RESOURCE_ERROR,
 }
-"""Reason -> reply code. A used up share ends the channel alone: the connection has done nothing wrong."""
+"""Reason -> reply code. A used up share ends only the channel: the connection has done nothing wrong."""
 
 
 def amqp_error(error: QueueError, method: int) -> AmqpError:
-    """Return the exception with which a method is answered."""
+    """Return the exception that answers a method."""
     return AmqpError(_CODES[error.reason], str(error), method)

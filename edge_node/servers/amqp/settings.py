@@ -11,7 +11,7 @@ from weft.config.models import EdgeConfig
 from weft.protocols.amqp.frames import FRAME_BYTES_MIN
 
 HANDSHAKE_FRAME_BYTES_MAX = 2 * FRAME_BYTES_MIN
-"""Longest frame before connection.tune-ok: who sends it is not known yet. RabbitMQ takes as much."""
+"""Longest frame before connection.tune-ok: its sender is not known yet. RabbitMQ has the same limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class AmqpSettings:
     software: str = "weft"
     """Name and version, for server properties."""
     vhosts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Listener -> virtual host -> beginning of its topics, empty for none."""
+    """Listener -> virtual host -> prefix of its topics, empty for none."""
 
     @classmethod
     def of(cls, config: EdgeConfig, software: str) -> AmqpSettings:
@@ -51,6 +51,6 @@ class AmqpSettings:
         )
 
     def prefix_of(self, listener: str, vhost: str) -> str | None:
-        """Return the beginning of the topics of a virtual host; None for one that there is not."""
+        """Return the topic prefix of a virtual host; None for an unknown one."""
         vhosts = self.vhosts.get(listener)
         return (vhosts or {"/": ""}).get(vhost or "/")

@@ -1,4 +1,4 @@
-"""Destinations of publishes that a connection has used: what the hot path finds messages by."""
+"""Remembered destinations of a connection's publishes, by which the hot path recognises messages."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from weft.protocols.fields import packed_headers
 from weft.protocols.message_headers import REPLY_TO
 
 KNOWN_BYTES_MAX = 256 << 10
-"""Memory of what one connection's publishes are recognised by, about: some 100 topics with usual properties. When there
-is more, all is forgotten and found again."""
+"""Approximate memory of one connection's remembered targets and forms: some 100 topics with usual properties. Beyond
+it, all are forgotten and looked up again."""
 FORM_BYTES_MAX = 16 << 10
 """Longest form that is remembered."""
 TARGET_BYTES, FORM_BYTES, PAIR_BYTES, COPIES = 512, 512, 120, 3
-"""Memory of a target, a form and a header, and how often the bytes of a frame stand in them."""
+"""Memory of a target, a form and a header, and number of copies of a frame's bytes in them."""
 SEEN_MAX = 256
-"""Properties of which it is known that they came before; when there are more, all are forgotten."""
+"""Maximum number of properties remembered as seen before; beyond it, all are forgotten."""
 
 
 class Target(NamedTuple):
-    """Exchange and routing key on one channel, and where its messages go."""
+    """Exchange and routing key on one channel, and the route of its messages."""
 
     publisher: Any
     """The channel."""
     channel: bytes
-    """Its number, as frames have it."""
+    """Its number, encoded as in frames."""
     topic: bytes
     headers: HeaderPairs
-    """Headers that say exchange and routing key."""
+    """Headers with exchange and routing key."""
     route: Route
 
 
 class Targets:
-    """Method frame -> target, and forms of messages that came there, of one connection. Cleared when messages may go
-    elsewhere, or may not be published any more. Compared by identity.
+    """Method frame -> target, and forms of its messages, of one connection. Cleared when routes or permissions may have
+    changed. Compared by identity.
 
     Args:
         wall_clock: nanoseconds since 1970.
@@ -58,7 +58,7 @@ class Targets:
         self._seen: set[int] = set()
         self._bytes = 0
         self.form: Form | None = None
-        """Form of the last message; None once it may not be used any more."""
+        """Form of the last message; None once it must not be used any more."""
 
     def __bool__(self) -> bool:
         return bool(self._targets)
@@ -72,7 +72,7 @@ class Targets:
         return form
 
     def remember(self, method: bytes, target: Target) -> None:
-        """Have the hot path take further messages with this method frame."""
+        """Let the hot path handle further messages with this method frame."""
         self._charge(TARGET_BYTES + COPIES * len(method))
         self._targets[method] = target
 
@@ -93,16 +93,16 @@ class Targets:
         self.form = None
 
     def _make(self, target: Target, key: tuple[bytes, bytes]) -> Form | None:
-        """Return a new form, None for properties that the hot path does not take: a user has to be that of the
-        connection, and further keys go elsewhere. It is remembered when its properties
-        come for the second time: those with an identifier of their own never do."""
+        """Return a new form, None for properties that the hot path does not handle: a user must be that of the
+        connection, and further keys have other routes. It is remembered when its properties come for the second time:
+        properties with an identifier of their own never do."""
         if not self._spend(0):
-            return None  # a read full of properties that have to be read would be several turns
+            return None  # decoding a read full of properties would take several turns
         method, properties = key
         try:
             content = read_properties(properties)
         except AmqpError:
-            return None  # the way that reads fields says so
+            return None  # the path that decodes fields reports it
         if content.user_id is not None or _has_a_way_of_its_own(content.headers):
             return None
         headers = (*content.at(self._wall_clock()), *target.headers)
@@ -127,7 +127,7 @@ class Targets:
         return False
 
     def _charge(self, size: int) -> bool:
-        """Return whether there is room; where there is none, all is forgotten, and the next messages find it again."""
+        """Return whether there is room; without room, forget all entries, which the next messages look up again."""
         self._bytes += size
         if self._bytes <= KNOWN_BYTES_MAX:
             return True
@@ -136,5 +136,5 @@ class Targets:
 
 
 def _has_a_way_of_its_own(headers: HeaderPairs) -> bool:
-    """Return whether a message goes to more than its routing key, or its answers to the channel's own queue."""
+    """Return whether a message has further routing keys, or direct reply-to for its answers."""
     return any(name in (SEEN, UNSEEN) or (name == REPLY_TO and value == DIRECT_REPLY_TO) for name, value in headers)

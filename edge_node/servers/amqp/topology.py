@@ -1,4 +1,4 @@
-"""Exchanges, queues and bindings as methods name them (classes exchange and queue of the specification)."""
+"""Declarations of exchanges, queues and bindings by methods (classes exchange and queue of the specification)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Exchange, Queue = commands.Exchange, commands.Queue
 
 
 class Topology:
-    """Does what one method of these classes asks.
+    """Handler of one method of these classes.
 
     Args:
-        last_queue: name of the queue that the channel declared last: what an empty name stands for.
+        last_queue: name of the queue that the channel declared last: an empty name means it.
     """
 
     __slots__ = ("_client", "_names", "_queues", "last_queue")
@@ -30,7 +30,7 @@ class Topology:
         self.last_queue = last_queue
 
     def handle(self, method: Method) -> Method:
-        """Do it, and return the answer, which is to be sent when all of it is durable.
+        """Handle the method, and return the answer. The caller sends it when the change is durable.
 
         Raises:
             AmqpError: it was refused; nothing has changed.
@@ -89,11 +89,11 @@ class Topology:
             )  # fmt: skip
         self.last_queue = self._names.own(found.name)
         answer = Queue.DeclareOk("", found.messages, found.consumers)
-        answer.queue = self.last_queue  # as it is: pamqp takes few characters, and the queue is there
+        answer.queue = self.last_queue  # set unchecked: pamqp allows few characters, and the queue exists
         return answer
 
     def _reply_queue(self, name: str) -> Method:
-        """Answer as if there were a queue: a client that is to answer asks so whether its answer is awaited."""
+        """Answer as if there were a queue: a responder checks in this way whether its answer is awaited."""
         if name != DIRECT_REPLY_TO and not self._queues.declarations.has_queue(name):
             raise QueueError(Reason.NOT_FOUND, f"no consumer waits for answers at {name!r}: its channel is closed")
         return Queue.DeclareOk(name, 0, 1)
@@ -105,7 +105,7 @@ class Topology:
         return Queue.DeleteOk(count)
 
     def _bind_queue(self, method: commands.Queue.Bind) -> Method:
-        # Where both are left out, the key is the queue's name, too.
+        # If both are left out, the key is the queue's name, too.
         key = method.routing_key if method.queue or method.routing_key else self.last_queue
         self._queues.declarations.bind(self._client, *self._to_queue(method, key))
         return Queue.BindOk()

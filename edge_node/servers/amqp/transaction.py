@@ -1,5 +1,5 @@
-"""Transactions of one channel (class tx): publishes and acknowledgements that count together, in one commit of the
-log."""
+"""Transactions of one channel (class tx): publishes and acknowledgements that take effect together, in one commit of
+the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD_BYTES = 512
 """Charge for a message or acknowledgement that waits for its commit, beside its body."""
 RESERVE_BYTES = 64 << 10
 TRANSACTION_COST_MAX = 8 * COST_MAX
-"""Highest cost of one commit, as ``Route.cost`` has it: all of it is one step."""
+"""Highest cost of one commit, in units of ``Route.cost``: a commit is one step."""
 
 
 class Publishing(Protocol):
@@ -27,14 +27,14 @@ class Publishing(Protocol):
     def gather(
         self, gathered: Gathering, method: commands.Basic.Publish, properties: bytes, body: bytes, frame: bytes = b""
     ) -> None:
-        """Add a message to what is to be stored."""
+        """Add a message to the gathered records."""
 
 
 class ChannelDeliveries(Protocol):
     """Deliveries of the channel."""
 
     def give_back(self, deliveries: Mapping[int, Delivery]) -> None:
-        """Take deliveries as not settled again."""
+        """Mark deliveries as unsettled again."""
 
 
 class Transaction:
@@ -49,10 +49,10 @@ class Transaction:
         self._gathered = Gathering()
         self._settled: list[tuple[dict[int, Delivery], Outcome]] = []
         self._bytes = 0
-        """Bytes charged for what waits for the commit."""
+        """Bytes charged for messages and acknowledgements that wait for the commit."""
 
     def publish(self, publishing: Publishing, method: commands.Basic.Publish, properties: bytes, body: bytes) -> None:
-        """Take a message, which counts once it is committed.
+        """Add a message, which takes effect with the commit.
 
         Raises:
             AmqpError: it cannot be published, or is one too many.
@@ -70,7 +70,7 @@ class Transaction:
         self._charge(len(body) + len(properties) + RECORD_BYTES)
 
     def settle(self, deliveries: dict[int, Delivery], outcome: Outcome) -> None:
-        """Take acknowledgements, which count once they are committed."""
+        """Add acknowledgements, which take effect with the commit."""
         self._settled.append((deliveries, outcome))
         self._charge(RECORD_BYTES * len(deliveries))
 
@@ -81,7 +81,7 @@ class Transaction:
             LogFull, LogFailed: nothing was stored, and nothing was acknowledged.
         """
         context, shared = self._shared.context, self._shared
-        context.ingest.turn.store()  # what came before comes first
+        context.ingest.turn.store()  # earlier publishes come first
         gathered, settled, size = self._gathered, self._settled, self._bytes
         if gathered or settled:
             with context.ingest.log.together(RESERVE_BYTES + size * 2):
@@ -102,7 +102,7 @@ class Transaction:
         context.ingest.on_durable(durable)
 
     def rollback(self, consuming: ChannelDeliveries) -> None:
-        """Forget all of it. Deliveries that were acknowledged are not settled again; the client may recover them."""
+        """Forget all of it. Acknowledged deliveries become unsettled again; the client may recover them."""
         for deliveries, _ in self._settled:
             consuming.give_back(deliveries)
         self._begin()

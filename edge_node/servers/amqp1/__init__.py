@@ -1,1 +1,1 @@
-"""AMQP 1.0 at a listener: Proton's engine between our connections and our log."""
+"""AMQP 1.0 at a listener: Proton's engine between the node's connections and its log."""

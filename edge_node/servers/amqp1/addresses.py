@@ -10,17 +10,17 @@ STREAM: Final = "stream/"
 QUEUE: Final = "queue/"
 TOPIC: Final = "topic/"
 ADDRESS_BYTES_MAX: Final = 1024
-"""Longest address, so that what links remember stays small."""
+"""Longest address, which bounds the memory of links."""
 
 
 class AddressKind(enum.Enum):
-    """Things that an address names."""
+    """Kinds of addresses."""
 
     STREAM = "stream"
     QUEUE = "queue"
     TOPIC = "topic"
     ANY = "any"
-    """No address: each message says its own in ``to`` (the anonymous terminus)."""
+    """No address: each message has its own in ``to`` (the anonymous terminus)."""
 
 
 class Address(NamedTuple):
@@ -32,27 +32,27 @@ class Address(NamedTuple):
 
 
 class BadAddress(ValueError):
-    """An address that names nothing; the sentence says what is wrong with it."""
+    """An address that names nothing; the text states the problem."""
 
 
 class Refused(Exception):
-    """A link or a message that is refused, and why."""
+    """Refusal of a link or a message, with the reason."""
 
     def __init__(self, condition: str, text: str) -> None:
-        """Say why.
+        """Set the reason.
 
         Args:
-            condition: as AMQP names it, such as ``amqp:not-found``.
+            condition: AMQP's name of it, such as ``amqp:not-found``.
         """
         super().__init__(text)
         self.condition = condition
 
 
 def parse(text: str | None, capabilities: Container[str] = ()) -> Address:
-    """Return what an address names: ``stream/NAME``, ``queue/NAME``, ``topic/TOPIC``, or a topic as it is.
+    """Return the parts of an address: ``stream/NAME``, ``queue/NAME``, ``topic/TOPIC``, or a topic as it is.
 
     Args:
-        capabilities: of the terminus; clients of JMS say ``queue`` there and give the name alone.
+        capabilities: of the terminus; clients of JMS have ``queue`` there, and only the name in the address.
 
     Raises:
         BadAddress: it is too long, or names nothing.

@@ -1,4 +1,4 @@
-"""One AMQP 1.0 client's connection: reads to frames, frames to the engine, and what the engine has to say."""
+"""One AMQP 1.0 client's connection: reads to frames, frames to the engine, and the engine's output."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES = 16 << 10
 SLICE_FRAMES = 32
-"""Bytes or frames that the engine gets at a time, before the client's turn is looked at."""
+"""Frames passed to the engine before the client's turn is checked; ``SLICE_BYTES`` bounds their bytes."""
 OUTPUT_BYTES = 64 << 10
-"""Bytes that the engine makes in a turn: 4 MiB take it 20 ms."""
+"""Bytes of output that the engine makes in a turn: 4 MiB take it 20 ms."""
 _FREE = (0x14, 0x15)
-"""Performatives that cost their time alone: transfers and dispositions are what a node is there for."""
+"""Performatives charged only with their time, without a further cost: transfers and dispositions are a node's
+purpose."""
 
 
 class Amqp1Connection(WritingConnection):
@@ -44,13 +45,13 @@ class Amqp1Connection(WritingConnection):
     )  # fmt: skip
 
     def __init__(self, parts: Parts, door: Door, arrival: Arrival) -> None:
-        """Take a connection in; the listener has counted it."""
+        """Begin a connection, which the listener has counted."""
         context = parts.context
         self.arrival = arrival
         self.wheel_slot = -1
         self.place = Place(context.places, context.counters)
         self.identity: Identity | None = None
-        """Identity of the client once it was let in."""
+        """Identity of the client once it was admitted."""
         self.engine: Engine | None = None
         self._parts = parts
         self._door = door
@@ -60,14 +61,14 @@ class Amqp1Connection(WritingConnection):
         self._links: Links | None = None
         self._has_begun = False
         self._owing: set[OutgoingLink] = set()
-        self._is_flushing = False  # True while the engine waits for its turn to say more
+        self._is_flushing = False  # True while the engine waits for its turn to write more
         self.reading = Reading(context, self._held, self._read_ahead)
         self._transport: asyncio.Transport | None = None
 
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the protocol header; the listener minds how long."""
+        """Wait for the protocol header; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
         self._output = Output(self._transport, self._parts.context.writes, self, self._held.owner)
@@ -75,7 +76,7 @@ class Amqp1Connection(WritingConnection):
         self._parts.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Handle one read, or keep it until it is the client's turn."""
+        """Handle one read, or keep it until the client's turn."""
         if self._transport is None:
             return
         context = self._parts.context
@@ -116,7 +117,7 @@ class Amqp1Connection(WritingConnection):
         self._parts.context.wheel.set(self, self.reading.write_until)
 
     def catches_up(self) -> None:
-        """Read on from a client that has caught up."""
+        """Resume reading from a client that has caught up."""
         self.reading.catches_up()
         self.look_at_times()
         if self._links is not None:
@@ -127,15 +128,15 @@ class Amqp1Connection(WritingConnection):
         """Close the connection of a client that has gone."""
         self.close(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
 
-    # --- what others ask of a connection
+    # --- for other objects
 
     @property
     def takes_more(self) -> bool:
-        """Return whether the client's socket takes what it is sent."""
+        """Return whether the client's socket has room."""
         return self._transport is not None and not self.reading.pause & Pause.WRITE
 
     def flush(self) -> None:
-        """Write what the engine has to send."""
+        """Write the engine's output."""
         engine = self.engine
         if engine is None or self._transport is None:
             return
@@ -153,13 +154,13 @@ class Amqp1Connection(WritingConnection):
             self.close("closed by the client", logging.DEBUG, drains=True)
 
     def flush_in_turn(self) -> None:
-        """Write it when it is the client's turn."""
+        """Write the engine's output at the client's turn."""
         if not self._is_flushing:
             self._is_flushing = True
             self._parts.context.writes.rounds.wait(self._held.owner, self._flush_on)
 
     def _flush_on(self) -> None:
-        """Write more of what the engine has to send, unless the client does not read."""
+        """Write more of the engine's output, unless the client does not read."""
         self._is_flushing = False
         if self.takes_more:
             self.flush()
@@ -169,7 +170,7 @@ class Amqp1Connection(WritingConnection):
         self._owing.add(link)
 
     def _made_frames(self) -> None:
-        """Have links send on whose messages have left the engine."""
+        """Let links resume whose messages have left the engine."""
         for link in tuple(self._owing):
             if link.left():
                 self.flush_in_turn()
@@ -177,7 +178,7 @@ class Amqp1Connection(WritingConnection):
                 self._owing.discard(link)
 
     def room_in_turn(self) -> None:
-        """Have links send on when it is the client's turn: others of its user have freed memory."""
+        """Let links resume at the client's turn: others of its user have freed memory."""
         self._parts.context.writes.rounds.wait(self._held.owner, self._room_on)
 
     def _room_on(self) -> None:
@@ -186,7 +187,7 @@ class Amqp1Connection(WritingConnection):
             self.flush_in_turn()
 
     def welcome(self, identity: Identity) -> None:
-        """Hand the connection to the engine: the client may come in. ``reading.go_on`` follows."""
+        """Pass the connection of an admitted client to the engine. The caller then calls ``reading.go_on``."""
         from weft.edge_node.servers.amqp1.engine import Engine
         from weft.edge_node.servers.amqp1.links import Links
 
@@ -200,19 +201,19 @@ class Amqp1Connection(WritingConnection):
         self.arrival.opened()
 
     def refuse(self, condition: str, description: str) -> None:
-        """Close a connection that no engine serves, and say why."""
+        """Close a connection that no engine serves, with the reason."""
         self.send(refusal(self._parts.container, condition, description))
         self.close(description, drains=True)
 
     def end(self, condition: str, description: str) -> None:
-        """Close the connection with an error, in the words of the protocol."""
+        """Close the connection with an error of the protocol."""
         if self.engine is not None and self._transport is not None:
             self.engine.close(condition, description)
             self.send(self.engine.output())
         self.close(description, drains=True)
 
     def permissions_changed(self) -> None:
-        """Ask again whether the client may be here, and what it may do."""
+        """Check again whether the client is admitted, and its rights."""
         if self.identity is not None and not self.identity.admitted:
             self._parts.context.counters.clients_expelled += 1
             self.end("amqp:unauthorized-access", "its user was removed, or has another password")
@@ -241,7 +242,7 @@ class Amqp1Connection(WritingConnection):
     # --- frames
 
     def _frames(self, engine: Engine) -> None:
-        """Hand whole frames to the engine, until the client's turn is over."""
+        """Pass whole frames to the engine, until the client's turn is over."""
         held, at, begin, frames, cost = self._held.data, 0, 0, 0, 0
         if not self._has_begun and len(held) >= HEADER_BYTES:
             if held[:HEADER_BYTES] != AMQP:
@@ -278,7 +279,7 @@ class Amqp1Connection(WritingConnection):
             self.end("amqp:resource-limit-exceeded", "no memory for messages that are not whole (limits.unfinished)")
 
     def look_at_times(self) -> None:
-        """Ask again when something is due: the client has said how often it wants a sign of life."""
+        """Compute the next deadline: the client has sent its idle time-out."""
         when = self.due(self._parts.context.clock())
         if when is not None:
             self._parts.context.wheel.set(self, when)
@@ -293,10 +294,10 @@ class Amqp1Connection(WritingConnection):
             self.close(reason)
 
     def close(self, reason: str, level: int = logging.WARNING, *, drains: bool = False) -> None:
-        """Say why, detach the links and close the transport; once.
+        """Log the reason, detach the links and close the transport; once.
 
         Args:
-            drains: True to send what is written first.
+            drains: True to send written bytes first.
         """
         if self._transport is None:
             return

@@ -1,4 +1,4 @@
-"""Deliveries, as the engine has them: its own pointers, none of which may be used once its link is forgotten."""
+"""Deliveries of the engine: its own pointers, which must not be used once their link is forgotten."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cproton import (
 
 from weft.edge_node.servers.amqp1.items import Outcome, Outcomes
 
-# --- those that come in
+# --- incoming
 
 is_readable: Callable[[Any], bool] = pn_delivery_readable
 is_partial: Callable[[Any], bool] = pn_delivery_partial
@@ -46,7 +46,7 @@ settle: Callable[[Any], None] = pn_delivery_settle
 
 
 def take(link: Any, delivery: Any) -> bytes:
-    """Return what has come of the link's current delivery since the last call."""
+    """Return the bytes of the link's current delivery since the last call."""
     pending = pn_delivery_pending(delivery)
     if not pending:
         return b""
@@ -55,43 +55,43 @@ def take(link: Any, delivery: Any) -> bytes:
 
 
 def is_answered(delivery: Any) -> bool:
-    """Return whether the node has said what became of a delivery."""
+    """Return whether the node has set the outcome of a delivery."""
     return bool(pn_delivery_local_state(delivery))
 
 
 def advance(link: Any) -> None:
-    """Go on to the link's next delivery."""
+    """Advance to the link's next delivery."""
     pn_link_advance(link._impl)
 
 
 def accept(delivery: Any) -> None:
-    """Say that a delivery is accepted. ``settle`` follows."""
+    """Mark a delivery as accepted. Call ``settle`` afterwards."""
     pn_delivery_update(delivery, PN_ACCEPTED)
 
 
 def release(delivery: Any) -> None:
-    """Say that a delivery is released: the client may send it again, here or elsewhere. ``settle`` follows."""
+    """Mark a delivery as released: the client may send it again, here or elsewhere. Call ``settle`` afterwards."""
     pn_delivery_update(delivery, PN_RELEASED)
 
 
 def reject(delivery: Any, condition: str, description: str) -> None:
-    """Say that a delivery is rejected, and why. ``settle`` follows."""
+    """Mark a delivery as rejected, with the reason. Call ``settle`` afterwards."""
     error = pn_disposition_condition(pn_delivery_local(delivery))
     pn_condition_set_name(error, condition)
     pn_condition_set_description(error, description)
     pn_delivery_update(delivery, PN_REJECTED)
 
 
-# --- those that go out
+# --- outgoing
 
 
 def credit(link: Any) -> int:
-    """Return how many deliveries the client wants yet."""
+    """Return the client's remaining credit in deliveries."""
     return int(pn_link_credit(link._impl))
 
 
 def send(link: Any, tag: bytes, parts: Iterable[bytes], *, settled: bool) -> tuple[int, Any]:
-    """Send a message. Returns a number that is the delivery's until it is settled, and the delivery."""
+    """Send a message. Return the delivery's number, valid until it is settled, and the delivery."""
     delivery = pn_delivery(link._impl, tag)
     for part in parts:
         pn_link_send(link._impl, part)
@@ -102,12 +102,12 @@ def send(link: Any, tag: bytes, parts: Iterable[bytes], *, settled: bool) -> tup
 
 
 def number_of(delivery: Any) -> int:
-    """Return the number that ``send`` gave for a delivery."""
+    """Return the number that ``send`` returned for a delivery."""
     return int(addressof(delivery))
 
 
 def outcome(delivery: Any) -> Outcome | None:
-    """Return what became of a delivery; None while the client has not said."""
+    """Return the outcome of a delivery; None until the client has sent it."""
     state = pn_delivery_remote_state(delivery)
     if state == PN_ACCEPTED:
         return Outcomes.ACCEPTED

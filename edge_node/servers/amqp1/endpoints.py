@@ -1,4 +1,4 @@
-"""Sessions, links and their ends, as the engine has them."""
+"""Sessions, links and termini of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.edge_node.servers.amqp1.addresses import Address, BadAddress, Refused,
 
 
 def key(endpoint: Any) -> int:
-    """Return a number that is the link's or session's as long as it is not freed."""
+    """Return a number that identifies a link or session until it is freed."""
     return int(addressof(endpoint._impl))
 
 
@@ -28,7 +28,7 @@ def refuse(link: Any, condition: str, description: str) -> None:
 
 
 def values(data: Any) -> Any:
-    """Return what the engine decoded, such as the filters of a source; None where that has no form in Python."""
+    """Return a value that the engine decoded, such as the filters of a source; None where it has no form in Python."""
     try:
         data.rewind()
         return data.get_object() if data.next() else None
@@ -37,12 +37,12 @@ def values(data: Any) -> Any:
 
 
 def is_kept(terminus: Any) -> bool:
-    """Return whether the client asks for a terminus that outlives its connection."""
+    """Return whether the client requests a terminus that outlives its connection."""
     return bool(terminus.durability != Terminus.NONDURABLE or terminus.expiry_policy == Terminus.EXPIRE_NEVER)
 
 
 def keep_s(terminus: Any) -> float:
-    """Return how long a terminus is to be kept after its link was detached."""
+    """Return the time for which a terminus is kept after its link was detached."""
     return float("inf") if terminus.expiry_policy == Terminus.EXPIRE_NEVER else float(terminus.timeout)
 
 
@@ -52,7 +52,7 @@ def is_coordinator(terminus: Any) -> bool:
 
 
 def wants_settled(link: Any) -> bool:
-    """Return whether a client asks to get messages settled: at most once."""
+    """Return whether a client requests settled messages: at most once."""
     return bool(link.remote_snd_settle_mode == Link.SND_SETTLED)
 
 
@@ -62,7 +62,7 @@ def settles_second(link: Any) -> bool:
 
 
 def keep_filters(terminus: Any, asked: Any, names: tuple[str, ...]) -> None:
-    """Put those filters into a source that are in force, as the client has sent them."""
+    """Set the filters of a source to the ones in force, in the form that the client has sent."""
     terminus.filter.clear()
     found = values(asked.filter) if names else None
     if found:
@@ -70,14 +70,14 @@ def keep_filters(terminus: Any, asked: Any, names: tuple[str, ...]) -> None:
 
 
 def accept_attach(link: Any) -> None:
-    """Answer ``attach`` with the source and target that the client has asked for; the caller may change them first."""
+    """Answer ``attach`` with the source and target that the client has requested; the caller may change them first."""
     link.snd_settle_mode = link.remote_snd_settle_mode
     link.rcv_settle_mode = link.remote_rcv_settle_mode
     link.open()
 
 
 def address_of(terminus: Any) -> Address:
-    """Return what a source or target names.
+    """Return the address of a source or target.
 
     Raises:
         Refused: it names nothing.

@@ -1,9 +1,9 @@
 """Proton's engine of one connection: bytes in, events and bytes out.
 
-This module, ``endpoints`` and ``deliveries`` know Proton. They are loaded when the first client of AMQP 1.0 comes, so
-that nodes without any do not pay for them. What is called for each message goes past Proton's objects for Python, to
-the functions that these call: an object for each event, its delivery, link, session, connection and transport cost more
-than all the rest of a message.
+This module, ``endpoints`` and ``deliveries`` know Proton. They are loaded with the first client of AMQP 1.0, so that
+nodes without any do not pay for them. Calls for each message bypass Proton's Python objects and use the functions below
+them: an object for each event, its delivery, link, session, connection and transport costs more than all the rest of a
+message.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ from weft.edge_node.servers.amqp1.endpoints import key
 from weft.protocols.errors import Corrupt
 
 SESSION_BYTES = 64 << 20
-"""Window of a session: a thousand frames, short ones mostly. The engine keeps none of them: what has come of a message
-is taken from it at once, and charged to the user."""
+"""Window of a session: a thousand frames, short ones mostly. The engine keeps none of them: received parts of a message
+are taken from it at once, and charged to the user."""
 
 
 class Events(Protocol):
     """Handlers of the engine's events; ``Links`` implements them."""
 
     def opened(self) -> None:
-        """Take note that the client has sent ``open``."""
+        """Handle an ``open`` of the client."""
 
     def closed(self) -> None:
-        """Take note that the client has sent ``close``."""
+        """Handle a ``close`` of the client."""
 
     def session_opened(self, session: Any) -> None:
-        """Take note that the client has sent ``begin``."""
+        """Handle a ``begin`` of the client."""
 
     def session_closed(self, session: Any) -> None:
-        """Take note that the client has sent ``end``."""
+        """Handle an ``end`` of the client."""
 
     def attached(self, link: Any) -> None:
-        """Take note that the client has sent ``attach``."""
+        """Handle an ``attach`` of the client."""
 
     def detached(self, link: Any, *, closed: bool) -> None:
-        """Take note that the client has sent ``detach``."""
+        """Handle a ``detach`` of the client."""
 
 
 class LinkEvents(Protocol):
     """Handlers of the events of one link."""
 
     def delivery(self, delivery: Any) -> None:
-        """Take a part of a message, or the outcome of one."""
+        """Handle a part of a message, or the outcome of one."""
 
     def flow(self) -> None:
-        """Note that credit has changed."""
+        """Handle a change of credit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class EngineSettings:
     container: str
     frame_bytes_max: int
     idle_s: float
-    """Seconds of silence after which the client is taken for dead; it hears of half of them."""
+    """Seconds of silence after which the client is treated as dead; half of them are announced to it."""
     sessions_max: int
 
 
@@ -98,12 +98,12 @@ class Engine:
     def __init__(self, settings: EngineSettings, events: Events) -> None:
         self._events = events
         self._links: dict[int, LinkEvents] = {}
-        """Address of a link in the engine -> what becomes of its events."""
+        """Address of a link in the engine -> handlers of its events."""
         self._is_handling = False
         self.ended = False
-        """True once nothing more is to be sent."""
+        """True once there is nothing more to send."""
         self.error: str | None = None
-        """Reason why the engine gave the connection up."""
+        """Reason why the engine closed the connection."""
         self._transport = transport = Transport(Transport.SERVER)
         transport.max_frame_size = settings.frame_bytes_max
         transport.idle_timeout = settings.idle_s
@@ -117,16 +117,16 @@ class Engine:
     # --- bytes
 
     def receive(self, data: bytes) -> None:
-        """Take whole frames. ``handle`` follows."""
+        """Pass whole frames to the engine. Call ``handle`` afterwards."""
         transport, at = self._transport._impl, 0
         while at < len(data):
             taken = pn_transport_push(transport, data[at:] if at else data)
             if taken <= 0:
-                break  # an error, of which an event tells
+                break  # an error, which an event reports
             at += taken
 
     def handle(self) -> None:
-        """Have all events handled. Does nothing within one of them.
+        """Handle all events. Within one of them, do nothing.
 
         Raises:
             Corrupt: a name or an address is not in UTF-8.
@@ -145,16 +145,16 @@ class Engine:
             try:
                 self._handle(event)
             except (UnicodeDecodeError, ProtonException) as error:
-                # Names and addresses are text, and the engine passes on what came.
+                # Names and addresses are text, and the engine does not check it.
                 raise Corrupt(f"what came cannot be understood: {error}") from None
             finally:
                 pn_collector_pop(collector)
 
     def output(self, bytes_max: int | None = None) -> bytes:
-        """Return what is to be sent; ``ended`` says afterwards whether that was the last.
+        """Return the bytes to send; ``ended`` is set afterwards if they were the last.
 
         Args:
-            bytes_max: bytes, roughly, after which the rest is left for the next call; None for all.
+            bytes_max: approximate number of bytes after which the rest is left for the next call; None for all.
         """
         transport, parts, size = self._transport._impl, [], 0
         while (pending := pn_transport_pending(transport)) > 0 and (bytes_max is None or size < bytes_max):
@@ -169,11 +169,11 @@ class Engine:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def tick(self, now: float) -> float | None:
-        """Look whether the client has been silent for too long, or waits for a sign of life. Returns the next time."""
+        """Check whether the client has been silent for too long, or needs a heartbeat. Return the next time to call."""
         return self._transport.tick(now) or None
 
     def free(self) -> None:
-        """Give everything back. Nothing may be called afterwards."""
+        """Free the engine's memory. Do not use the object afterwards."""
         self._links.clear()
         self._transport.unbind()
         self._connection.free()
@@ -201,15 +201,15 @@ class Engine:
     # --- links
 
     def join(self, link: Any, events: LinkEvents) -> None:
-        """Have the events of a link handled."""
+        """Register the handlers of a link's events."""
         self._links[key(link)] = events
 
     def leave(self, number: int) -> None:
-        """Handle no more events of a link."""
+        """Stop handling a link's events."""
         self._links.pop(number, None)
 
     def forget(self, link: Any) -> None:
-        """Handle no more events of a link, and free it: its deliveries are gone."""
+        """Stop handling a link's events, and free it with its deliveries."""
         self.leave(key(link))
         link.free()
 

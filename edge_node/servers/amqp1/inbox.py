@@ -1,4 +1,4 @@
-"""Bytes of a client that wait for their rest, or for their turn, and who is charged with them."""
+"""Bytes of a client that wait for their rest, or for their turn, and the owner charged with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from weft.edge_node.servers.clients.held import Held
 
 
 class Amqp1Inbox(Held):
-    """Holds such bytes of one client, charged to its owner."""
+    """Store of such bytes of one client, charged to its owner."""
 
     __slots__ = ("data", "parts_bytes")
 
     def __init__(self, bound: Bound, owner: Owner) -> None:
-        """Hold nothing.
+        """Start without bytes.
 
         Args:
             bound: bytes of all clients.
@@ -20,20 +20,20 @@ class Amqp1Inbox(Held):
         """
         super().__init__(bound, owner)
         self.data = bytearray()
-        """Frames that are not handled, the last of which may not be whole."""
+        """Frames to handle; the last may be incomplete."""
         self.parts_bytes = 0
-        """Bytes of messages that have not come whole."""
+        """Bytes of incomplete messages."""
 
     @property
     def waits(self) -> bool:
-        """Return whether anything waits."""
+        """Return whether bytes wait."""
         return bool(self.data)
 
     def clear(self) -> None:
-        """Hold nothing any more: the connection has ended."""
+        """Drop all bytes: the connection has ended."""
         self.data = bytearray()
         super().clear()
 
     def settle(self) -> bool:
-        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
         return self.charge(len(self.data) + self.parts_bytes)

@@ -40,13 +40,13 @@ class SendingClient(Protocol):
     reading: Reading
 
     def flush(self) -> None:
-        """Send what the engine has to send."""
+        """Send the engine's output."""
 
     def flush_in_turn(self) -> None:
-        """Send it when it is the client's turn."""
+        """Send the engine's output at the client's turn."""
 
     def room_in_turn(self) -> None:
-        """Have links send on when it is the client's turn."""
+        """Let links resume at the client's turn."""
 
     def owes(self, link: Any) -> None:
         """Call the link's ``left`` once the engine has made frames."""
@@ -61,18 +61,18 @@ class UnsettledDelivery(NamedTuple):
 
 class DeliveryRun:
     """Messages of a connection that are stored together: the ``Source`` of their records. Each has a byte of the
-    answers. What is stored apart has a ``DeliveryRun`` of its own, so that a refusal is about nothing that was stored
-    before, and an answer about nothing that came later."""
+    answers. Messages of separate stores have separate runs, so that a refusal does not affect messages stored before,
+    nor an answer later ones."""
 
     __slots__ = ("_sending", "publisher", "stores", "waiting")
 
     def __init__(self, sending: Sending, publisher: str | None, stores: int) -> None:
         self._sending = sending
         self.stores = stores
-        """``Turn.stores`` while it gathers."""
+        """``Turn.stores`` while the run gathers."""
         self.publisher = publisher
         self.waiting: deque[UnsettledDelivery] = deque()
-        """Deliveries that are not settled, in order of receipt."""
+        """Unsettled deliveries, in order of receipt."""
 
     def acknowledge(self, answers: bytes) -> None:
         """Accept as many deliveries as there are answers."""
@@ -83,7 +83,8 @@ class DeliveryRun:
         self._sending.client.flush()
 
     def refuse(self, error: BaseException) -> None:
-        """Reject what there is no room for; release what a failed log cannot take: it may be sent again."""
+        """Reject messages without room; release messages that a failed log cannot store: the client may send them
+        again."""
         self._sending.parts.context.counters.log_refusals += 1
         is_full = isinstance(error, LogFull | RecordTooLarge)
         while self.waiting:
@@ -123,11 +124,11 @@ class Sending:
 
     @property
     def owner(self) -> Owner:
-        """Return whom what the client does is charged to."""
+        """Return the owner that the client's costs are charged to."""
         return self.held.owner
 
     def run(self) -> DeliveryRun:
-        """Return what the present read brings, since the last time that something was stored."""
+        """Return the run of the present read since the last store."""
         stores = self.parts.context.ingest.turn.stores
         if self._run is None or self._run.stores != stores:
             self._run = DeliveryRun(self, self.container or None, stores)
@@ -148,7 +149,7 @@ class Sending:
             routing.leave(routes)
 
     def routes(self, address: Address) -> RouteCache:
-        """Return the routes of what is sent to an address.
+        """Return the routes of messages to an address.
 
         Raises:
             Refused: the address takes no messages.
@@ -168,10 +169,10 @@ class Sending:
         return routes
 
     def route(self, address: Address, topic: str) -> Route:
-        """Return where a message goes.
+        """Return the route of a message.
 
         Raises:
-            Refused: it is not taken.
+            Refused: the message is not accepted.
         """
         routes, key = self.routes(address), topic.encode()
         route = routes.route(key)
@@ -185,15 +186,15 @@ class Sending:
 
 
 class IncomingLink:
-    """One such link."""
+    """A link on which a client sends."""
 
     __slots__ = ("_address", "_given_back", "_link", "_partial", "_sending", "_settles_second", "_text", "is_open")
 
     def __init__(self, sending: Sending, link: Any, text: str, address: Address) -> None:
-        """Take what comes on a link. ``begin`` follows.
+        """Handle a link's messages. Call ``begin`` afterwards.
 
         Args:
-            text: its address as the client gave it.
+            text: address as the client sent it.
         """
         self._sending = sending
         self._link = link
@@ -206,7 +207,7 @@ class IncomingLink:
         """False once the link is gone, and its deliveries with it."""
 
     def check(self) -> None:
-        """Check whether the client may send there at all.
+        """Check whether the client may send to the address.
 
         Raises:
             Refused: it may not.
@@ -226,36 +227,35 @@ class IncomingLink:
         self._link.flow(CREDIT)
 
     def end(self, *, closed: bool) -> None:  # noqa: ARG002 - as other links have it
-        """Take no more: the link is gone."""
+        """Stop accepting messages: the link is gone."""
         self.is_open = False
         self._drop_partial()
 
     def permissions_changed(self) -> None:
-        """Do nothing: each message asks."""
+        """Do nothing: each message is checked."""
 
     def room(self) -> None:
         """Do nothing: it sends nothing."""
 
     def flow(self) -> None:
-        """Do nothing: credit is ours to give."""
+        """Do nothing: the node grants the credit."""
 
     def answer(self, delivery: Any, say: Callable[..., None], *what: str) -> None:
-        """Say what became of a delivery, and settle it: at once, or after the client has, where its link is to be
-        settled second."""
+        """Set the outcome of a delivery, and settle it: at once, or after the client where its link settles second."""
         say(delivery, *what)
         if not self._settles_second or deliveries.is_settled(delivery):
             deliveries.settle(delivery)
             self.settled()
 
     def settled(self) -> None:
-        """Give credit back for a delivery that was settled."""
+        """Renew the credit of a settled delivery."""
         self._given_back += 1
         if self._given_back >= CREDIT // 4:
             self._link.flow(self._given_back)
             self._given_back = 0
 
     def delivery(self, delivery: Any) -> None:
-        """Take a part of a message, or the whole."""
+        """Handle a part of a message, or the whole."""
         if not self.is_open:
             return
         if not deliveries.is_readable(delivery):
@@ -322,10 +322,10 @@ class IncomingLink:
             turn.answer(run, b"\0")
 
     def _destination(self, message: Message) -> Address:
-        """Return where a message goes, which messages on links without an address say themselves.
+        """Return the address of a message; on links without an address each message has its own.
 
         Raises:
-            Refused: it says nothing that could be.
+            Refused: it has no valid address.
         """
         found, address = message.properties, self._address
         if found.user_id is not None and found.user_id != (self._sending.identity.username or "").encode():
@@ -341,7 +341,7 @@ class IncomingLink:
         return address
 
     def _place(self, message: Message, address: Address) -> tuple[bytes, Route, HeaderPairs]:
-        """Return a message's topic, where it goes, and its headers.
+        """Return a message's topic, its destination and its headers.
 
         Raises:
             Refused: it cannot go there.
@@ -353,7 +353,7 @@ class IncomingLink:
             topic = to or found.subject or address.name
         known = {self._text, address.name, f"queue/{address.name}", topic, f"topic/{topic}"}
         if self._address.kind is AddressKind.ANY and found.to is not None:
-            known.add(found.to)  # there it is the address, however it is written
+            known.add(found.to)  # there ``to`` is the address, in any notation
         headers = to_headers(message, sending.parts.context.wall_clock(), known)
         if address.kind is AddressKind.QUEUE:
             route, key, headers = route_to_queue(

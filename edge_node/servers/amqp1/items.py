@@ -1,4 +1,4 @@
-"""Messages on their way to a receiver, where they come from, and what they are given to."""
+"""Messages on their way to a receiver, and the interfaces of their origin and their link."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from weft.edge_node.subscriptions.queue_budget import MESSAGE_OVERHEAD_BYTES
 
 
 class Outcome(NamedTuple):
-    """One of the four outcomes."""
+    """An outcome of AMQP, one of four."""
 
     name: str
     failed: bool = False
-    """True if the attempt counts as one that failed (``modified``)."""
+    """True if the attempt counts as failed (``modified``)."""
     undeliverable: bool = False
-    """True if the same link is not to get the message again (``modified``)."""
+    """True if the same link must not get the message again (``modified``)."""
 
     @property
     def is_final(self) -> bool:
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
 
 
 class Outcomes:
-    """The outcomes that say nothing more."""
+    """Outcomes without details."""
 
     ACCEPTED = Outcome("accepted")
     REJECTED = Outcome("rejected")
@@ -36,19 +36,19 @@ class Item(NamedTuple):
 
     message: Message
     attempts: int = 0
-    """Times that it was delivered before, without success."""
+    """Number of earlier deliveries without success."""
     place: tuple[str, int] | None = None
     """Name of its stream and its seq there, for receivers of streams."""
     is_kept: bool = True
-    """False for a message at QoS 0: it is not delivered again."""
+    """False for a message at QoS 0: it is never delivered again."""
     delivery: Any = None
-    """Delivery of a queue."""
+    """Delivery of the message's queue."""
     is_redelivered: bool = False
     """True if it was, or may have been, delivered before, even where no attempt has failed."""
 
     @property
     def size(self) -> int:
-        """Return the bytes that it is charged with while it is not settled."""
+        """Return the bytes charged until the message is settled."""
         return len(self.message.payload) + self.message.header_bytes + MESSAGE_OVERHEAD_BYTES
 
 
@@ -57,27 +57,27 @@ class Supply(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Return whether there is nothing to be sent now."""
+        """Return whether there is nothing to send now."""
         ...
 
     def start(self) -> None:
         """Begin to send."""
 
     def room(self) -> None:
-        """Send on: there may be room again."""
+        """Resume sending: there may be room again."""
 
     def again(self, item: Item) -> None:
         """Send a message once more."""
 
     def done(self, item: Item, outcome: Outcome) -> None:
-        """Note that a message needs not be sent any more."""
+        """Note that a message is finished."""
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
-        """Send no more: the link is gone.
+        """Stop sending: the link is gone.
 
         Args:
-            unsettled: what was sent and not settled, in the order of sending.
-            for_good: the client has closed the link, and will not come back for it.
+            unsettled: unsettled messages, in the order of sending.
+            for_good: the client has closed the link, and will not resume it.
         """
 
     def may_go_on(self) -> bool:
@@ -97,12 +97,12 @@ class Outlet(Protocol):
 
     @property
     def unsettled(self) -> list[Item]:
-        """Return what was sent and not settled, in the order of sending."""
+        """Return the unsettled messages, in the order of sending."""
         ...
 
     @property
     def free(self) -> int:
-        """Return how many messages can be sent at once."""
+        """Return the number of messages that can be sent at once."""
         ...
 
     def send(self, item: Item) -> bool:
@@ -110,10 +110,10 @@ class Outlet(Protocol):
         ...
 
     def flush(self) -> None:
-        """Have what was sent written."""
+        """Write the sent messages."""
 
     def room_in_turn(self) -> None:
-        """Call the supply's ``room`` when it is the client's turn."""
+        """Call the supply's ``room`` at the client's turn."""
 
     def idle(self) -> None:
-        """Note that there is nothing to be sent."""
+        """Note that there is nothing to send."""

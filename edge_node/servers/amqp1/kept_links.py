@@ -1,7 +1,7 @@
 """Links that outlive their connection: their place in the log, kept as records of an internal stream.
 
-A record has everything about one link, under the link's name, so the last one counts; an empty one says that the link
-has ended. When the records outweigh the links, all of them are written again, and what is older is released.
+A record has the whole state of one link, under the link's name, so the last one counts; an empty one marks an ended
+link. When the records outweigh the links, all links are written again, and older records are released.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READ_BYTES = 1 << 20
 RECORDS_MIN = 256
 """Fewest records after which all links are written again."""
 OWED_MAX = 4096
-"""Messages of one link that are remembered as sent and not settled; past it the link goes on from the oldest."""
+"""Messages of one link that are remembered as sent and not settled; beyond it the link resumes at the oldest."""
 VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class LinkName(NamedTuple):
 
 
 class KeptLink(msgspec.Struct, array_like=True):
-    """State of one link, as a record has it."""
+    """State of one link in a record."""
 
     version: int
     owner: tuple[str, str]
@@ -48,23 +48,23 @@ class KeptLink(msgspec.Struct, array_like=True):
     address: str
     filter: str = ""
     positions: dict[str, int] = {}
-    """Name of a stream -> the first seq that was not sent."""
+    """Name of a stream -> the first unsent seq."""
     owed: dict[str, list[int]] = {}
-    """Name of a stream -> numbers of what was sent and not settled."""
+    """Name of a stream -> numbers of unsettled messages."""
     is_attached: bool = False
     gone_ns: int = 0
     """Time at which it was detached, ns since 1970."""
     keep_s: float = 0.0
-    """Seconds for which it is kept then."""
+    """Seconds for which it is kept after that."""
 
     @property
     def name(self) -> LinkName:
-        """Return what the link is known by."""
+        """Return the identity of the link."""
         return LinkName(Owner(OwnerKind(self.owner[0]), self.owner[1]), self.container, self.link)
 
 
 class KeptLinks:
-    """All of them. Belongs to the event loop's thread."""
+    """All kept links. Belongs to the event loop's thread."""
 
     def __init__(
         self, segment_log: SegmentLog, shares: Bound, wall_clock: Callable[[], int], keep_s_max: float
@@ -82,12 +82,12 @@ class KeptLinks:
         self.keep_s_max = keep_s_max
         self._links: dict[LinkName, KeptLink] = {}
         self._live: dict[LinkName, Callable[[KeptLink], None]] = {}
-        """Attached links -> what brings their state up to date."""
+        """Attached link -> function that updates its state."""
         self._changed: set[LinkName] = set()
         self._stream: int | None = None
         self._records = 0
         self.crashed: set[LinkName] = set()
-        """Links that were attached when the last run ended: more was sent to them than their state says."""
+        """Links that were attached when the last run ended: more was sent to them than their state has."""
         self.on_end: Callable[[LinkName], None] = lambda _: None
         """Called with links that have ended."""
         self.ends: Positions = {}
@@ -115,8 +115,8 @@ class KeptLinks:
             self._forget_lost(kept)
 
     def _forget_lost(self, kept: KeptLink) -> None:
-        """Forget what a crash took: it may have left what the same commit says of a link, and not the messages, whose
-        numbers go to others."""
+        """Forget messages that a crash lost: it may have kept a link's record and lost the messages of the same commit,
+        whose numbers go to others."""
         streams = self._log.streams()
         ends = {
             stream: self.ends[streams[stream]] if stream in streams else 0 for stream in {**kept.positions, **kept.owed}
@@ -136,11 +136,11 @@ class KeptLinks:
             log.error("the place of an AMQP 1.0 link cannot be read; the link is forgotten: %s", error)
 
     def all(self) -> list[tuple[LinkName, KeptLink]]:
-        """Return all links that are kept."""
+        """Return all kept links."""
         return list(self._links.items())
 
     def get(self, name: LinkName) -> KeptLink | None:
-        """Return what is known of a link."""
+        """Return the state of a link."""
         return self._links.get(name)
 
     def is_attached(self, name: LinkName) -> bool:
@@ -151,8 +151,8 @@ class KeptLinks:
         """Keep a link from now on; return whether its owner may have one more.
 
         Args:
-            update: brings the state up to date before it is written.
-            keep_s: time that it is kept for when its connection ends, also if the node ends with it.
+            update: updates the state before it is written.
+            keep_s: time for which it is kept when its connection ends, also if the node ends with it.
         """
         if name not in self._links:
             if not self._shares.take(name.owner):
@@ -186,11 +186,11 @@ class KeptLinks:
             self.on_end(name)
 
     def changed(self, name: LinkName) -> None:
-        """Have a link's state written with the next ``save``."""
+        """Schedule a link's state for the next ``save``."""
         self._changed.add(name)
 
     def save(self) -> None:
-        """Write what has changed, and forget links whose clients did not come back."""
+        """Write the changes, and forget links whose clients did not come back."""
         now = self._wall_clock()
         for name, kept in list(self._links.items()):
             if name not in self._live and now - kept.gone_ns > kept.keep_s * 1e9:

@@ -1,4 +1,4 @@
-"""Sessions and links of one connection: what a client may attach to, and what becomes of it.
+"""Sessions and links of one connection: attaching, events and their end.
 
 Loaded with the first client of AMQP 1.0, because it needs the engine.
 """
@@ -32,11 +32,11 @@ class LinkConnection(SendingClient, Protocol):
 
     @property
     def takes_more(self) -> bool:
-        """Return whether its socket takes what it is sent."""
+        """Return whether its socket has room."""
         ...
 
     def look_at_times(self) -> None:
-        """Ask again when something is due."""
+        """Compute the next deadline."""
 
     def end(self, condition: str, description: str) -> None:
         """Close the connection with an error."""
@@ -46,7 +46,7 @@ class Links:
     """The ``Events`` of one connection's engine. Belongs to the event loop's thread."""
 
     def __init__(self, parts: Parts, connection: LinkConnection, identity: Identity, held: Amqp1Inbox) -> None:
-        """Let a client in. ``begin`` follows."""
+        """Begin for an admitted client. Call ``begin`` afterwards."""
         self._parts = parts
         self._connection = connection
         self._receiving = Receiving(parts, connection, identity, held.owner)
@@ -55,16 +55,16 @@ class Links:
         self._sessions: dict[int, int] = {}
         """Number of a link -> number of its session."""
         self._open: set[int] = set()
-        """Numbers of the sessions that the owner is charged with."""
+        """Numbers of the sessions charged to the owner."""
         self._refused = 0
         self._is_over = False
         self._owner = held.owner
         self.container = ""
-        """Container identifier that the client gave itself."""
+        """The client's container identifier."""
         self._engine: Engine
 
     def begin(self, engine: Engine) -> None:
-        """Take what the engine has to tell."""
+        """Handle the engine's events."""
         self._engine = engine
 
     def end_read(self) -> None:
@@ -72,17 +72,17 @@ class Links:
         self._sending.end_read()
 
     def room(self) -> None:
-        """Send on: the client's socket takes more."""
+        """Resume sending: the client's socket has room."""
         for link in list(self._links.values()):
             link.room()
 
     def permissions_changed(self) -> None:
-        """Close the links on which the client may not receive any more."""
+        """Close the links on which the client may no longer receive."""
         for link in list(self._links.values()):
             link.permissions_changed()
 
     def end(self) -> None:
-        """Detach everything: the connection is gone. Events that follow are of no use."""
+        """Detach all links: the connection is gone. Later events are ignored."""
         self._is_over = True
         for number in list(self._links):
             self._drop(number, closed=False)
@@ -120,7 +120,7 @@ class Links:
             return
         if not self._parts.links.take(self._owner, SESSION_LINKS):
             self._parts.links.refuse(self._owner, SESSION_LINKS)
-            # Not the session alone: the engine would keep a refused one until the client ends it.
+            # Close the connection, not only the session: the engine would keep a refused one until the client ends it.
             self._connection.end("amqp:resource-limit-exceeded", "the user has too many sessions and links; close some")
             return
         self._open.add(endpoints.key(session))

@@ -16,20 +16,20 @@ from weft.protocols.columns import HeaderValue
 from weft.protocols.message_headers import own_name, stored_name
 
 BODY: Final = "amqp.body"
-"""Header with the kind of a body that is no data: ``string``, ``binary``, ``value`` or ``sequence``."""
+"""Header with the kind of a body that is not data: ``string``, ``binary``, ``value`` or ``sequence``."""
 TO: Final = "amqp.to"
-"""Header with ``to``, where it is not the address that the message was sent to."""
+"""Header with ``to``, where it differs from the address that the message was sent to."""
 GROUP_ID: Final = "amqp.group-id"
 GROUP_SEQUENCE: Final = "amqp.group-sequence"
 REPLY_TO_GROUP_ID: Final = "amqp.reply-to-group-id"
 ANNOTATION: Final = "amqp.annotation."
-"""Beginning of the headers with message annotations."""
+"""Prefix of the headers with message annotations."""
 FOOTER: Final = "amqp.footer."
-"""Beginning of the headers with fields of the footer."""
+"""Prefix of the headers with fields of the footer."""
 OWN_ANNOTATIONS: Final = "x-opt-weft-"
-"""Beginning of the annotations that the node gives to what it delivers."""
+"""Prefix of the annotations that the node adds to delivered messages."""
 PAIRS_MAX: Final = HEADER_PAIRS_MAX - 32
-"""Most application properties and annotations of one message."""
+"""Maximum number of application properties and annotations of one message."""
 
 _MS_NS: Final = 1_000_000
 _INT64_MAX: Final = (1 << 63) - 1
@@ -41,11 +41,10 @@ class TooMany(ValueError):
 
 
 def to_headers(message: Message, now_ns: int, known: Container[str]) -> HeaderPairs:
-    """Return the headers of a message that came at ``now_ns``.
+    """Return the headers of a message received at ``now_ns``.
 
     Args:
-        known: values of ``to`` that say nothing new: the address of the link, which most clients repeat there, and the
-            topic.
+        known: redundant values of ``to``: the address of the link, which most clients repeat there, and the topic.
 
     Raises:
         TooMany: it has too many properties or annotations.
@@ -79,7 +78,7 @@ def to_headers(message: Message, now_ns: int, known: Container[str]) -> HeaderPa
 
 
 class _Headers:
-    """Headers of one message, and the types of those whose types a header has not."""
+    """Headers of one message, and the types that headers cannot express."""
 
     def __init__(self) -> None:
         self.pairs: list[tuple[str, HeaderValue]] = []
@@ -100,18 +99,18 @@ class _Headers:
 
 
 def _is_json(value: Any) -> bool:
-    """Return whether a value is made of tables with names, lists, and what a header can keep."""
+    """Return whether a value consists of tables with names, lists, and values that a header can store."""
     if isinstance(value, Described | Array | Encoded):
         return False
     if isinstance(value, dict):
-        # A name that is a symbol would come back as a string.
+        # A symbol as name would come back as a string.
         return all(type(name) is str and _is_json(each) for name, each in value.items())
     return not isinstance(value, list) or all(map(_is_json, value))
 
 
 def _add_properties(headers: _Headers, found: Properties, known: Container[str]) -> None:
     for name, value in ((names.MESSAGE_ID, found.message_id), (names.CORRELATION_ID, found.correlation_id)):
-        if value is not None:  # an integer can only be a ulong, which is said where it has more than 63 bits
+        if value is not None:  # an integer can only be a ulong, which the types record where it has more than 63 bits
             headers.add(name, value, has_type=not isinstance(value, int) or value > _INT64_MAX)
     for name, value in (
         (names.SUBJECT, found.subject), (names.REPLY_TO, found.reply_to), (names.CONTENT_TYPE, found.content_type),
@@ -145,12 +144,12 @@ def _expires(message: Message, now_ns: int) -> int | None:
 def to_message(
     stored: Stored, now_ns: int, place: tuple[str, int] | None, count: int, *, is_redelivered: bool = False
 ) -> Message:
-    """Return a stored message as it is delivered.
+    """Return a stored message in the form for delivery.
 
     Args:
-        place: name of its stream, and its seq there; None where receivers are not told.
-        count: times that it was delivered before, without success.
-        is_redelivered: True if it was delivered before, even where that was no failure.
+        place: name of its stream, and its seq there; None where receivers do not get them.
+        count: number of earlier deliveries without success.
+        is_redelivered: True if it was delivered before, even without a failure.
     """
     found: dict[str, Any] = {"to": stored.topic.decode(errors="replace")}
     message = Message(

@@ -1,4 +1,4 @@
-"""From the protocol header to the engine: SASL, who the client is, and room for it."""
+"""From the protocol header to the engine: SASL, the client's identity, and room for it."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class OpeningClient(Protocol):
         """Send bytes."""
 
     def welcome(self, identity: Identity) -> None:
-        """Hand the connection to the engine."""
+        """Pass the connection to the engine."""
 
     def refuse(self, condition: str, description: str) -> None:
-        """Close with an error in the words of AMQP."""
+        """Close with an error of AMQP."""
 
     def close(self, reason: str, level: int = logging.WARNING, *, drains: bool = False) -> None:
         """Close."""
 
 
 class Denied(Exception):
-    """A client that is not let in, as SASL and AMQP say it."""
+    """Refusal of a client, in the terms of SASL and AMQP."""
 
     def __init__(self, outcome: int, condition: str, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
-        """Outcome of SASL. After ``OK`` it is AMQP that says why, as SASL has no words."""
+        """Outcome of SASL. After ``OK`` AMQP reports the reason, as SASL cannot."""
         self.condition = condition
 
 
 class Opening:
-    """The time before a client is let in. Nothing but SASL is understood meanwhile."""
+    """The time before a client is admitted. Only SASL is accepted meanwhile."""
 
     __slots__ = ("_client", "_door", "_has_sasl", "_parts", "_task", "_transport")
 
@@ -70,7 +70,7 @@ class Opening:
         self._task: asyncio.Task[None] | None = None
 
     def step(self, data: bytearray) -> None:
-        """Take what has come of a protocol header or a SASL frame.
+        """Handle the received part of a protocol header or a SASL frame.
 
         Raises:
             Corrupt: it is neither.
@@ -107,10 +107,10 @@ class Opening:
         return [*(["EXTERNAL"] if has_certificate else []), "PLAIN", "ANONYMOUS"]
 
     def _credentials(self, init: frames.SaslInit) -> Credentials:
-        """Return what the client says of itself.
+        """Return the client's credentials.
 
         Raises:
-            Corrupt: that cannot be understood.
+            Corrupt: they cannot be parsed.
         """
         if init.mechanism == "PLAIN":
             found = frames.plain(init.response)
@@ -123,7 +123,7 @@ class Opening:
     def _log_in(self, init: frames.SaslInit) -> None:
         try:
             credentials = self._credentials(init)
-        except Corrupt as error:  # the frame itself is whole: SASL has an outcome for what it says
+        except Corrupt as error:  # the frame itself is valid: SASL has an outcome for its content
             self._deny(Denied(WRONG, "amqp:unauthorized-access", str(error)))
         else:
             self._begin(credentials)
@@ -150,10 +150,10 @@ class Opening:
             self._client.reading.go_on(Pause.ASKING)
 
     async def _identify(self, credentials: Credentials) -> Identity:
-        """Return the client's identity once the engine is there.
+        """Return the client's identity once the engine is loaded.
 
         Raises:
-            Denied: it is not let in.
+            Denied: it is refused.
         """
         try:
             identity = await self._door.authenticate(credentials, self._transport, self._client.arrival.origin)
@@ -164,7 +164,7 @@ class Opening:
         if not await self._client.arrival.room():
             reason = "as many clients as limits.connections allows are connected"
             raise Denied(LATER, "amqp:resource-limit-exceeded", reason)
-        # In a thread: the first time it takes as long as a hundred messages.
+        # In a thread: the first import takes as long as a hundred messages.
         await asyncio.to_thread(importlib.import_module, "weft.edge_node.servers.amqp1.links")
         if not identity.admitted:
             raise Denied(WRONG, "amqp:unauthorized-access", "its user has changed")

@@ -1,4 +1,4 @@
-"""A link on which a client receives: credit, deliveries, and what became of them."""
+"""A link on which a client receives: credit, deliveries, and their outcomes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.protocols.amqp1.message import message_parts
 
 UNSETTLED_MAX = 2048
-"""Deliveries of one link that the client has not settled, whatever credit it gives."""
+"""Maximum number of unsettled deliveries of one link, for any credit."""
 LONG_BYTES = 64 << 10
-"""Messages beyond this are made frames of in turns: 4 MB take the engine 8 ms."""
+"""Length above which the frames of a message are made in turns: 4 MB take the engine 8 ms."""
 WINDOW_BYTES = 256 << 10
 """Bytes that the engine holds for one session because the client's window is closed."""
 
@@ -24,24 +24,24 @@ class ReceivingClient(Protocol):
 
     @property
     def takes_more(self) -> bool:
-        """Return whether its socket takes what it is sent."""
+        """Return whether its socket has room."""
         ...
 
     def flush(self) -> None:
-        """Send what the engine has to send."""
+        """Send the engine's output."""
 
     def flush_in_turn(self) -> None:
-        """Send it when it is the client's turn."""
+        """Send the engine's output at the client's turn."""
 
     def owes(self, link: OutgoingLink) -> None:
         """Call the link's ``left`` once the engine has made frames."""
 
     def room_in_turn(self) -> None:
-        """Have links send on when it is the client's turn."""
+        """Let links resume at the client's turn."""
 
 
 class OutgoingLink:
-    """One such link."""
+    """A link on which a client receives."""
 
     __slots__ = ("_account", "_client", "_counters", "_has_long", "_is_settled", "_link", "_session",
                  "_tag", "_unsettled", "_wall_clock", "is_open", "supply", "unsent")  # fmt: skip
@@ -52,7 +52,7 @@ class OutgoingLink:
         """Wait for ``begin``.
 
         Args:
-            account: what unsettled messages are charged to.
+            account: account for unsettled messages.
             wall_clock: nanoseconds since 1970.
             counters: the node's.
         """
@@ -93,18 +93,18 @@ class OutgoingLink:
 
     @property
     def free(self) -> int:
-        """Return how many messages can be sent at once."""
+        """Return the number of messages that can be sent at once."""
         if not self.has_room:
             return 0
         return min(deliveries.credit(self._link), UNSETTLED_MAX - len(self._unsettled))
 
     @property
     def unsettled(self) -> list[Item]:
-        """Return what was sent and not settled, in the order of sending."""
+        """Return the unsettled messages, in the order of sending."""
         return list(self._unsettled.values())
 
     def begin(self) -> None:
-        """Let the supply send."""
+        """Start the supply."""
         self.supply.start()
 
     def send(self, item: Item) -> bool:
@@ -136,7 +136,7 @@ class OutgoingLink:
         return True
 
     def flush(self) -> None:
-        """Have what was sent written."""
+        """Write the sent messages."""
         if self._has_long:
             self._has_long = False
             self._client.flush_in_turn()
@@ -144,11 +144,11 @@ class OutgoingLink:
             self._client.flush()
 
     def room_in_turn(self) -> None:
-        """Send on when it is the client's turn."""
+        """Resume sending at the client's turn."""
         self._client.room_in_turn()
 
     def left(self) -> bool:
-        """Free what the engine has made frames of, and send on. Return whether that was anything."""
+        """Free messages whose frames the engine has made, and resume sending. Return whether there were any."""
         kept = min(self.unsent, self._session.outgoing_bytes)
         if kept == self.unsent:
             return False
@@ -158,12 +158,12 @@ class OutgoingLink:
         return True
 
     def idle(self) -> None:
-        """Give credit back that a client wants used up or given back at once, as there is nothing to send."""
+        """Return the credit of a client in drain mode, as there is nothing to send."""
         if self.is_open and self._link.drain_mode:
             self._link.drained()
 
     def end(self, *, closed: bool) -> None:
-        """Send no more: the link is gone."""
+        """Stop sending: the link is gone."""
         if not self.is_open:
             return
         self.is_open = False
@@ -179,32 +179,32 @@ class OutgoingLink:
         self._client.flush()
 
     def lost(self, reason: str, condition: str) -> None:
-        """Close the link: what it received from is gone, or not for it any more."""
+        """Close the link: its source was deleted, or the client may no longer read it."""
         if self.is_open:
             self.end(closed=False)
             endpoints.fail(self._link, condition, reason)
             self._client.flush()
 
     def permissions_changed(self) -> None:
-        """Close the link if the client may not read there any more."""
+        """Close the link if the client may no longer read there."""
         if self.is_open and not self.supply.may_go_on():
             self.end(closed=False)
             endpoints.fail(self._link, "amqp:unauthorized-access", "the client may not read there any more")
 
     def room(self) -> None:
-        """Send on: the socket takes more."""
+        """Resume sending: the socket has room."""
         if self.is_open:
             self.supply.room()
 
     def flow(self) -> None:
-        """Send on: credit has changed."""
+        """Resume sending: credit has changed."""
         if self.is_open:
             self.supply.room()
             if self.supply.is_idle:
                 self.idle()
 
     def delivery(self, delivery: Any) -> None:
-        """Take the outcome of a delivery."""
+        """Handle the outcome of a delivery."""
         number = deliveries.number_of(delivery)
         if number not in self._unsettled:
             return

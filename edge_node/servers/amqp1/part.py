@@ -17,7 +17,7 @@ class Amqp1(ProtocolPart):
     prefixes = (AMQP, SASL)
 
     def __init__(self, foundation: Foundation) -> None:
-        """Take up the links of the last run."""
+        """Restore the links of the last run."""
         context = foundation.context
         self._parts = Parts(context, context.log, foundation.config.node, foundation.software, foundation.queues)
         self._parts.start()
@@ -29,11 +29,11 @@ class Amqp1(ProtocolPart):
         return Amqp1Connection(self._parts, door, arrival)
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do."""
+        """Check the clients' rights again."""
         self._parts.permissions_changed()
 
     async def close(self) -> None:
-        """Close every connection. What was not settled is sent again."""
+        """Close every connection. Unsettled messages are sent again."""
         self._parts.close()
 
 

@@ -14,15 +14,15 @@ from weft.edge_node.streams import RAW_PREFIX, STATE_STREAMS, raw_stream
 from weft.edge_node.subscriptions.queue_budget import QueueAccount
 from weft.storage.segment_log import SegmentLog
 
-if TYPE_CHECKING:  # they need the engine, which a node with AMQP 0-9-1 alone may lack
+if TYPE_CHECKING:  # they need the engine, which may be missing on a node with only AMQP 0-9-1
     from weft.edge_node.queues.queues import Queues
     from weft.edge_node.servers.amqp1.engine import EngineSettings
     from weft.edge_node.servers.amqp1.outgoing import OutgoingLink
 
 FRAME_BYTES_MAX = 64 << 10
-"""Longest frame. A frame that has not come whole is held, and most clients take what they are offered."""
+"""Longest frame. An incomplete frame is held in memory, and most clients use the size that they are offered."""
 IDLE_S = 60.0
-"""Seconds of silence after which a client is taken for dead; it is asked to send something every 30 s."""
+"""Seconds of silence after which a client is treated as dead; it is asked to send a frame every 30 s."""
 SESSIONS_MAX = 256
 """Sessions of one connection: go-amqp hangs where it finds fewer than it wants, and its suite wants a hundred."""
 SESSION_LINKS = 8
@@ -32,7 +32,8 @@ LINKS_MAX = 256
 
 
 class _Nobody:
-    """Identity for subscriptions whose client has not come back since a restart: what it may read is asked then."""
+    """Identity for subscriptions whose client has not come back since a restart: its rights are checked at its
+    return."""
 
     username: str | None = None
     unrestricted = True
@@ -55,17 +56,17 @@ NOBODY = _Nobody()
 
 
 class OpenConnection(Protocol):
-    """One connection, as the whole node sees it."""
+    """Interface of one connection for the node."""
 
     def permissions_changed(self) -> None:
-        """Ask again whether the client may be here, and what it may do."""
+        """Check again whether the client is admitted, and its rights."""
 
     def end(self, condition: str, description: str) -> None:
         """Close the connection with an error."""
 
 
 class Parts:
-    """Made once for a node with a listener for AMQP. Belongs to the event loop's thread."""
+    """Parts created once for a node with a listener for AMQP. Belongs to the event loop's thread."""
 
     def __init__(
         self,
@@ -75,11 +76,11 @@ class Parts:
         software: str,
         queues: Queues | None = None,
     ) -> None:
-        """Join context and log.
+        """Connect context and log.
 
         Args:
             container: the node's container identifier: its name.
-            queues: None where there are none.
+            queues: None on a node without queues.
         """
         limits = context.settings
         self.context = context
@@ -104,7 +105,7 @@ class Parts:
         self.kept = KeptLinks(segment_log, shares.sessions, context.wall_clock, limits.sessions.expiry_s_max)
 
     def start(self) -> None:
-        """Take up the links of the last run."""
+        """Restore the links of the last run."""
         self.kept.load()
         self.kept.on_end = self._ended
         for name, kept in self.kept.all():
@@ -113,18 +114,18 @@ class Parts:
         self.context.call_later(self.context.settings.positions_interval_s, self._look_after_links)
 
     def close(self) -> None:
-        """Close every connection. What was not settled is sent again."""
+        """Close every connection. Unsettled messages are sent again."""
         for connection in list(self.connections):
             connection.end("amqp:connection:forced", "the node stops")
         self.kept.save()
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do: users or access rules were read again."""
+        """Check the clients' rights again: users or access rules were read again."""
         for connection in list(self.connections):
             connection.permissions_changed()
 
     def engine_settings(self) -> EngineSettings:
-        """Return what ``open`` announces. The engine is loaded by now."""
+        """Return the settings that ``open`` announces. The engine must be loaded."""
         from weft.edge_node.servers.amqp1.engine import EngineSettings
 
         return EngineSettings(
@@ -132,7 +133,7 @@ class Parts:
         )
 
     def stream_in(self, name: str) -> int | None:
-        """Return the stream of the log that takes what is sent to a stream; None when clients cannot write it."""
+        """Return the stream of the log for messages to a stream; None when clients cannot write it."""
         known, taking = self.log.streams(), self.context.routing.taking
         return next((known[each] for each in (raw_stream(name), name) if known.get(each, -1) in taking), None)
 
@@ -151,7 +152,7 @@ class Parts:
         self.context.counters.subscriptions -= 1
 
     def restore(self, subscription: TopicSubscription, name: LinkName, kept: KeptLink) -> None:
-        """Have a subscription go on where the last run of the node was."""
+        """Resume a subscription at the position of the node's last run."""
         numbers = self.log.streams()
         positions = {numbers[stream]: seq for stream, seq in kept.positions.items() if stream in numbers}
         owed = [(numbers[stream], seq) for stream, seqs in kept.owed.items() if stream in numbers for seq in seqs]
@@ -160,7 +161,7 @@ class Parts:
             subscription.doubtful = self.kept.ends
 
     def _take_up(self, name: LinkName, kept: KeptLink) -> None:
-        """Subscribe for a client that is away: what no stream stores is stored for it meanwhile."""
+        """Subscribe for a client that is away: messages that no stream stores are stored for it meanwhile."""
         context, shares = self.context, self.context.delivery.shares
         delivery = context.delivery
         subscription = TopicSubscription(

@@ -33,11 +33,11 @@ class QueueSupply:
         *,
         settled: bool,
     ) -> None:
-        """Consume from ``start`` on.
+        """Prepare to consume from ``start`` on.
 
         Args:
-            gone: closes the link, because its queue was deleted, or may not be read any more: why, and how AMQP
-                names it.
+            gone: closes the link, because its queue was deleted, or the client may no longer read it; takes the reason,
+                and AMQP's name of it.
             call_soon: the loop's.
             settled: True if the client wants messages settled.
         """
@@ -55,7 +55,7 @@ class QueueSupply:
         """Join the queue's consumers.
 
         Raises:
-            QueueError: there is no such queue, the client may not read it, or another consumer has it for itself.
+            QueueError: there is no such queue, the client may not read it, or another consumer has it exclusively.
         """
         self._consumption = self._queues.consume(
             self._client, self._name, self, [self._credit], needs_acks=not self._is_settled
@@ -73,7 +73,7 @@ class QueueSupply:
         self.room()
 
     def room(self) -> None:
-        """Let the queue send as much as there is room for."""
+        """Let the queue send as far as there is room."""
         self._credit.set_limit(self._link.free)
 
     def again(self, item: Item) -> None:
@@ -82,18 +82,18 @@ class QueueSupply:
         self._queues.settle([item.delivery], _Settled.REQUEUE if failed else _Settled.RELEASE)
 
     def done(self, item: Item, outcome: Outcome) -> None:
-        """Take a message out of the queue; what was rejected is dead-lettered."""
+        """Remove a message from the queue; a rejected one is dead-lettered."""
         self._queues.settle([item.delivery], _Settled.ACCEPT if outcome.name == "accepted" else _Settled.REJECT)
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
-        """Leave the queue, and put back what was not settled: of a connection that broke it counts as a failure."""
+        """Leave the queue, and put unsettled messages back: after a broken connection each counts as a failure."""
         consumption, self._consumption = self._consumption, None
         if consumption is not None:
             self._queues.cancel(consumption)
         self._queues.settle([item.delivery for item in unsettled], _Settled.RELEASE if for_good else _Settled.REQUEUE)
 
     def may_go_on(self) -> bool:
-        """Return True: the queue asks for each message, and says when the client may not read it any more."""
+        """Return True: the queue checks each message, and reports when the client may no longer read it."""
         return True
 
     # --- Consumer
@@ -108,14 +108,14 @@ class QueueSupply:
             item = Item(message, delivery.attempts, delivery=delivery, is_redelivered=delivery.redelivered)
             if not self._link.send(item):
                 refused.append(delivery)
-        if refused and not self._is_settled:  # later: the queue is not to be called within this
+        if refused and not self._is_settled:  # later: the queue must not be called within this method
             self._call_soon(lambda: self._queues.settle(refused, _Settled.REJECT))
         if self.is_idle:
             self._link.idle()
         self._link.flush()
 
     def cancelled(self, error: QueueError) -> None:
-        """Close the link: its queue was deleted, or the client may not read it any more."""
+        """Close the link: its queue was deleted, or the client may no longer read it."""
         self._consumption = None
         is_forbidden = error.reason is Reason.ACCESS_REFUSED
         self._gone(str(error), "amqp:unauthorized-access" if is_forbidden else "amqp:resource-deleted")

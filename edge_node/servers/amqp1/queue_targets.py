@@ -1,4 +1,4 @@
-"""Queues as clients of AMQP 1.0 send to them: by the default exchange, whose routing key is the name of a queue."""
+"""Queues as targets of AMQP 1.0 clients: by the default exchange, whose routing key is the name of a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONDITIONS = {
 
 
 def refused_by_queue(error: QueueError) -> Refused:
-    """Return a refusal of queues as AMQP 1.0 says it."""
+    """Return a refusal of queues in the form of AMQP 1.0."""
     return Refused(_CONDITIONS.get(error.reason, "amqp:not-allowed"), str(error))
 
 

@@ -1,4 +1,4 @@
-"""Links on which a client receives: what each is attached to, and what is kept of it."""
+"""Links on which a client receives: their sources and their kept state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft.protocols.topics import InvalidTopic, check_filter
 
 
 class LinkToKeep(NamedTuple):
-    """A link that is to outlive its connection."""
+    """A link that outlives its connection."""
 
     name: LinkName
     known: KeptLink | None
@@ -36,7 +36,7 @@ class LinkToKeep(NamedTuple):
 
 
 Update = Callable[[KeptLink], None]
-"""Brings the state of a link up to date."""
+"""Function that updates the state of a link."""
 
 
 class Receiving:
@@ -65,7 +65,7 @@ class Receiving:
         text = source.address or (kept.known.address if kept is not None and kept.known is not None else "")
         address = endpoints.address_of(source) if source.address else self._former(text)
         if kept is not None and kept.known is not None and kept.known.address != text:
-            self._parts.kept.end(kept.name)  # the client wants something else under the name
+            self._parts.kept.end(kept.name)  # the client uses the name for another source
             self._parts.kept.save()
             kept = kept._replace(known=None)
         context = self._parts.context
@@ -104,7 +104,7 @@ class Receiving:
 
     @staticmethod
     def _answer(link: Any, source: Any, text: str, filters: str | None) -> None:
-        """Answer with the source as it is: filters that mean nothing here are left out (part 3, section 3.5.3)."""
+        """Answer with the actual source: unsupported filters are left out (part 3, section 3.5.3)."""
         link.source.copy(source)
         link.source.address = text
         endpoints.keep_filters(link.source, source, () if filters is None else (filters,))
@@ -253,13 +253,13 @@ class Receiving:
             raise Refused("amqp:resource-limit-exceeded", "the filters of the user take too much memory")
         shares.match_cost.hold(self._owner, text)
         self._parts.context.counters.subscriptions += 1
-        self._parts.context.ingest.turn.store()  # what came before is not for it
+        self._parts.context.ingest.turn.store()  # earlier messages are not for it
         subscription.begin()
 
     def _unsubscribe(self, subscription: TopicSubscription) -> None:
         self._parts.unsubscribe(self._owner, subscription)
 
-    # --- links that are kept
+    # --- kept links
 
     def _keep(self, kept: LinkToKeep, text: str, update: Update, found: OutgoingLink) -> None:
         name = kept.name
@@ -279,7 +279,7 @@ class Receiving:
 
 
 OFFSET_SPECS = ("weft:offset-spec", "rabbitmq:stream-offset-spec")
-"""Names of the filter that says where to begin; the second is the one that libraries for RabbitMQ's streams send."""
+"""Names of the filter for the start; libraries for RabbitMQ's streams send the second."""
 _MS_NS = 1_000_000
 
 
@@ -302,17 +302,17 @@ class Start(NamedTuple):
 
 
 class BadFilter(ValueError):
-    """A filter that means nothing; the sentence says why."""
+    """An invalid filter; the text has the reason."""
 
 
 def start_of(filters: Any, now_ns: int) -> tuple[Start, str | None]:
-    """Return where to begin, and the name of the filter that said so.
+    """Return the start, and the name of its filter.
 
     Args:
         filters: the filter set as the engine decoded it: a map of symbols to described values.
 
     Raises:
-        BadFilter: its value means nothing.
+        BadFilter: its value is invalid.
     """
     if not isinstance(filters, dict):
         return Start(), None

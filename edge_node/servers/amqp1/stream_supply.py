@@ -19,15 +19,15 @@ from weft.storage.segment_log import LogFailed, SegmentLog
 from weft.storage.segment_log.read.pages import PageReader
 
 FETCHED_MAX = 64
-"""Messages that are read at a time of those that a former link did not settle."""
+"""Number of messages read at a time that a former link did not settle."""
 RETRY_S = 1.0
-"""After a read that the disk refused."""
+"""Wait after a failed read of the disk."""
 
 log = logging.getLogger(__name__)
 
 
 class StreamSupply:
-    """The ``Supply`` of such a link. Belongs to the event loop's thread."""
+    """The ``Supply`` of a stream's link. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -44,9 +44,9 @@ class StreamSupply:
         """Wait for ``start``.
 
         Args:
-            name: of the stream, as clients know it.
+            name: the clients' name of the stream.
             stream: its number in the log.
-            owner: in whose turns it is read.
+            owner: owner in whose turns it is read.
             client: for log lines.
         """
         self._link = link
@@ -62,15 +62,15 @@ class StreamSupply:
         self._task: asyncio.Task[None] | None = None
         self._told_of_loss = False
         self.position = 0
-        """First seq that was not sent."""
+        """First unsent seq."""
         self.owed: list[int] = []
-        """Numbers of messages before it that are sent first: they were sent to a former connection, not settled."""
+        """Numbers of earlier messages that are sent first: a former connection did not settle them."""
         self.doubtful = 0
-        """Number below which messages may have been sent before a crash: they are marked as delivered before."""
+        """Number below which messages may have been sent before a crash: they are marked as redelivered."""
         self.find: Callable[[], int] | None = None
-        """Finds the position, in a thread, before the first message is sent."""
+        """Function that finds the position, in a thread, before the first message is sent."""
         self.on_done: Callable[[], None] = lambda: None
-        """Called each time that something was settled."""
+        """Called each time that messages were settled."""
         self.on_stop: Callable[[bool], None] = lambda _: None
         """Called at the end."""
         self.is_idle = False
@@ -82,7 +82,7 @@ class StreamSupply:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def room(self) -> None:
-        """Send on: there may be room again."""
+        """Resume sending: there may be room again."""
         self._wake.set()
 
     def again(self, item: Item) -> None:
@@ -95,7 +95,7 @@ class StreamSupply:
         self.on_done()
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
-        """Send no more."""
+        """Stop sending."""
         if self._task is not None:
             self._task.cancel()
         self.owed = sorted({*self.owed, *(item.message.seq for item in (*unsettled, *self._again))})
@@ -103,7 +103,7 @@ class StreamSupply:
         self.on_stop(for_good)
 
     def may_go_on(self) -> bool:
-        """Return True: each topic is asked for when it is read."""
+        """Return True: each topic is checked when it is read."""
         return True
 
     def not_settled(self) -> list[int]:
@@ -163,7 +163,7 @@ class StreamSupply:
             await self._wake.wait()
 
     async def _more(self) -> None:
-        """Return once there is more to be sent."""
+        """Return once there is more to send."""
         self.is_idle = True
         self._link.idle()
         self._flush()
@@ -211,7 +211,7 @@ class StreamSupply:
 def first_since(segment_log: SegmentLog, stream: int, time_ns: int) -> int:
     """Return the first seq of a stream that was stored at a time or later. Blocks on the disk.
 
-    A clock that was set back may hide older records that are later by the clock.
+    With a clock that was set back, older records with later times may be missed.
 
     Raises:
         OSError, LogFailed: the log cannot be read.

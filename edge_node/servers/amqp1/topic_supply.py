@@ -28,17 +28,17 @@ from weft.storage.segment_log import LogFailed
 log = logging.getLogger(__name__)
 
 QUEUE_MAX = 4096
-"""Messages that wait in memory for one link; past it they are read from the log again."""
+"""Messages that wait in memory for one link; beyond it they are read from the log again."""
 LONG_BYTES = 64 << 10
 """Size from which a live message is sent in the client's turn."""
 FETCHED_MAX = 64
-"""Messages that are read at a time of those that a former link did not settle."""
+"""Number of messages read at a time that a former link did not settle."""
 RETRY_S = 1.0
-"""After a read that the disk refused."""
+"""Wait after a failed read of the disk."""
 
 
 class TopicSubscription:
-    """The ``Subscriber`` of one link, and the ``Reader`` of its ``CatchUp``. Outlives the link if that is kept."""
+    """The ``Subscriber`` of one link, and the ``Reader`` of its ``CatchUp``. It outlives the link if that is kept."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -53,12 +53,12 @@ class TopicSubscription:
         *,
         persistent: bool,
     ) -> None:
-        """Subscribe with ``begin``.
+        """Prepare to subscribe with ``begin``.
 
         Args:
             name: of the link, for log lines.
-            account: what waiting messages are charged to.
-            persistent: True if it gets later what it misses while its link is detached.
+            account: account for waiting messages.
+            persistent: True if it gets messages later that it misses while its link is detached.
         """
         self.client_id = name
         self.persistent = persistent
@@ -83,22 +83,22 @@ class TopicSubscription:
         self._owed: list[tuple[int, int]] = []
         self._owed_task: asyncio.Task[None] | None = None
         self._positions: Positions = {}
-        """Places where it goes on, while the link is detached."""
+        """Positions at which it resumes, while the link is detached."""
         self.doubtful: Positions = {}
         """Stream -> number below which messages may have been sent before a crash."""
         self.on_done: Callable[[], None] = lambda: None
-        """Called each time that something was settled."""
+        """Called each time that messages were settled."""
         self.on_stop: Callable[[bool], None] = lambda _: None
         """Called when the link is gone."""
 
     # --- the life of a subscription
 
     def begin(self) -> None:
-        """Get messages from now on."""
+        """Subscribe."""
         self._subscriptions.add(self._subscription)
 
     def finish(self) -> None:
-        """Get none any more."""
+        """Unsubscribe."""
         self._subscriptions.remove(self._subscription)
 
     def attach(self, link: Outlet, identity: Identity) -> None:
@@ -109,18 +109,18 @@ class TopicSubscription:
         self._subscriptions.changed()  # another identity may read other topics
 
     def resume(self, positions: Positions, owed: list[tuple[int, int]]) -> None:
-        """Go on where a former link was; to be called before the link begins.
+        """Resume at the position of a former link. Call it before the link begins.
 
         Args:
-            positions: stream -> first seq that was not sent.
-            owed: (stream, seq) of what was sent and not settled.
+            positions: stream -> first unsent seq.
+            owed: (stream, seq) of unsettled messages.
         """
         self._positions, self._owed = dict(positions), list(owed)
         self._keeps_live = False
 
     @property
     def positions(self) -> Positions:
-        """Return for each stream the first seq that was not sent."""
+        """Return for each stream the first unsent seq."""
         if self._link is None or self._positions:
             return dict(self._positions)
         if self._catch_up is not None:
@@ -129,7 +129,7 @@ class TopicSubscription:
 
     @property
     def owed(self) -> list[tuple[int, int]]:
-        """Return (stream, seq) of what was sent and not settled."""
+        """Return (stream, seq) of unsettled messages."""
         items = [*self._again, *(self._link.unsettled if self._link is not None else ())]
         sent = _stored(item.message for item in items if item.is_kept)
         return sorted({*self._owed, *((each.stream, each.seq) for each in sent)})
@@ -138,7 +138,7 @@ class TopicSubscription:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether there is nothing to be sent now."""
+        """Return whether there is nothing to send now."""
         return not self._again and not self._queue and self._catch_up is None and self._owed_task is None
 
     def start(self) -> None:
@@ -147,7 +147,7 @@ class TopicSubscription:
             self._owed_task = asyncio.get_running_loop().create_task(self._send_owed())
 
     def room(self) -> None:
-        """Send what waits; there may be room again."""
+        """Send waiting messages; there may be room again."""
         link = self._link
         if link is None:
             return
@@ -171,7 +171,7 @@ class TopicSubscription:
         self.on_done()
 
     def stop(self, unsettled: list[Item], *, for_good: bool) -> None:
-        """Send no more: the link is gone."""
+        """Stop sending: the link is gone."""
         self._again.extendleft(reversed([item for item in unsettled if item.is_kept]))
         positions, owed = self.positions, self.owed
         self._link = None
@@ -193,7 +193,7 @@ class TopicSubscription:
     # --- Subscriber
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether access rules let it have messages of a topic."""
+        """Return whether access rules let it read messages of a topic."""
         return self.identity.unrestricted or self.identity.may_read(topic)
 
     def offer(self, message: Message, options: DeliveryOptions, qos: int) -> None:  # noqa: ARG002
@@ -233,7 +233,7 @@ class TopicSubscription:
 
     @property
     def owner(self) -> Owner | None:
-        """Return the owner whom waiting messages are charged to."""
+        """Return the owner that waiting messages are charged to."""
         return self._account.owner
 
     @property
@@ -242,7 +242,7 @@ class TopicSubscription:
         return self._link is not None and not self._again and self._link.has_room
 
     def wants(self, topic: bytes) -> bool:
-        """Return whether messages of a topic are to be read."""
+        """Return whether the link gets messages of a topic."""
         return matches(self.filter, topic.decode()) and self.may_read(topic)
 
     def read(self, stream: int, record: LogRecord) -> None:
@@ -251,10 +251,10 @@ class TopicSubscription:
         if message is not None:
             attempts = int(record.seq < self.doubtful.get(stream, 0))
             self._send(Item(message, attempts))
-            self._outbox.flush()  # nothing else does before the client says something
+            self._outbox.flush()  # nothing else flushes before the client sends data
 
     def lost(self, count: int) -> None:
-        """Count records that the log no longer had; the node's log tells of the first."""
+        """Count records that the log no longer had; a log line reports the first."""
         self._counters.deliveries_lost += count
         if not self._told_of_loss:
             self._told_of_loss = True
@@ -265,7 +265,7 @@ class TopicSubscription:
         self._keeps_live = True
 
     def live(self) -> None:
-        """Send what was queued meanwhile, and then live messages."""
+        """Send the messages queued meanwhile, and then live ones."""
         self._catch_up = None
         self.room()
         if self._link is not None and self.is_idle:
@@ -298,14 +298,14 @@ class TopicSubscription:
         self._catch_up.start()
 
     def _set_aside(self) -> deque[Message]:
-        """Let nothing wait any more, without looking at it; return what did."""
+        """Remove all waiting messages without inspecting them, and return them."""
         waited, self._queue = self._queue, deque()
         self._account.free(self._queued_bytes)
         self._queued_bytes = 0
         return waited
 
     async def _send_owed(self) -> None:
-        """Send first what a former link was sent and did not settle, then read on from where it was."""
+        """Send first the messages that a former link did not settle, then resume reading at its position."""
         while self._owed:
             stream = self._owed[0][0]
             seqs = [seq for of, seq in self._owed[:FETCHED_MAX] if of == stream]
@@ -338,7 +338,7 @@ class TopicSubscription:
         if item.size <= LONG_BYTES or self._link is None:
             self._send(item)
             return
-        self._again.append(item)  # the engine copies it: that is not for the step that has hundreds of such links
+        self._again.append(item)  # the engine copies it, which would make a step with hundreds of such links too long
         self._link.room_in_turn()
 
     def _send(self, item: Item) -> None:

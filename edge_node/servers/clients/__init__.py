@@ -1,1 +1,1 @@
-"""Parts that connections of every protocol share: turns, writes, places."""
+"""Parts that connections of every protocol share: turns, writes, connection counts."""

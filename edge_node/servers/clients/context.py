@@ -1,4 +1,4 @@
-"""The node as connections of every protocol use it: the log, subscriptions, turns, writes and bounds."""
+"""Context of connections of every protocol: the log, subscriptions, turns, writes and bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from weft.storage.segment_log.settings import RECORD_BYTES_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """Settings of what the node takes in, and bounds on its clients, whatever they speak."""
+    """Settings of the node's input, and bounds on clients of all protocols."""
 
     patterns: Mapping[str, Sequence[str]]
     """Stream name -> its patterns, in the order of the configuration."""
@@ -45,15 +45,15 @@ class ClientSettings:
     packet_bytes_max: int = 1 << 20
     """Longest packet, fixed header included; a longer one is refused on its first bytes."""
     connect_bytes_max: int = 64 << 10
-    """Longest CONNECT, its will included: who sends it is not known yet."""
+    """Longest CONNECT, its will included: its sender is not known yet."""
     unfinished_bytes_max: int = 128 << 20
-    """Bytes of packets that have not come whole, and of what clients sent ahead of their turn, of all clients."""
+    """Bytes of incomplete packets, and of data that clients sent ahead of their turn, of all clients."""
     unfinished_bytes_per_user_max: int = 32 << 20
     """The same of one user, or of one address."""
     write_timeout_s: float = 60.0
-    """Seconds for which a client may leave unread what it was sent."""
+    """Seconds for which a client may leave sent data unread."""
     send_queue_bytes_max: int = 1 << 20
-    """Bytes written to one client and not yet taken by its socket: past it deliveries at QoS 0 are dropped, and the
+    """Bytes written to one client and not yet taken by its socket: beyond it, deliveries at QoS 0 are dropped, and the
     client is not read."""
     topic_levels_max: int = TOPIC_LEVELS_MAX
     """Levels of a topic that is published to; deeper ones are refused."""
@@ -87,7 +87,7 @@ class ClientSettings:
 
 
 class ProtocolContext:
-    """Everything that a protocol needs of the node. Belongs to the event loop's thread."""
+    """The parts of the node that a protocol needs. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -103,8 +103,8 @@ class ProtocolContext:
         """Join the parts.
 
         Args:
-            turn: the one whose end is the end of the log's turns.
-            refusals: counts what shares refuse.
+            turn: turn whose end is the end of the log's turns.
+            refusals: counts refusals because of shares.
             wall_clock: nanoseconds since 1970.
         """
         limits = settings.sessions
@@ -122,7 +122,7 @@ class ProtocolContext:
             settings.unfinished_bytes_max, settings.unfinished_bytes_per_user_max, refusals,
             "limits.unfinished", "limits.unfinished_per_user", "bytes of packets that have not come whole",
         )  # fmt: skip
-        """Bytes that clients have the node hold before it can handle them."""
+        """Bytes of clients that the node holds before it can handle them."""
         self.wheel = TimerWheel(self._loop)
         self.subscriptions, self.outbox = Subscriptions(), (outbox := Outbox(turn.crowd))
         self.rounds = Rounds(outbox.flush)
@@ -140,7 +140,7 @@ class ProtocolContext:
         self.delivery = make_delivery(
             segment_log, self.ingest, self.subscriptions, backlog, outbox, limits, refusals, counters, wall_clock
         )
-        """Parts with which messages get to clients that may be slow."""
+        """Parts that deliver messages to clients, slow ones included."""
         self.places = self.delivery.shares.connections
         """Connections of each user, by every protocol (``Place``)."""
         self._connections: set[Connected] = set()
@@ -161,7 +161,7 @@ class ProtocolContext:
         """Route publishes by other patterns from now on: stream -> its filters.
 
         Returns:
-            Stream -> its end, of those that clients publish to from now on.
+            Stream -> its end, for streams that clients publish to from now on.
 
         Raises:
             InvalidTopic: a pattern is not valid; nothing has changed.
@@ -169,10 +169,10 @@ class ProtocolContext:
         added = self.routing.reroute(Router(patterns, self.log.stream))
         return {stream: self.log.next_seq(stream) for stream in added}
 
-    # --- what connections ask
+    # --- for connections
 
     def call_soon(self, callback: Callable[[], None]) -> object:
-        """Call back once what is being handled is done."""
+        """Call back after the current callback of the loop."""
         return self._loop.call_soon(callback)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
@@ -185,7 +185,7 @@ class ProtocolContext:
         self.run(wait())
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that takes a while; it is cancelled when the context closes, and its errors are logged."""
+        """Run a longer task; it is cancelled when the context closes, and its errors are logged."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -197,7 +197,7 @@ class ProtocolContext:
             self._loop.call_exception_handler({"message": "Work for a client failed", "exception": error})
 
     def arrived(self, connection: Connected) -> None:
-        """Count a new connection in."""
+        """Register a new connection."""
         self._connections.add(connection)
 
     def left(self, connection: Connected) -> None:

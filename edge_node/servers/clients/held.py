@@ -1,15 +1,15 @@
-"""Bytes of a client that cannot be handled yet, and who is charged with them."""
+"""Bytes of a client that cannot be handled yet, and the owner charged with them."""
 
 from __future__ import annotations
 
 from weft.bounds import Bound, Owner
 
 FREE_BYTES = 4096
-"""Bytes of one client that are not counted: those of the small messages that devices send."""
+"""Bytes of one client that are not counted: enough for the small messages of devices."""
 
 
 class Held:
-    """Counts the bytes that one client has the node hold.
+    """Count of the bytes that the node holds for one client.
 
     Args:
         bound: bytes of all clients.
@@ -21,29 +21,29 @@ class Held:
     def __init__(self, bound: Bound, owner: Owner) -> None:
         self._bound = bound
         self.ahead = b""
-        """Bytes that wait for the client's turn, or for an answer from elsewhere."""
+        """Bytes that wait for the client's turn, or for an asynchronous result."""
         self.owner = owner
-        """Owner whom they are charged to."""
+        """Owner that they are charged to."""
         self.charged = 0
         """Bytes that count against the owner's share."""
 
     @property
     def waits(self) -> bool:
-        """Return whether anything waits."""
+        """Return whether bytes wait."""
         return bool(self.ahead)
 
     def take(self) -> bytes:
-        """Take out what waits; it is charged until the next ``charge``."""
+        """Remove and return the waiting bytes; they are charged until the next ``charge``."""
         ahead, self.ahead = self.ahead, b""
         return ahead
 
     def clear(self) -> None:
-        """Hold nothing any more: the connection has ended."""
+        """Drop all bytes: the connection has ended."""
         self.ahead = b""
         self.charge(0)
 
     def charge(self, held: int) -> bool:
-        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
         size = held if held > FREE_BYTES else 0
         if size == self.charged:
             return True
@@ -59,7 +59,7 @@ class Held:
         return True
 
     def belongs_to(self, owner: Owner) -> None:
-        """Charge another owner from now on; what it has no room for is charged when the client is next looked at."""
+        """Charge another owner from now on; bytes without room are charged at the client's next ``charge``."""
         held = self.charged
         self.charge(0)
         self.owner = owner

@@ -1,8 +1,8 @@
-"""Output of a connection: what is written at once, what waits for the other answers of a turn, and what for its turn.
+"""Output of a connection: immediate writes, answers gathered in a turn, and writes that wait for the client's turn.
 
 A write of some hundred bytes takes 10 µs, most of them the system's. So one message for thousands of clients, or one of
 megabytes for hundreds, would be a step of seconds: after the first ones, and beyond ``LONG_BYTES``, clients have turns,
-and in each a piece is written. What waits is not copied: clients have a long payload in common.
+and in each a piece is written. Waiting data is not copied: clients share a long payload.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ CORKED_BYTES_MAX = 16 << 10
 LONG_BYTES = 32 << 10
 """Bytes beyond which a write waits for its turn."""
 PIECE_BYTES, PIECE_BYTES_MAX = 32 << 10, 256 << 10
-"""Bytes that are written in a turn when many clients wait, and when few do: a reader that is woken for each small piece
-costs more than the write. The transport holds about as much, which it may copy or encrypt."""
+"""Bytes written in a turn when many clients wait, and when few do: waking a reader for each small piece costs more than
+the write. The transport holds about as much, which it may copy or encrypt."""
 ROUND_BYTES = 4 << 20
-"""Bytes after which others have their turn: one to two milliseconds."""
+"""Bytes after which other work has its turn: one to two milliseconds."""
 BACKLOG_BYTES_MAX = 32 << 20
-"""Bytes that wait for turns beyond which clients that send much are not read."""
+"""Bytes waiting for turns beyond which clients that send much are not read."""
 TURNS_MAX = 128
-"""Turns before the loop does something else. Its clock does not say what they cost: uvloop writes at the end of its
+"""Turns before the loop does other work. Its clock does not measure their cost: uvloop writes at the end of its
 iteration."""
 SMALL_BYTES = 512
-"""Bytes below which what waits is joined."""
+"""Length below which waiting writes are joined."""
 LAST_S_MAX = 5.0
-"""Time in which a client that is closed takes its last bytes. Nothing counts the connection by then."""
+"""Time in which a closed client can read its last bytes. The connection no longer counts by then."""
 WAITING_FACTOR = 16
-"""Times ``limits.send_queue`` that may wait while the socket takes what it gets: then it is others that are served."""
+"""Times ``limits.send_queue`` that may wait while the socket has room: the wait is then for the turns of others."""
 
 
 class OutputClient(Protocol):
-    """The connection, as its output knows it."""
+    """Interface of the connection for its output."""
 
     def falls_behind(self) -> None:
-        """Take note that the client does not read what it is sent."""
+        """Handle that the client does not read."""
 
     def catches_up(self) -> None:
-        """Take note that it does again."""
+        """Handle that the client reads again."""
 
 
 class Writes:
@@ -61,20 +61,20 @@ class Writes:
         self.counters = counters
         self.waiting_bytes_max = waiting_bytes_max
         self.rounds = Rounds(self._look, pause_s=0, turns_max=TURNS_MAX)
-        """Queues of clients that wait for a turn to be written to."""
+        """Queues of clients that wait for a turn to write."""
         self.backlog = 0
-        """Bytes that wait for turns alone, and not for sockets."""
+        """Bytes that wait only for turns, not for sockets."""
         self.piece_bytes = PIECE_BYTES_MAX
-        """Bytes that are written in a turn: the fewer clients wait, the more."""
+        """Bytes written in a turn: more when fewer clients wait."""
         self._held: list[tuple[Owner, Callable[[], None]]] = []
 
     @property
     def is_full(self) -> bool:
-        """Return whether so much waits for turns that those who make it should wait."""
+        """Return whether so much waits for turns that its producers should wait."""
         return self.backlog > BACKLOG_BYTES_MAX
 
     def when_short(self, owner: Owner, callback: Callable[[], None]) -> None:
-        """Call back when less waits, and it is the owner's turn."""
+        """Call back when less waits, at the owner's turn."""
         self._held.append((owner, callback))
         self._look()
 
@@ -88,10 +88,10 @@ class Writes:
 
 
 class Output:
-    """Writes packets to a transport, in order.
+    """Ordered output of packets to a transport.
 
-    While it is corked, they are gathered: a write for each PINGREQ would make small segments by the thousand, and a
-    network that is full of them drops those of other clients.
+    While it is corked, packets are gathered: a write for each PINGREQ would make thousands of small segments, and a
+    congested network drops those of other clients.
     """
 
     __slots__ = ("_client", "_counters", "_crowd", "_is_behind", "_is_blocked", "_is_queued", "_transport",
@@ -105,7 +105,7 @@ class Output:
         self._writes = writes
         self._client = client
         self.owner = owner
-        """Owner among whose clients this one has turns."""
+        """Owner in whose turns this client is served."""
         self.corked: bytearray | None = None
         """Gathered packets; None while it is not corked."""
         self._waiting: deque[bytes | bytearray | memoryview] | None = None
@@ -134,7 +134,7 @@ class Output:
             self._write(self._taken())
 
     def write_all(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write whole packets that came in parts."""
+        """Write whole packets in parts."""
         size = sum(map(len, parts))
         is_small = size < SMALL_BYTES * len(parts)
         if size <= LONG_BYTES and (is_small or (self._waiting is None and not self._crowd.is_here)):
@@ -146,19 +146,19 @@ class Output:
         self._wait(*([b"".join(parts)] if is_small else parts))
 
     def cork(self) -> None:
-        """Gather what is written until ``uncork``."""
+        """Gather writes until ``uncork``."""
         if self.corked is None:
             self.corked = bytearray()
 
     def uncork(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered packets."""
         corked, self.corked = self.corked, None
         if corked:
             self._write(corked)
 
     def finish(self) -> bool:
-        """Give all that waits to the transport: it is the last. Return False if that is too much for a client that
-        leaves: nothing was given then."""
+        """Pass all waiting bytes to the transport: they are the last. Return False, and pass nothing, if they are too
+        many for a client that leaves."""
         self.uncork()
         if self._waiting_bytes > self._writes.waiting_bytes_max:
             return False
@@ -169,14 +169,14 @@ class Output:
         return True
 
     def drop(self) -> None:
-        """Drop what waits: the transport is closed at once."""
+        """Drop the waiting bytes: the transport is closed at once."""
         self.corked = self._waiting = None
         self._count(-self._waiting_bytes)
 
     # --- the socket
 
     def block(self) -> None:
-        """Write nothing more: the transport holds enough."""
+        """Stop writing: the transport holds enough."""
         if not self._is_blocked:
             self._is_blocked = True
             self._writes.backlog -= self._waiting_bytes
@@ -185,7 +185,7 @@ class Output:
         self._look(0)
 
     def unblock(self) -> None:
-        """Go on."""
+        """Resume writing."""
         if self._is_blocked:
             self._is_blocked = False
             self._writes.backlog += self._waiting_bytes
@@ -228,10 +228,10 @@ class Output:
             self._writes.rounds.wait(self.owner, self._go_on)
 
     def _look(self, before: int) -> None:
-        """Say that the client is behind, if it is.
+        """Report that the client is behind, if it is.
 
         Args:
-            before: bytes that waited already when the latest ones came.
+            before: bytes that waited already before the latest ones.
         """
         most = self._writes.waiting_bytes_max
         if not self._is_behind and (
@@ -241,7 +241,7 @@ class Output:
             self._client.falls_behind()
 
     def _go_on(self) -> None:
-        """Write a piece of what waits."""
+        """Write a piece of the waiting bytes."""
         self._is_queued = False
         waiting = self._waiting
         if waiting is None or self._is_blocked:
@@ -277,21 +277,21 @@ class WritingConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Return whether the client can still be sent something."""
+        """Return whether data can still be sent to the client."""
         return self._transport is not None
 
     def send(self, data: bytes) -> None:
-        """Write something whole; nothing happens once it is closed."""
+        """Write whole packets; do nothing once it is closed."""
         if self._transport is not None:
             self._output.write(data)
 
     def send_all(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write something whole that came in parts, of which other clients may get the same."""
+        """Write whole packets in parts, which other clients may share."""
         if self._transport is not None:
             self._output.write_all(parts)
 
     def shut(self, transport: asyncio.Transport, *, drains: bool) -> None:
-        """Close the transport: with what waits, for which the client has ``LAST_S_MAX``, or at once."""
+        """Close the transport: after the waiting bytes, for which the client has ``LAST_S_MAX``, or at once."""
         if drains and self._output.finish():
             transport.close()
             asyncio.get_running_loop().call_later(LAST_S_MAX, transport.abort)
@@ -300,9 +300,9 @@ class WritingConnection(asyncio.Protocol):
             transport.abort()
 
     def pause_writing(self) -> None:
-        """Keep what is written: the socket does not take it."""
+        """Keep writes: the socket is full."""
         self._output.block()
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Resume writing: the socket has room."""
         self._output.unblock()

@@ -1,4 +1,4 @@
-"""Place of one connection among those of its user, whatever the user's clients speak."""
+"""Place of one connection among those of its user, of all protocols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FULL = "too many connections of one user (limits.connections_per_user); use fewe
 
 
 class Place:
-    """Counts one connection from its client's login to its end, in the bound in which sessions of MQTT count."""
+    """Count of one connection from its client's login to its end, in the bound that also counts MQTT sessions."""
 
     __slots__ = ("_bound", "_counters", "_owner")
 
@@ -20,7 +20,7 @@ class Place:
         self._owner: Owner | None = None
 
     def take(self, owner: Owner) -> bool:
-        """Return whether the client may come in: always without a user, as addresses have bounds of their own."""
+        """Return whether the client is admitted: always without a user, as addresses have bounds of their own."""
         if owner.kind is OwnerKind.USER and self._bound.is_own_share_full(owner):
             self._bound.refuse(owner)
             self._counters.connections_refused += 1
@@ -30,7 +30,7 @@ class Place:
         return True
 
     def free(self) -> None:
-        """Forget the client; without one nothing happens."""
+        """Forget the client; do nothing without one."""
         owner, self._owner = self._owner, None
         if owner is not None:
             self._bound.free(owner)

@@ -1,4 +1,4 @@
-"""A protocol as a part of the node, and those that there are."""
+"""A protocol as a part of the node, and the list of protocols."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Foundation:
-    """Parts of the node that a protocol is made with."""
+    """Parts of the node from which a protocol is created."""
 
     config: EdgeConfig
     software: str
     """Name and version of the node, for its clients."""
     context: ProtocolContext
     queues: Queues | None
-    """None where no listener has them, and none had before."""
+    """None where no listener serves them, and none did before."""
 
 
 class ProtocolPart(Part):
-    """Base of the protocols. Its ``__init__`` takes up what the last run left: before clients connect, so it may block
-    on the disk.
+    """Base of the protocols. Its ``__init__`` restores the state of the last run before clients connect, so it may
+    block on the disk.
 
-    Each is imported where a listener speaks it, and loads with its first client what an idle node can do without.
+    Each is imported where a listener uses it, and loads the modules that only clients need with the first client.
     """
 
     prefixes: tuple[bytes, ...] = ()
     """First bytes of its clients, where another protocol has the same listeners; all of one length."""
     greeting = b""
-    """Answer to clients of a protocol that such listeners do not have."""
+    """Answer to clients of an unknown protocol at such listeners."""
 
     def connect(self, door: Door, arrival: Arrival) -> asyncio.Protocol:
-        """Return the side of a connection that knows the protocol."""
+        """Return the protocol object of a connection."""
         raise NotImplementedError
 
 
@@ -52,11 +52,11 @@ PROTOCOLS: dict[ListenerProtocol, tuple[str, ...]] = {
     "amqp": ("weft.edge_node.servers.amqp1.part", "weft.edge_node.servers.amqp.part"),
 }
 """Protocol of a listener -> modules, each with a ``make``. MQTT is not among them: its sessions, retained messages and
-wills are there whatever the listeners speak."""
+wills exist with any listeners."""
 
 
 def protocols(foundation: Foundation) -> Iterator[tuple[ListenerProtocol, ProtocolPart]]:
-    """Make those that the listeners of a node speak, with the name that its configuration has for them."""
+    """Yield the protocols of a node's listeners, each with its name in the configuration."""
     for name, modules in PROTOCOLS.items():
         if has_listener(name, foundation.config.listeners):
             for module in modules:

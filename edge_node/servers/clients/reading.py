@@ -1,4 +1,4 @@
-"""Reading of one connection: reasons to pause, what ends each, and what came meanwhile.
+"""Reading of one connection: reasons to pause, their ends, and the data that arrives meanwhile.
 
 | reason | begins when | what came meanwhile | ends when |
 | --- | --- | --- | --- |
@@ -12,8 +12,8 @@
 | ``TURN`` | the client has had its turn, or an iteration of the loop its reads | waits | others have had theirs, and
   what the client sent before is durable |
 
-Protocols differ in three points. HTTP does not take part in ``DISK``: it answers 429. AMQP 0-9-1 tells its client of a
-``DISK`` that lasts. What is a client's silence, each protocol minds itself: a client that is not read has none.
+Protocols differ in three points. HTTP has no ``DISK``: it answers 429. AMQP 0-9-1 notifies its client of a ``DISK``
+that lasts. Each protocol defines a client's silence itself: it does not count while the client is not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from weft.edge_node.servers.clients.held import Held
 from weft.edge_node.servers.clients.output import LONG_BYTES
 
 KEEPS = Pause.ASKING | Pause.TURN
-"""Reasons for which what came is kept unparsed."""
+"""Reasons for which data is kept unparsed."""
 NEVER = float("inf")
 
 
@@ -37,13 +37,13 @@ def _ignore(_: bool) -> None:
 
 
 class Reading:
-    """Decides when a connection is read. Belongs to the event loop's thread.
+    """Control of a connection's reading. Belongs to the event loop's thread.
 
     Args:
-        held: bytes that came and wait, and the owner among whose clients this one has turns.
-        handle: handles what is held, given the time; called when it is the client's turn.
-        keeps: reasons for which what came is kept.
-        on_disk: told when a wait for the disk begins and ends.
+        held: bytes that wait, and the owner in whose turns this client is served.
+        handle: handles the held bytes, given the time; called at the client's turn.
+        keeps: reasons for which data is kept.
+        on_disk: called when a wait for the disk begins and ends.
     """
 
     __slots__ = ("_context", "_handle", "_held", "_joined", "_keeps", "_missed_turn", "_on_disk", "_transport", "heard",
@@ -70,7 +70,7 @@ class Reading:
         self.heard = context.clock()
         """Time of the last read, or of the end of the last pause."""
         self.write_until = NEVER
-        """Time at which a client that does not read is to be closed."""
+        """Time at which a client that does not read is closed."""
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Read from a transport."""
@@ -83,24 +83,25 @@ class Reading:
             self._context.ingest.back_pressure.join(self)
 
     def end(self) -> None:
-        """Read no more: the connection is closed. Turns that were waited for are not taken."""
+        """Stop reading: the connection is closed. Pending turns are dropped."""
         self._transport = None
         self._context.ingest.back_pressure.leave(self)
 
-    # --- what came
+    # --- data from the client
 
     def admits(self, now: float) -> bool:
-        """Return whether what came may be handled at once; otherwise it is to be kept, and ``put_off`` called."""
+        """Return whether data may be handled at once; otherwise the caller keeps it, and calls ``put_off``."""
         turns = self._context.turns
         return not self.pause & self._keeps and (now < turns.reads_until or turns.admits(now))
 
     def put_off(self) -> None:
-        """Handle what is held when others have had their turn, unless it waits for something already."""
+        """Handle the held bytes when others have had their turn, unless they wait for another reason already."""
         if not self.pause & self._keeps:
             self.await_turn()
 
     def handled(self, size: int) -> None:
-        """Note the end of a read of so many bytes: who sent much waits while writes of others' copies do."""
+        """Note the end of a read of so many bytes: a client that sent much waits while writes of its messages' copies
+        do."""
         writes = self._context.writes
         if size > LONG_BYTES and writes.is_full and self._transport is not None and not self.pause & self._keeps:
             self.hold(Pause.TURN)
@@ -117,7 +118,7 @@ class Reading:
             self._on_disk(True)
 
     def release(self, reason: Pause) -> None:
-        """Read on, if this was the last reason not to. Nothing happens when it was none."""
+        """Resume reading, if no other reason remains. Do nothing if the reason did not hold."""
         if not self.pause & reason:
             return
         if reason & self._keeps:
@@ -132,17 +133,17 @@ class Reading:
         self._resume()
 
     def await_turn(self, reason: Pause = Pause.TURN, go_on: Callable[[], None] | None = None) -> None:
-        """Stop reading, and go on when others have had their turn.
+        """Stop reading, and resume when others have had their turn.
 
         Args:
-            go_on: called then, even if the connection is closed by then; by default the method of this name.
+            go_on: called then, even if the connection is closed; by default the method of this name.
         """
         self.hold(reason)
         self._context.rounds.wait(self._held.owner, go_on or partial(self.go_on, reason))
 
     def end_turn(self) -> None:
-        """Store what came, stop reading, and go on when that is durable and others have had their turn: all wait for
-        the commits of one client."""
+        """Store the gathered records, stop reading, and resume when they are durable and others have had their turn:
+        every client waits for the commits of each."""
         if not self.pause & self._keeps:
             self.hold(Pause.TURN)
             ingest = self._context.ingest
@@ -150,13 +151,14 @@ class Reading:
             ingest.on_durable(lambda _: self.await_turn())
 
     def go_on(self, waited_for: Pause = Pause.ASKING) -> None:
-        """Handle what came while the client waited, and read on. An error of ours ends the connection, as in a read."""
+        """Handle the data that arrived while the client waited, and resume reading. A fault in the node's code ends the
+        connection, as in a read."""
         self.pause &= ~waited_for
         transport = self._transport
         if transport is None:
             return
         if self._held.waits and self.pause & Pause.DISK:
-            # All clients together may have read ahead much more than may wait for the disk.
+            # All clients together may have sent ahead much more than may wait for the disk.
             self.pause |= Pause.TURN
             self._missed_turn = True
         elif not self.pause & self._keeps:
@@ -168,7 +170,7 @@ class Reading:
         self._resume()
 
     def go_on_in_turn(self, waited_for: Pause) -> None:
-        """Go on now, or where many do so at the same time when others have had their turn."""
+        """Resume now, or, if many clients resume at the same time, when others have had their turn."""
         turns = self._context.turns
         now = self._context.clock()
         if now < turns.reads_until or turns.admits(now):
@@ -178,7 +180,7 @@ class Reading:
             self.await_turn()
 
     def last_words(self) -> None:
-        """Wait for nothing but the disk and the socket any more: the connection is about to end."""
+        """Wait only for the disk and the socket from now on: the connection is about to end."""
         self.pause &= Pause.DISK | Pause.WRITE
         self._resume()
 
@@ -195,12 +197,12 @@ class Reading:
         self.write_until = self._context.clock() + self._context.settings.write_timeout_s
 
     def catches_up(self) -> None:
-        """Read on from a client that has caught up."""
+        """Resume reading from a client that has caught up."""
         self.write_until = NEVER
         self.release(Pause.WRITE)
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether the client has not read for so long that it is to be closed; then that is counted."""
+        """Return whether the client has not read for too long and must be closed, and count it."""
         if now < self.write_until:
             return False
         self._context.counters.write_timeouts += 1
@@ -208,5 +210,5 @@ class Reading:
 
     @property
     def stuck(self) -> str:
-        """Reason for log lines."""
+        """Return the reason for log lines."""
         return f"did not read what it was sent for {self._context.settings.write_timeout_s:g} s"

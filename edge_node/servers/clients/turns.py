@@ -1,4 +1,4 @@
-"""Turns of clients: how long the loop handles what one of them sent, and what all of them sent."""
+"""Turns of clients: bounds on the loop's time for the data of one client, and of all clients."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from weft.bounds import TurnBudget
 
 TURN_COST_MAX = 64
 TURN_S_MAX = 0.002
-"""Filters and pings of one client, and seconds for its packets, before it is the turn of others. A single read has room
+"""Filters and pings of one client, and seconds for its packets, before others have their turn. A single read has room
 for 131,072 PINGREQs, half a second of the loop."""
 READS_S_MAX = 0.01
-"""Seconds for which one iteration of the loop handles what it finds to read; clients whose reads come later wait for
-their turn. A thousand connections of one user are a thousand turns otherwise, two seconds of the loop."""
+"""Seconds for which one iteration of the loop handles reads; clients whose reads come later wait for their turn.
+Otherwise a thousand connections of one user would have a thousand turns, two seconds of the loop."""
 NOT_BEGUN = float("-inf")
-"""The end of that time before an iteration's first read."""
+"""Value of that end before an iteration's first read."""
 
 
 class Turns:
-    """Time that clients have before it is the turn of others. Who has no more of it waits in the ``rounds``.
+    """Time of clients before others have their turn. A client without time left waits in the ``rounds``.
 
     Args:
-        loop: tells the time, and calls at the end of each iteration.
+        loop: supplies the time, and calls back at the end of each iteration.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,7 +32,7 @@ class Turns:
         """Budget of the client whose turn it is."""
 
     def admits(self, now: float) -> bool:
-        """Return whether a read that has come may be handled at once. Need not be asked before ``reads_until``."""
+        """Return whether a read may be handled at once. It need not be called before ``reads_until``."""
         if self.reads_until == NOT_BEGUN:
             self.reads_until = now + READS_S_MAX
             self._loop.call_soon(self._end_of_iteration)
