@@ -1,1 +1,1 @@
-"""Listeners of the node and the protocols spoken there: connections, from their bytes to records and back."""
+"""Listeners of the node and their protocols: connections, from their bytes to records and back."""

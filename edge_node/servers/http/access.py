@@ -10,13 +10,13 @@ from weft.edge_node.servers.http.problem import Problem
 from weft.edge_node.servers.http.request import Request
 
 V1_PATHS = (b"/write", b"/query")
-"""Paths of InfluxDB 1, whose clients may say who they are in the query of the URL."""
+"""Paths of InfluxDB 1, whose clients may send credentials in the query of the URL."""
 CHALLENGE = (("WWW-Authenticate", 'Basic realm="weft", charset="UTF-8"'),)
 _HOW = "send `Authorization: Basic` with a user name and password, or `Bearer NAME:PASSWORD`"
 
 
 def claim_of(request: Request) -> bytes:
-    """Return what a request says of its sender, as it came: two requests with the same claim have the same sender."""
+    """Return a request's credentials undecoded: two requests with the same claim have the same sender."""
     claim = request.headers.get(b"authorization", b"")
     if not claim and request.path in V1_PATHS:
         query = request.query
@@ -29,7 +29,7 @@ def credentials_of(claim: bytes) -> Credentials:
     """Return the credentials in a claim.
 
     Raises:
-        Problem: it cannot be understood.
+        Problem: the claim cannot be parsed.
     """
     if not claim:
         return Credentials()

@@ -18,7 +18,7 @@ Fields = Sequence[tuple[str, str]]
 
 
 class Answers:
-    """Makes answers. Two of the same second share their date.
+    """Encoder of answers. Answers of the same second share their date.
 
     Args:
         wall_clock: nanoseconds since 1970.
@@ -59,7 +59,7 @@ class Answers:
         """Return an answer with its body.
 
         Args:
-            is_head: the request was HEAD, whose answer has no body.
+            is_head: whether the request was HEAD, whose answer has no body.
         """
         head = self.head(status, fields, keeps_alive=keeps_alive, is_http10=is_http10)
         if status in _NO_BODY:

@@ -1,8 +1,8 @@
-"""Requests that web pages send through a browser: which of them are answered, and what the answers say to the browser.
+"""Requests of web pages in a browser: their admission, and the fields of the answers for the browser.
 
-Two things give a page away. Requests to another origin, and all but GET and HEAD, have its Origin. And a name that its
-owner had resolved to this machine stands in Host (docs/decisions/0068-what-a-browser-may-ask.md); requests with
-credentials are not checked for that, as a page has none.
+Two fields reveal a page. Requests to another origin, and all except GET and HEAD, have its Origin. And Host has a name
+that the page's owner had resolved to this machine (docs/decisions/0068-what-a-browser-may-ask.md); requests with
+credentials are not checked for Host, as a page has none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from weft.edge_node.servers.http.settings import BrowserSettings
 SETTING = "origins"
 PREFLIGHT_S = 600
 HOSTS_MAX = 64
-"""Hosts that are remembered: with ports, a node has a few."""
+"""Maximum number of remembered hosts: with ports, a node has a few."""
 _METHODS = "GET, HEAD, POST, OPTIONS"
 _EXPOSED = "Retry-After, Idempotency-Replayed"
 
@@ -39,13 +39,13 @@ class Browsers:
         self._names = frozenset(name for name in named if name)
         self._parsed = frozenset(filter(None, map(parse_origin, settings.origins)))
         self._own: set[bytes] = set()
-        """Hosts of requests that were found to be the node's own names."""
+        """Hosts of earlier requests that are the node's own names."""
 
     def check(self, request: Request) -> Fields:
         """Return the fields that every answer to a request has.
 
         Raises:
-            Problem: it comes from a page that may not ask.
+            Problem: it comes from a page that is not permitted.
         """
         headers = request.headers
         origin = headers.get(b"origin")
@@ -85,7 +85,7 @@ class Browsers:
     def _is_welcome(self, text: str, host: bytes) -> bool:
         settings = self._settings
         origin = parse_origin(text)
-        # Origins of other schemes, such as those of browser extensions, are compared as they are written.
+        # Origins of other schemes, such as those of browser extensions, are compared as text.
         if "*" in settings.origins or text in settings.origins or (origin is not None and origin in self._parsed):
             return True
         if origin is None or origin != served_origin(settings.scheme, [host.decode("latin-1")]):

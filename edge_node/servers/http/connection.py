@@ -30,7 +30,7 @@ from weft.edge_node.servers.listeners.door import Arrival, Door
 log = logging.getLogger(__name__)
 
 _KEEPS = KEEPS | Pause.ACKS
-"""Reasons for which what came is kept unparsed: a request begins only where its answer has room."""
+"""Reasons for which data is kept unparsed: a request begins only where its answer has room."""
 
 
 class HttpConnection(WritingConnection):
@@ -42,7 +42,7 @@ class HttpConnection(WritingConnection):
     )  # fmt: skip
 
     def __init__(self, service: Server, door: Door, arrival: Arrival, browsers: Browsers) -> None:
-        """Take a connection in; the listener has counted it."""
+        """Begin a connection, which the listener has counted."""
         self.arrival = arrival
         self.wheel_slot = -1
         self._service = service
@@ -54,7 +54,7 @@ class HttpConnection(WritingConnection):
         self._replies = Replies(service, self._reply)
         self._pending = self._replies.pending
         self._broken: Problem | None = None
-        """Refusal of what cannot be read; nothing after it is."""
+        """Refusal of data that cannot be parsed; nothing after it is read."""
         self._taker: Taker | None = None
         self.reading = Reading(service.context, self._held, self._read_ahead, _KEEPS)
         self._steps = Steps(service, self._failed, partial(self.reading.go_on, Pause.TURN))
@@ -64,7 +64,7 @@ class HttpConnection(WritingConnection):
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for a request; until its sender is let in, the listener minds how long as well."""
+        """Wait for a request; until its sender is admitted, the listener bounds the time as well."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
         self._output = Output(self._transport, self._service.context.writes, self, self._held.owner)
@@ -87,7 +87,7 @@ class HttpConnection(WritingConnection):
                     self.reading.put_off()
 
     def eof_received(self) -> bool:
-        """Answer what was asked before the client closed its side."""
+        """Answer requests from before the client closed its side."""
         transport = self._transport
         if transport is None or self._ending is not None or not self._pending or transport.get_extra_info("sslcontext"):
             return False  # TLS ends both ways at once
@@ -102,13 +102,13 @@ class HttpConnection(WritingConnection):
         self._service.context.wheel.set(self, self.reading.write_until)
 
     def catches_up(self) -> None:
-        """Read on from a client that has caught up."""
+        """Resume reading from a client that has caught up."""
         self.reading.catches_up()
         if self._taker is not None:
             self._taker.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
-        """Forget the connection. Records of requests that were not answered stay, as far as they are stored."""
+        """Forget the connection. Stored records of unanswered requests stay."""
         transport, self._transport = self._transport, None
         if transport is None:
             return
@@ -173,7 +173,7 @@ class HttpConnection(WritingConnection):
         )
 
     def _handle(self) -> None:
-        """Handle the requests that are whole."""
+        """Handle the complete requests."""
         complete = self._parser.complete
         while complete and self._transport is not None and not self.reading.pause & _KEEPS and self._taker is None:
             if self._ending is not None:
@@ -194,7 +194,7 @@ class HttpConnection(WritingConnection):
             self._refuse(Request(), problem)
 
     def _settle(self) -> bool:
-        """Charge the owner with what is held. Return whether it may have that much; else the connection is closed."""
+        """Charge the owner with the held bytes. Return whether it may have so many; else the connection is closed."""
         if self._transport is None:
             return self._held.charge(0)
         if self._held.charge(self._parser.held + len(self._held.ahead) + self._steps.held):
@@ -205,7 +205,7 @@ class HttpConnection(WritingConnection):
     # --- requests
 
     def _on_head(self, request: Request) -> None:
-        """Look at a request whose body is still to come: who sends it is asked first."""
+        """Handle the head of a request before its body: its sender is checked first."""
         if not self._pending and not self._parser.complete:
             self._knows(request)
         if request.headers.get(b"expect", b"").lower() == b"100-continue":
@@ -215,7 +215,7 @@ class HttpConnection(WritingConnection):
                 self._output.write(CONTINUE)
 
     def _knows(self, request: Request) -> bool:
-        """Return whether it is known who sent a request, or that it does not matter; else ask."""
+        """Return whether a request's sender is known, or does not matter; otherwise begin the check."""
         if self._sender.is_known(request):
             return True
         if not self.reading.pause & Pause.ASKING:
@@ -224,12 +224,12 @@ class HttpConnection(WritingConnection):
         return False
 
     def _asked(self) -> None:
-        """Go on: it is known who sends the requests, or that it may not."""
+        """Resume: the check of the sender has ended."""
         self._held.belongs_to(self._sender.owner)
         self._output.owner = self._sender.owner
         denied = self._sender.denied
         if denied is not None and self._parser.is_in_body and not self._pending and self._transport is not None:
-            self._refuse(Request(), denied)  # before a long body comes
+            self._refuse(Request(), denied)  # before a long body arrives
         self.reading.go_on_in_turn(Pause.ASKING)
 
     def _begin(self, request: Request) -> None:
@@ -267,7 +267,7 @@ class HttpConnection(WritingConnection):
     # --- answers
 
     def answered(self) -> None:
-        """Send what is due."""
+        """Send the answers that are due."""
         self._replies.answered()
 
     def _reply(self, data: bytes, closes: bool) -> None:
@@ -280,7 +280,7 @@ class HttpConnection(WritingConnection):
             self.reading.go_on_in_turn(Pause.ACKS)
 
     def stream_to(self, taker: Taker) -> None:
-        """Give the connection to something that goes on sending. Nothing else was asked before, or may be now."""
+        """Pass the connection to a feed. There is no earlier request, and no later one is accepted."""
         self._pending.clear()
         self._taker = taker
         taker.begin(self)
@@ -293,14 +293,14 @@ class HttpConnection(WritingConnection):
         return len(self._pending) <= 1
 
     def recheck(self) -> None:
-        """Look again who the client is: users or rules were read again."""
+        """Check the client again: users or rules were read again."""
         if self._taker is not None:
             self._taker.recheck()
         elif not self._pending and self._sender.has_to_go():  # otherwise its next request is refused
             self.close()
 
     def shut_down(self) -> None:
-        """Close: the node stops. What was not answered was perhaps stored."""
+        """Close: the node stops. Unanswered requests may have been stored."""
         if self._taker is not None:
             self._taker.stop()
         elif self._transport is not None:
@@ -318,7 +318,7 @@ class HttpConnection(WritingConnection):
                 return None
             return reading.write_until
         if reading.pause:
-            reading.heard = self._parser.began = now  # a client that is not read cannot be blamed
+            reading.heard = self._parser.began = now  # the time of a client that is not read does not count
         elif self._parser.is_within and self._ending is None:
             body_s = settings.body_s + self._parser.held / BODY_BYTES_PER_S
             limit = body_s if self._parser.is_in_body else settings.head_s
@@ -345,7 +345,7 @@ class HttpConnection(WritingConnection):
         self.reading.last_words()
 
     def close(self) -> None:
-        """Close, with what waits if the client reads."""
+        """Close, after the waiting bytes if the client reads."""
         if self._transport is not None:
             self.shut(self._transport, drains=not self.reading.pause & Pause.WRITE)
 
@@ -354,10 +354,8 @@ _POSTS = (b"/v1/streams/", b"/v1/topics/")
 
 
 def longest_body(settings: HttpSettings, request: Request) -> LongestBody:
-    """Return the bound on a request's body: the longest message where it is one message that is stored as it comes.
-
-    What has to be read, for its messages or for the fields that a key or a time is made of, has a bound of its own.
-    """
+    """Return the bound on a request's body: the longest message where the body is one message that is stored unchanged.
+    A body that must be parsed, for its messages or for the fields of a key or a time, has a bound of its own."""
     if request.target.startswith(_POSTS) and _is_one_message(request):
         return LongestBody(settings.message_bytes_max, "limits.message")
     return LongestBody(settings.body_bytes_max, "limits.request")
@@ -365,7 +363,7 @@ def longest_body(settings: HttpSettings, request: Request) -> LongestBody:
 
 def _is_one_message(request: Request) -> bool:
     headers = request.headers
-    # The key is made of the unquoted path, and clients may write a brace as %7B.
+    # The key comes from the unquoted path, and clients may write a brace as %7B.
     if b"weft-time-field" in headers or b"{" in unquoted(request.path) + headers.get(b"weft-key", b""):
         return False
     kind = media_type_of(headers.get(b"content-type", b"").decode("latin-1"))

@@ -1,5 +1,5 @@
-"""Counters of HTTP: plain integers that only the event loop's thread changes. The help of their metrics says what each
-counts (``config/metrics/http``)."""
+"""Counters of HTTP: plain integers that only the event loop's thread changes. The help of their metrics defines each
+(``config/metrics/http``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class HttpCounters:
-    """Totals since the start of what only HTTP has; those whose metric is a gauge are of now."""
+    """Totals since the start, specific to HTTP; counters whose metric is a gauge have the present value."""
 
     http_requests: int = 0
     http_messages: int = 0

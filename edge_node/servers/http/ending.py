@@ -6,21 +6,21 @@ import asyncio
 import contextlib
 
 LINGER_S = 2.0
-"""Time for which what still comes is thrown away before a connection is closed: closed at once, the system would reset
-it, and the client might not get the answer."""
+"""Time for which input is discarded before a connection is closed: without it the system would reset the connection,
+and the client might not get the answer."""
 LINGER_BYTES_MAX = 4 << 20
 
 
 class Ending:
-    """Throws away what a client still sends, for a while."""
+    """Reader that discards a client's input for a while."""
 
     __slots__ = ("_left", "_timer", "_transport", "_write_timeout_s")
 
     def __init__(self, transport: asyncio.Transport, write_timeout_s: float) -> None:
-        """Begin to end a connection: nothing is written to it any more.
+        """Begin to end a connection, without further writes.
 
         Args:
-            write_timeout_s: time that the client has for what it was sent.
+            write_timeout_s: time in which the client can read the sent data.
         """
         self._write_timeout_s = write_timeout_s
         self._left = LINGER_BYTES_MAX
@@ -31,7 +31,7 @@ class Ending:
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._close)
 
     def received(self, size: int) -> None:
-        """Throw away what came."""
+        """Discard received bytes."""
         self._left -= size
         if self._left < 0:
             self._transport.abort()
@@ -41,5 +41,5 @@ class Ending:
         self._timer = asyncio.get_running_loop().call_later(self._write_timeout_s, self._transport.abort)
 
     def cancel(self) -> None:
-        """Wait no longer: the connection has ended."""
+        """Stop waiting: the connection has ended."""
         self._timer.cancel()

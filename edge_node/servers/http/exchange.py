@@ -22,10 +22,10 @@ class Line(Protocol):
     """The connection of an exchange (``HttpConnection``)."""
 
     def answered(self) -> None:
-        """Send what is due."""
+        """Send the answers that are due."""
 
     def stream_to(self, taker: Taker) -> None:
-        """Give the connection to something that goes on sending; the exchange was answered with its head."""
+        """Pass the connection to a feed; the exchange was answered with its head."""
 
     @property
     def is_first(self) -> bool:
@@ -34,42 +34,42 @@ class Line(Protocol):
 
 
 class Way(Protocol):
-    """The connection, as a taker knows it."""
+    """Interface of the connection for a feed."""
 
     def send(self, data: bytes) -> None:
         """Write bytes."""
 
     def send_all(self, parts: Sequence[bytes]) -> None:
-        """Write bytes that came in parts, of which other clients may get the same."""
+        """Write bytes in parts, which other clients may share."""
 
     def close(self) -> None:
-        """Close it, with what waits if the client reads."""
+        """Close it, after the waiting bytes if the client reads."""
 
 
 class Taker(Protocol):
-    """Something that sends to a connection until either ends."""
+    """A feed: it sends to a connection until either ends."""
 
     def begin(self, way: Way) -> None:
-        """Send from now on."""
+        """Begin to send."""
 
     def received(self, data: bytes) -> None:
-        """Take what the client sends meanwhile."""
+        """Handle the client's input meanwhile."""
 
     def pause(self) -> None:
         """Send nothing until ``resume``: the client does not read."""
 
     def resume(self) -> None:
-        """Send again."""
+        """Resume sending."""
 
     def recheck(self) -> None:
-        """Ask again what the client may read, and whether it may be here: users or rules were read again."""
+        """Check again what the client may read, and whether it is admitted: users or rules were read again."""
 
     def stop(self) -> None:
         """End: the connection has ended, or the node stops."""
 
 
 class Exchange:
-    """A request until its answer is sent; the ``Source`` of the records that it brings."""
+    """A request until its answer is sent; the ``Source`` of its records."""
 
     __slots__ = ("_line", "answer_fields", "identity", "is_head", "is_influx", "owner", "publisher", "ready", "request",
                  "routes", "status", "stored", "whole")  # fmt: skip
@@ -83,7 +83,7 @@ class Exchange:
         self.owner: Owner
         self.routes: RouteCache
         self.is_influx = False
-        """True if errors have the form that InfluxDB gives them."""
+        """True if errors have the form of InfluxDB's."""
         self.answer_fields: Fields = ()
         """Fields that each answer to this request has."""
         self.ready = False
@@ -94,9 +94,9 @@ class Exchange:
         """Answers once the records are durable."""
 
     def answer(self, status: int, body: bytes = b"", content_type: str = JSON, fields: Fields = ()) -> None:
-        """Give the answer; it is sent after those before it. The first one counts.
+        """Set the answer; it is sent after earlier ones. The first call counts.
 
-        JSON gets the end of a line: people read it on a terminal.
+        JSON ends with a line break: people read it on a terminal.
         """
         if self.ready:
             return
@@ -125,7 +125,7 @@ class Exchange:
         self.answer(problem.status, sentence(problem, is_influx=self.is_influx), fields=fields)
 
     def stream_to(self, taker: Taker) -> None:
-        """Have the connection given to something that goes on sending, once the answers before are sent."""
+        """Pass the connection to a feed, once the earlier answers are sent."""
         self._line.stream_to(taker)
 
     @property
@@ -146,7 +146,7 @@ class Exchange:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return the refusal of a request whose records the log does not take."""
+    """Return the refusal of a request whose records the log refused."""
     if isinstance(error, LogFull):
         return try_later(503, f"not stored: {error}; send it again later", FULL_RETRY_S)
     if isinstance(error, RecordTooLarge):

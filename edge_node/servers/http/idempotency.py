@@ -1,10 +1,10 @@
 """Idempotency keys: a request that is sent again because its answer was lost is recognised, and nothing of it is stored
 twice.
 
-Each key is a record of the stream ``weft-http``. It is appended in one commit with the records of its request, of which
-a crash leaves all or none: after a crash at any instant the key is known if and only if the records are in the log.
-A request that is stored in several commits has a record in each, which says what is in the log so far.
-Keys are remembered for a time, up to a number in all and for each owner; the oldest go first.
+Each key is a record of the stream ``weft-http``. It is appended in one commit with the records of its request, and a
+crash leaves all of them or none: after a crash at any instant the key is known if and only if the records are in the
+log. A request that is stored in several commits has a record in each, with the progress so far. Keys are remembered for
+a time, up to a number in all and for each owner; the oldest go first.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ KEY_CHARACTERS_MAX = 255
 READ_BYTES = 1 << 20
 VERSION = FORMATS["http"]
 PIECES_VERSION = 2
-"""Version of the records of a request that is stored in several commits: an earlier release takes each of them for all
-of it, and refuses to begin instead."""
+"""Version of the records of a request that is stored in several commits: an earlier release would treat each as the
+whole, and this version makes it refuse to start."""
 DIGEST_BYTES = 16
 RUNS_MAX = 8
-"""Most rows of numbers that are remembered of a request. One that is stored in many commits may have more, with what
-others store between them."""
+"""Maximum number of runs of numbers remembered for a request. One that is stored in many commits may have more, with
+others' records between them."""
 
 logger = logging.getLogger(__name__)
 
 
 class RememberedAnswer(NamedTuple):
-    """Answer to a request."""
+    """Remembered answer to a request."""
 
     fingerprint: bytes
     stream: int
@@ -48,12 +48,12 @@ class RememberedAnswer(NamedTuple):
     seqs: tuple[tuple[int, int], ...]
     """(first seq, count)."""
     messages: int
-    """Number of those stored so far."""
+    """Number of messages stored so far."""
     rest_at: int = 0
-    """Number of the first message of the request that is still to be stored; 0 for none."""
+    """Number of the request's first message that is not stored yet; 0 for none."""
 
     def plus(self, seqs: Iterable[tuple[int, int]], messages: int, rest_at: int) -> RememberedAnswer:
-        """Return this with what another commit has of the request."""
+        """Return this answer extended by another commit of the request."""
         found = joined([*self.seqs, *seqs])
         if self.messages:
             del found[RUNS_MAX:]
@@ -89,7 +89,7 @@ class IdempotencyKeys:
         counters: HttpCounters,
         wall_clock: Callable[[], int],
     ) -> None:
-        """Remember what the log has. Blocks.
+        """Load the keys of the log. Blocks.
 
         Args:
             stream: number of the stream of keys.
@@ -113,20 +113,20 @@ class IdempotencyKeys:
         self._load()
 
     def find(self, owner: Owner, key: str) -> RememberedAnswer | None:
-        """Return the answer that a key got, or what it got so far; None for a new one."""
+        """Return the answer of a key, complete or so far; None for a new key."""
         self._expire()
         own = self._of_owner.get(str(owner))
         found = None if own is None else own.get(_digest(owner, key))
         return None if found is None else found[1]
 
     def note(self, owner: Owner, key: str, remembered: RememberedAnswer, *, in_pieces: bool = False) -> None:
-        """Remember a key, in the log as well. To be called in ``together``, with its records.
+        """Remember a key, in the log as well. Call it in ``together``, with its records.
 
         Args:
             in_pieces: this is one of several commits.
 
         Raises:
-            LogFull, LogFailed: it is not remembered.
+            LogFull, LogFailed: the key is not remembered.
         """
         digest, now = _digest(owner, key), self._wall_clock()
         entry = _Entry(
@@ -191,7 +191,7 @@ class IdempotencyKeys:
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ascending runs of numbers, (first, count), with one where two follow each other."""
+    """Return ascending runs of numbers, (first, count), with adjacent runs joined."""
     found: list[tuple[int, int]] = []
     for first, count in runs:
         if found and found[-1][0] + found[-1][1] == first:
@@ -204,7 +204,7 @@ def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> _Entry | None:
     try:
         if msgspec.msgpack.decode(payload, type=_Beginning).version > PIECES_VERSION:
-            # To forget its keys would be to store again what is sent again.
+            # Forgetting its keys would store repeated requests twice.
             raise UnsupportedVersion("a later release has written idempotency keys of this node: install that again")
         return decoder.decode(payload)
     except msgspec.MsgspecError as error:
@@ -213,5 +213,5 @@ def _decoded(payload: bytes, decoder: msgspec.msgpack.Decoder[_Entry]) -> _Entry
 
 
 def _digest(owner: Owner, key: str) -> bytes:
-    """Return a short form of a key: two owners' keys are different ones."""
+    """Return a short form of a key: equal keys of two owners differ."""
     return hashlib.blake2b(f"{owner}\0{key}".encode(), digest_size=DIGEST_BYTES).digest()

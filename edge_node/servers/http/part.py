@@ -1,4 +1,4 @@
-"""HTTP as a part of the node. The first client loads the protocol: a megabyte that an idle node does without."""
+"""HTTP as a part of the node. The first client loads the protocol: an idle node saves this megabyte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Http(ProtocolPart):
     name = "HTTP"
 
     def __init__(self, foundation: Foundation) -> None:
-        """Recover what is remembered of idempotency keys.
+        """Restore the idempotency keys.
 
         Raises:
             OSError, LogError: the log cannot be read.
@@ -39,7 +39,7 @@ class Http(ProtocolPart):
 
     @property
     def service(self) -> HttpService:
-        """Return what connections share, made when it is first asked for."""
+        """Return the shared service of connections, created at the first call."""
         if self._service is None:
             from weft.edge_node.servers.http.service import HttpService
 
@@ -51,7 +51,7 @@ class Http(ProtocolPart):
         return self.service.make_connection(door, arrival)
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Take messages for the streams of ``now``. Return what goes back."""
+        """Accept messages for the streams of ``now``. Return the undo."""
         self._use(now)
         return lambda: self._use(before)
 
@@ -61,12 +61,12 @@ class Http(ProtocolPart):
             self._service.use(config)
 
     def permissions_changed(self) -> None:
-        """Ask again what those who read may read: users or access rules were read again."""
+        """Check again what readers may read: users or access rules were read again."""
         if self._service is not None:
             self._service.permissions_changed()
 
     async def close(self) -> None:
-        """Close all connections. What was not answered is sent again by its client."""
+        """Close all connections. Clients send unanswered requests again."""
         if self._service is not None:
             self._service.close()
 

@@ -1,22 +1,22 @@
-"""A request that is refused: its status, and a sentence that says what to do."""
+"""Refusal of a request: its status, and a sentence with the remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 QUOTED_MAX = 80
-"""Characters of what a client sent that an answer quotes."""
+"""Maximum number of characters of a client's input in an answer."""
 
 
 class Problem(Exception):
-    """A request is not carried out.
+    """A refused request.
 
     Args:
         status: of the answer.
-        sentence: what is wrong, then what to do.
-        closes: whether the connection ends, since what follows on it cannot be read.
+        sentence: the problem, then the remedy.
+        closes: whether the connection ends, because later data on it cannot be parsed.
         fields: further fields of the answer's head.
-        code: InfluxDB's word for it, where its clients ask.
+        code: InfluxDB's error code, for its clients.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ _CODES = {
 
 
 def quoted(text: str) -> str:
-    """Return what a client sent, short enough for an answer."""
+    """Return a client's input, shortened for an answer."""
     return repr(text if len(text) <= QUOTED_MAX else f"{text[:QUOTED_MAX]}...")
 
 

@@ -1,4 +1,4 @@
-"""Answers of one connection, which go out in the order of its requests."""
+"""Answers of one connection, sent in the order of its requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.edge_node.servers.http.server import Server
 
 
 class Replies:
-    """Exchanges whose answers are not sent.
+    """Exchanges whose answers are not sent yet.
 
     Args:
-        send: takes bytes for the client, and whether the connection ends after them.
+        send: writes bytes to the client; its second argument ends the connection after them.
     """
 
     __slots__ = ("_is_flushing", "_send", "_server", "pending")
@@ -25,7 +25,7 @@ class Replies:
         self.pending: deque[Exchange] = deque()
 
     def answered(self) -> None:
-        """Send the answer, or with others of the same turn where more than one is due: one write for all of them."""
+        """Send the answer; if more than one is due, send all of the turn in one write."""
         if len(self.pending) <= 1:
             self._flush()
         elif not self._is_flushing:
@@ -33,7 +33,7 @@ class Replies:
             self._server.context.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send the answers that are not behind others."""
+        """Send the answers that do not wait for earlier ones."""
         self._is_flushing = False
         data, closes = [], False
         while self.pending and self.pending[0].ready and not closes:

@@ -1,5 +1,5 @@
-"""HTTP requests as they come in. The parser is httptools'; ours are the bounds, and the refusal of whatever two readers
-could take for requests of different lengths (request smuggling, RFC 9112 section 11.2).
+"""Incoming HTTP requests. The parser is httptools'; this module adds the bounds, and refuses requests whose length two
+parsers could interpret differently (request smuggling, RFC 9112 section 11.2).
 
 httptools refuses by itself: two lengths, a length beside a transfer coding, white space before a colon, folded lines,
 lone CRs and LFs, signs and lists in lengths, and bytes after a request that ends its connection.
@@ -19,18 +19,18 @@ from weft.edge_node.servers.http.problem import Problem, quoted
 HEAD_BYTES_MAX = 16 << 10
 """Longest head of a request: its first line and its fields."""
 TAIL_BYTES_MAX = 16 << 10
-"""Most bytes of a trailer, which is not read, and of the extensions of a chunk."""
+"""Maximum bytes of a trailer, which is ignored, and of the extensions of a chunk."""
 FIELDS_MAX = 128
-"""Most fields of a head."""
+"""Maximum number of fields of a head."""
 PIECE_BYTES = 16 << 10
-"""Bytes that are parsed before what they brought is handled."""
+"""Bytes that are parsed before their requests are handled."""
 QUERY_FIELDS_MAX = 32
 _ABSOLUTE = re.compile(rb"https?://([^/?#@]+)", re.IGNORECASE)
 _ONCE = frozenset({
     b"authorization", b"content-encoding", b"content-type", b"expect", b"host", b"idempotency-key",
     b"last-event-id", b"origin", b"transfer-encoding", b"weft-key", b"weft-time", b"weft-time-field",
 })  # fmt: skip
-"""Fields that have one value."""
+"""Fields that must occur at most once."""
 
 
 class LongestBody(NamedTuple):
@@ -38,7 +38,7 @@ class LongestBody(NamedTuple):
 
     size: int
     setting: str
-    """Setting that says so, for the refusal of a longer one."""
+    """Setting with the bound, for the refusal of a longer body."""
 
 
 class Request:
@@ -62,18 +62,18 @@ class Request:
     def __init__(self) -> None:
         self.method = ""
         self.target = b""
-        """Path and query as they came."""
+        """Path and query as received."""
         self.path = b""
-        """Path as it came; known with the head."""
+        """Path as received; known with the head."""
         self.fields: list[tuple[bytes, bytes]] = []
         """Fields of the head in their order; names in lower case."""
         self.headers: dict[bytes, bytes] = {}
-        """The same by name; of a field that came several times, the last."""
+        """The same by name; a repeated field has its last value."""
         self.body: list[bytes] = []
         self.size = 0
         """Bytes of the body so far."""
         self.bytes_max = LongestBody(0, "")
-        """Longest body, as it comes and unpacked; known with the head."""
+        """Longest body, as received and unpacked; known with the head."""
         self.is_http10 = False
         self.keeps_alive = True
         self.upgrades = False
@@ -84,7 +84,7 @@ class Request:
         """Return a field as text; empty without it.
 
         Raises:
-            Problem: it is no text.
+            Problem: it is not UTF-8.
         """
         value = self.headers.get(name)
         if value is None:
@@ -96,15 +96,15 @@ class Request:
 
     @property
     def has_body(self) -> bool:
-        """Return whether the head announces a body, of whatever length."""
+        """Return whether the head announces a body of any length."""
         return b"content-length" in self.headers or b"transfer-encoding" in self.headers
 
     @property
     def query(self) -> dict[str, str]:
-        """Return the query's fields; of one that came several times, the last.
+        """Return the query's fields; a repeated field has its last value.
 
         Raises:
-            Problem: it cannot be read.
+            Problem: it cannot be parsed.
         """
         if self._query is None:
             text = self.target.partition(b"?")[2]
@@ -117,7 +117,7 @@ class Request:
         return self._query
 
     def payload(self) -> bytes:
-        """Return the body as it came."""
+        """Return the body as received."""
         body = self.body
         return body[0] if len(body) == 1 else b"".join(body)
 
@@ -128,11 +128,11 @@ def unquoted(segment: bytes) -> bytes:
 
 
 class RequestParser:
-    """Makes the requests of one connection.
+    """Parser of the requests of one connection.
 
     Args:
-        longest_body: returns the bound on the body of a request whose head is whole.
-        on_head: called when a head is whole; may raise ``Problem``.
+        longest_body: returns the bound on the body of a request whose head is complete.
+        on_head: called when a head is complete; may raise ``Problem``.
     """
 
     __slots__ = ("_failed", "_head_bytes", "_in_body", "_longest_body", "_now", "_on_head", "_parser",
@@ -145,38 +145,38 @@ class RequestParser:
         self._request: Request | None = None
         self._in_body = False
         self._head_bytes = 0
-        """Bytes of the pieces that the head has come in so far, without the last one."""
+        """Bytes of the head's pieces so far, without the last one."""
         self._tail_bytes = 0
-        """Bytes of the pieces since the body last grew: of a trailer, or of the extensions of a chunk."""
+        """Bytes of the pieces since the body last grew: part of a trailer, or of the extensions of a chunk."""
         self._failed: Problem | None = None
         self._now = self.began = 0.0
         """Time at which the latest request began."""
         self.complete: list[Request] = []
-        """Requests that came whole and were not taken yet."""
+        """Complete requests that are not handled yet."""
         self.rest = b""
         """Bytes after a request that asked for WebSocket."""
 
     @property
     def held(self) -> int:
-        """Return the bytes held of a request that is not whole."""
+        """Return the bytes held of an incomplete request."""
         request = self._request
         return 0 if request is None else self._head_bytes + request.size + self._tail_bytes
 
     @property
     def is_within(self) -> bool:
-        """Return whether a request has begun and is not whole."""
+        """Return whether a request has begun and is incomplete."""
         return self._request is not None
 
     @property
     def is_in_body(self) -> bool:
-        """Return whether its head is whole."""
+        """Return whether its head is complete."""
         return self._in_body
 
     def feed(self, data: bytes, now: float) -> None:
-        """Parse up to ``PIECE_BYTES``. What is whole stands in ``complete``, also when this raises.
+        """Parse up to ``PIECE_BYTES``. ``complete`` has the complete requests, even when this raises.
 
         Raises:
-            Problem: what came is no request, or one over a bound. Nothing after it can be read.
+            Problem: the data is not a request, or exceeds a bound. Later data cannot be parsed.
         """
         self._now = now
         within, size = (self._request, self._request.size) if self._request is not None else (None, 0)
@@ -188,11 +188,11 @@ class RequestParser:
             if self._failed is not None:
                 raise self._failed from None
             if self.complete and not self.complete[-1].keeps_alive:
-                return  # it has said that nothing follows: whatever follows is not looked at
+                return  # the request has announced the end of the connection: later data is ignored
             raise Problem(400, f"this is no request in HTTP/1.1: {_reason(error)}", closes=True) from None
         if self._request is not None and not self._in_body:
             self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # what was before it in its first piece counts, too
+            if self._head_bytes > HEAD_BYTES_MAX + PIECE_BYTES:  # bytes before it in its first piece count, too
                 raise _long_head()
         elif self._request is not None:
             has_grown = self._request is not within or self._request.size > size
@@ -202,7 +202,7 @@ class RequestParser:
                                    "bytes; send less there", closes=True)  # fmt: skip
 
     def close(self) -> None:
-        """Parse no more: the parser and this object hold each other."""
+        """End the parser: it and this object hold each other."""
         self._parser = None
 
     # --- httptools
@@ -214,14 +214,14 @@ class RequestParser:
         self._head_bytes, self._tail_bytes, self._in_body = 0, 0, False
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the first line."""
+        """Add a part of the first line."""
         assert self._request is not None
         self._request.target += url
         if len(self._request.target) > HEAD_BYTES_MAX:
             self._fail(Problem(414, f"the URL is longer than {HEAD_BYTES_MAX} bytes; send a shorter one", closes=True))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field. Those behind the body are passed over: nothing that matters may come there."""
+        """Add a field. Fields behind the body are skipped: no relevant field is allowed there."""
         if self._in_body:
             return
         request = self._request
@@ -266,7 +266,7 @@ class RequestParser:
             self._fail(problem)
 
     def on_body(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Add a part of the body."""
         request = self._request
         assert request is not None
         request.body.append(data)
@@ -308,7 +308,7 @@ def _check_repeated(fields: list[tuple[bytes, bytes]]) -> None:
 
 
 def _without_authority(request: Request) -> None:
-    """Take a URL with scheme and host, as for a proxy, for its path. Its host counts (RFC 9112, 3.2.2)."""
+    """Reduce a URL with scheme and host, as for a proxy, to its path. Its host takes precedence (RFC 9112, 3.2.2)."""
     found = _ABSOLUTE.match(request.target)
     if found is not None:
         request.headers[b"host"] = found[1]

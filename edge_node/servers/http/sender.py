@@ -1,4 +1,4 @@
-"""The sender of a connection's requests: who it is, found out once for all requests with the same credentials."""
+"""The sender of a connection's requests: its identity, checked once for all requests with the same credentials."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Sender:
-    """The one client that a connection belongs to. Event loop's thread only."""
+    """The only client of a connection. Event loop's thread only."""
 
     __slots__ = ("_arrival", "_claim", "_door", "_place", "_said", "_service", "_task", "denied", "identity",
                  "owner", "routes")  # fmt: skip
@@ -31,7 +31,7 @@ class Sender:
         self._door = door
         self._arrival = arrival
         self._claim: bytes | None = None
-        """Claim that the answers below are for."""
+        """Claim of the results below."""
         self.identity: Identity | None = None
         self.denied: Problem | None = None
         """Refusal of the claim."""
@@ -43,22 +43,22 @@ class Sender:
         """Level at which a refusal was logged."""
 
     def is_known(self, request: Request) -> bool:
-        """Return whether it is known who sent a request, or that it does not matter."""
+        """Return whether a request's sender is known, or does not matter."""
         if self._service.is_open_to_all(request):
             return True
         try:
             claim = claim_of(request)
         except Problem:
-            return True  # it is refused all the same
+            return True  # it is refused in any case
         if claim != self._claim:
             return False
         return self.denied is not None or (self.identity is not None and self.identity.admitted)
 
     def known(self) -> tuple[Identity, RouteCache]:
-        """Return who it is, and its way to the streams.
+        """Return the identity, and its routes to the streams.
 
         Raises:
-            Problem: it is not let in.
+            Problem: it is refused.
         """
         if self.denied is not None:
             raise self.denied
@@ -67,7 +67,7 @@ class Sender:
         return self.identity, self.routes
 
     def has_to_go(self) -> bool:
-        """Return whether it was let in, and would not be any more: idle, it would keep a place of others."""
+        """Return whether it was admitted and no longer would be: an idle one would keep a place of others."""
         if self.identity is None or self.identity.admitted:
             return False
         self._service.context.counters.clients_expelled += 1
@@ -75,13 +75,13 @@ class Sender:
         return True
 
     def ask(self, request: Request, transport: asyncio.Transport | None, then: Callable[[], None]) -> None:
-        """Find out who sent a request, and call back."""
+        """Check the sender of a request, and call back."""
         self.forget()
         self._claim = claim_of(request)
         self._task = self._service.context.run(self._let_in(self._claim, transport, then))
 
     def forget(self) -> None:
-        """Forget who it is: another one asks, or the connection has ended."""
+        """Forget the identity: another client sends, or the connection has ended."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -109,7 +109,7 @@ class Sender:
         then()
 
     def _say(self, error: AccessDenied) -> None:
-        """Log a refusal, once for a connection. Programs ask without credentials first: that is worth less."""
+        """Log a refusal, once for a connection. Programs often send no credentials at first: that has a lower level."""
         level = logging.WARNING if self._claim else logging.INFO
         if level > self._said:
             self._said = level

@@ -18,14 +18,14 @@ class OpenConnection(Protocol):
     """One connection (``HttpConnection``)."""
 
     def recheck(self) -> None:
-        """Look again who the client is: users or rules were read again."""
+        """Check the client again: users or rules were read again."""
 
     def shut_down(self) -> None:
         """Close: the node stops."""
 
 
 class Server(Protocol):
-    """All that connections share. Belongs to the event loop's thread."""
+    """The shared part of all connections. Belongs to the event loop's thread."""
 
     context: ProtocolContext
     settings: HttpSettings
@@ -33,7 +33,7 @@ class Server(Protocol):
     answers: Answers
 
     def arrived(self, connection: OpenConnection) -> None:
-        """Count a connection in."""
+        """Register a connection."""
 
     def left(self, connection: OpenConnection) -> None:
         """Forget a connection that has ended."""
@@ -43,19 +43,19 @@ class Server(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Return whether too much waits for the disk to take more."""
+        """Return whether too much waits for the disk to accept more."""
         ...
 
     def busy(self) -> Problem:
-        """Return the refusal for that time."""
+        """Return the refusal for requests meanwhile."""
         ...
 
     def is_open_to_all(self, request: Request) -> bool:
-        """Return whether it does not matter who sent a request."""
+        """Return whether a request needs no authentication."""
         ...
 
     def handle(self, exchange: Exchange) -> Iterator[None] | None:
-        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
+        """Carry out a request. Return the steps of a long one, for the caller to run.
 
         Raises:
             Problem: it is refused; the steps raise it, too.

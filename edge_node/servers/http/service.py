@@ -1,4 +1,4 @@
-"""The HTTP side of a node: what all its connections share, and which request goes where."""
+"""The HTTP side of a node: the shared part of all connections, and the dispatch of requests."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from weft.protocols.lane import Lane
 from weft.storage.segment_log import SegmentLog
 
 RETRY_S = 1
-"""Seconds after which a client may try again that came while too much waited for the disk."""
+"""Seconds after which a client may retry when too much waited for the disk."""
 _OPEN = (b"/ping", b"/health")
-"""Paths for everybody: they say that the node is there, and no more."""
+"""Paths without authentication: they only show that the node runs."""
 _WHERE = (
     "there is POST /v1/streams/STREAM, POST /v1/topics/TOPIC, GET /v1/streams/STREAM/events, GET /v1/topics?filter=, "
     "and InfluxDB's /api/v2/write, /write, /ping and /health"
@@ -44,8 +44,8 @@ _WHERE = (
 class Streams(NamedTuple):
     """Streams of a configuration, for requests."""
 
-    takes: Mapping[str, PostTarget]
-    """Streams that take messages, by name."""
+    takes: Mapping[str, Target]
+    """Streams that accept messages, by name."""
     others: frozenset[str]
     """Names of the other streams."""
 
@@ -64,7 +64,7 @@ class HttpService:
         keys: IdempotencyKeys,
         wall_clock: Callable[[], int],
     ) -> None:
-        """Join it to the node.
+        """Connect it to the node.
 
         Args:
             wall_clock: nanoseconds since 1970.
@@ -95,23 +95,23 @@ class HttpService:
         return HttpConnection(self, door, arrival, browsers)
 
     def use(self, config: EdgeConfig) -> None:
-        """Take messages for the streams of a changed configuration."""
+        """Accept messages for the streams of a changed configuration."""
         self.streams = self._streams_of(config)
 
     def permissions_changed(self) -> None:
-        """Ask again what those who read may read: users or access rules were read again."""
+        """Check again what readers may read: users or access rules were read again."""
         for connection in list(self._open):
             connection.recheck()
 
     def close(self) -> None:
-        """Close all connections. What was not answered is sent again by its client."""
+        """Close all connections. Clients send unanswered requests again."""
         for connection in list(self._open):
             connection.shut_down()
 
     # --- connections
 
     def arrived(self, connection: OpenConnection) -> None:
-        """Count a connection in."""
+        """Register a connection."""
         self._open.add(connection)
 
     def left(self, connection: OpenConnection) -> None:
@@ -130,21 +130,21 @@ class HttpService:
 
     @property
     def holds(self) -> bool:
-        """Return whether too much waits for the disk to take more."""
+        """Return whether too much waits for the disk to accept more."""
         return self.context.ingest.back_pressure.holding
 
     def busy(self) -> Problem:
-        """Return the refusal for that time."""
+        """Return the refusal for requests meanwhile."""
         return try_later(429, "too much waits for the disk (limits.pending); send it again later", RETRY_S)
 
     # --- requests
 
     def is_open_to_all(self, request: Request) -> bool:
-        """Return whether it does not matter who sent a request."""
+        """Return whether a request needs no authentication."""
         return request.path in _OPEN or request.method == "OPTIONS"
 
     def handle(self, exchange: Exchange) -> Iterator[None] | None:
-        """Carry out a request. Return the steps of one that takes long, which the caller then takes.
+        """Carry out a request. Return the steps of a long one, for the caller to run.
 
         Raises:
             Problem: it is refused.
@@ -195,7 +195,8 @@ class HttpService:
         if request.method != method and not (method == "GET" and request.method == "HEAD"):
             raise Problem(405, f"only {method} is possible here; send that", fields=(("Allow", method),))
         if method == "POST" and not request.has_body:
-            # Not an empty message: what an old client sends without a length would be lost, and answered.
+            # Not treated as an empty message: the body of an old client that sends no length would be lost, and
+            # acknowledged.
             raise Problem(411, "the request has no length; send Content-Length, or `Transfer-Encoding: chunked`",
                           closes=True)  # fmt: skip
 
@@ -209,7 +210,7 @@ class HttpService:
         return target
 
     def _source(self, name: str) -> tuple[str, int]:
-        """Return lane and number of a stream to be read."""
+        """Return lane and number of a stream to read."""
         if name not in self.streams.takes and name not in self.streams.others:
             raise Problem(404, "the node has no stream of this name; see `weft edge status` for its streams")
         config = self._config
@@ -232,7 +233,7 @@ class HttpService:
 
 
 def browser_settings(config: EdgeConfig, name: str) -> BrowserSettings:
-    """Return which pages may ask one listener."""
+    """Return the rules for pages at one listener."""
     listener = config.listeners.get(name) or Listener(bind="127.0.0.1:0")
     bind = parse_listen(bind_of(name, listener))
     return BrowserSettings(

@@ -8,11 +8,11 @@ from weft.bounds import one_share
 from weft.config.models import EdgeConfig
 
 PENDING_MAX = 64
-"""Requests of one connection that may wait for their answers: further ones are not looked at."""
+"""Requests of one connection that may wait for their answers: further ones are not parsed."""
 CHECK_S = 5.0
-"""Interval of looks at a connection's deadlines."""
+"""Interval between checks of a connection's deadlines."""
 BODY_BYTES_PER_S = 16 << 10
-"""Least rate of a body."""
+"""Minimum rate of a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class HttpSettings:
     body_bytes_max: int = 1 << 20
     """Longest body of a request, as sent and unpacked."""
     message_bytes_max: int = 1 << 20
-    """The same of a body that is one message, and that is stored as it comes."""
+    """The same for a body that is one message and is stored unchanged."""
     records_max: int = 10_000
-    """Most messages of a request."""
+    """Maximum number of messages in a request."""
     readers_max: int = 256
-    """Most requests that go on reading: events and topics."""
+    """Maximum number of open readers of events and topics."""
     readers_per_user_max: int = 64
     write_timeout_s: float = 20.0
     head_s: float = 10.0
@@ -38,7 +38,7 @@ class HttpSettings:
     window_s: float = 86_400.0
     """Time for which idempotency keys are remembered."""
     keys_max: int = 100_000
-    """Most idempotency keys that are remembered."""
+    """Maximum number of remembered idempotency keys."""
     keys_per_user_max: int = 25_000
     software: str = "weft"
 
@@ -61,10 +61,10 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSettings:
-    """Pages whose requests one listener takes."""
+    """Pages whose requests one listener accepts."""
 
     origins: tuple[str, ...] = ()
-    """Origins of pages that may ask, beside the listener's own; ``*`` for all."""
+    """Origins of permitted pages, beside the listener's own; ``*`` for all."""
     scheme: str = "http"
     is_loopback: bool = True
-    """True when only this machine reaches the listener, so that a host name in a request can be a stranger's."""
+    """True when only this machine reaches the listener, so that a host name in a request may belong to a stranger."""

@@ -1,4 +1,4 @@
-"""Requests that take long, carried out a turn at a time."""
+"""Long requests, carried out a turn at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from weft.edge_node.servers.http.server import Server
 
 
 class Steps:
-    """The long request of one connection, which waits with everything behind it.
+    """The long request of one connection; later requests wait behind it.
 
     Args:
-        failed: told of what a step raises.
-        done: called when all is done, if it took more than one turn.
+        failed: called with the exception of a step.
+        done: called at the end, if the request took more than one turn.
     """
 
     __slots__ = ("_done", "_exchange", "_failed", "_server", "_steps", "held")
@@ -29,7 +29,7 @@ class Steps:
         """Bytes of the request, until it is done."""
 
     def take(self, exchange: Exchange, steps: Iterator[None], owner: Owner) -> bool:
-        """Begin, with what is left of the turn. Return whether all is done."""
+        """Begin, in the rest of the turn. Return whether all is done."""
         self._exchange, self._steps, self.held = exchange, steps, exchange.request.size
         if self._go_on():
             return True
@@ -37,7 +37,7 @@ class Steps:
         return False
 
     def end(self) -> None:
-        """Leave what is not done: there is no one to answer. What was stored stays."""
+        """Drop the remaining steps: the client is gone. Stored records stay."""
         self._exchange, self._steps, self.held = None, iter(()), 0
 
     def _go_on(self) -> bool:

@@ -34,7 +34,7 @@ MakeProtocol = Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol
 
 
 class Acceptor:
-    """An acceptor at one address that brings each connection through proxy header and TLS handshake to its protocol."""
+    """An acceptor at one address that takes each connection through proxy header and TLS handshake to its protocol."""
 
     def __init__(self, settings: ListenerSettings, admission: Admission, make_protocol: MakeProtocol) -> None:
         self._settings = settings
@@ -108,12 +108,12 @@ class Acceptor:
         connection.transport = _PendingTransport(task)
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
-        # A task that is cancelled before its first step never gets to close anything, and what it leaves behind is a
-        # circle that only a full garbage collection would undo.
+        # A task that is cancelled before its first step never closes its socket, and leaves a reference cycle that only
+        # a full garbage collection would free.
         task.add_done_callback(lambda done: sock.close() if done.cancelled() else None)
 
     async def _set_up(self, sock: socket.socket, connection: NetworkConnection) -> None:
-        """Bring a connection to its protocol. Past the admission's deadline the task is cancelled."""
+        """Take a connection to its protocol. At the admission's deadline the task is cancelled."""
         sock.setblocking(False)
         if self.tls is None:
             await self._shake_hands(sock, connection, None)
@@ -152,7 +152,7 @@ class Acceptor:
 
     async def _read_proxy_header(self, sock: socket.socket, connection: NetworkConnection) -> bool:
         source = await read_header(self._loop, sock)
-        if source is None:  # the proxy speaks for itself
+        if source is None:  # the proxy's own connection
             return self._admission.set_address(connection, connection.host, connection.name)
         return self._admission.set_address(connection, source.host, shown(source))
 
@@ -174,8 +174,8 @@ class Acceptor:
         self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._try_again)
 
     def _try_again(self) -> None:
-        """Accept again as soon as a file can be opened. That is tested by opening one, so that each shortage makes one
-        log line."""
+        """Accept again as soon as a file can be opened. The test opens one, so that each shortage makes one log
+        line."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError:
@@ -202,7 +202,7 @@ class _PendingTransport:
 
 
 class _ProtocolSwitch(asyncio.Protocol):
-    """Hands a transport that is ready to the protocol that it is for."""
+    """Switch of a ready transport to its protocol."""
 
     __slots__ = ("_connection", "_make_protocol")
 
@@ -212,7 +212,7 @@ class _ProtocolSwitch(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         connection, real = self._connection, cast(asyncio.Transport, transport)
-        if connection.is_over:  # given up during the handshake
+        if connection.is_over:  # closed during the handshake
             real.abort()
             return
         peername = real.get_extra_info("peername")

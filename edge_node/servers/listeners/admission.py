@@ -15,7 +15,7 @@ from weft.edge_node.servers.listeners.settings import AdmissionLimits
 log = logging.getLogger(__name__)
 
 ADDRESSES_MAX = 65_536
-"""Maximum number of addresses whose rate is remembered; the one whose last connection is oldest goes first."""
+"""Maximum number of addresses whose rate is remembered; the one whose last connection is oldest is forgotten first."""
 SWEEP_INTERVAL_S = 1.0
 COMPLAINT_INTERVAL_S = 10.0
 """Interval between two log lines about the same bound."""
@@ -24,7 +24,7 @@ IPV6_PREFIX = 64
 
 
 class Abortable(Protocol):
-    """A transport, or what stands for one during a handshake."""
+    """A transport, or its stand-in during a handshake."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -37,7 +37,7 @@ class Abortable(Protocol):
 class NetworkConnection:
     """One network connection (MQTT 5.0 section 1.2), from accepting to its end; the ``Arrival`` of its MQTT side.
 
-    It is counted all the time: as half open until its client is admitted, and as a client from then on.
+    It always counts: as half open until its client is admitted, and as a client from then on.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class NetworkConnection:
         self.origin = _origin(host)
         """Address for the bounds per address."""
         self.counted_as = ""
-        """Address for which the connection is counted, if it is."""
+        """Address for which the connection counts, if it does."""
         self.deadline = deadline
         self.transport: Abortable | None = None
         """Transport that ``abort`` closes; None for a moment after accepting."""
@@ -69,7 +69,7 @@ class NetworkConnection:
         return await self._admission.room(self)
 
     def closed(self) -> None:
-        """Note that the connection has ended; nothing happens the second time."""
+        """Note that the connection has ended; the second call does nothing."""
         self._admission.leave(self)
 
     @property
@@ -79,11 +79,10 @@ class NetworkConnection:
 
 
 class Admission:
-    """Keeps the number of connections within bounds, for all listeners. Belongs to the event loop's thread.
+    """Bounds on the number of connections, for all listeners. Belongs to the event loop's thread.
 
-    Connections that are not let in yet and clients that are have a bound each, ``half_open_max`` and
-    ``connections_max``: a flood of the first takes no slot of the second, and a client that comes back to a full node
-    can say who it is.
+    Half-open connections and admitted clients have a bound each, ``half_open_max`` and ``connections_max``: a flood of
+    the first takes no slot of the second, and a client that comes back to a full node can authenticate.
     """
 
     def __init__(self, limits: AdmissionLimits, counters: Counters, listener_counters: ListenerCounters) -> None:
@@ -122,7 +121,7 @@ class Admission:
         return connection
 
     def set_address(self, connection: NetworkConnection, host: str, name: str) -> bool:
-        """Take the address that a proxy gave. Returns whether the connection may go on."""
+        """Set the address from a proxy. Return whether the connection is allowed."""
         connection.host, connection.name, connection.origin = host, name, _origin(host)
         if self._half_open.discard(connection):
             self._half_open.add(connection)
@@ -133,7 +132,7 @@ class Admission:
     async def room(self, connection: NetworkConnection) -> bool:
         """Return whether there is room for one more client; wait a moment for one that leaves.
 
-        Not to be asked for a client that takes over the connection of another.
+        Do not call it for a client that takes over the connection of another.
         """
         if await self._slots.get(connection):
             return True
@@ -144,7 +143,7 @@ class Admission:
 
     def opened(self, connection: NetworkConnection) -> None:
         """Note that the client was admitted."""
-        if connection.is_over:  # given up in the same turn; its transport is being closed
+        if connection.is_over:  # closed in the same turn; its transport is being closed
             return
         self._slots.take(connection)
         if self._half_open.discard(connection):
@@ -152,7 +151,7 @@ class Admission:
             self._show()
 
     def leave(self, connection: NetworkConnection) -> None:
-        """Note that the connection has ended; nothing happens the second time."""
+        """Note that the connection has ended; the second call does nothing."""
         if connection.is_over:
             return
         connection.is_over = True
@@ -164,7 +163,7 @@ class Admission:
         self._show()
 
     def complain(self, what: str, message: str, *arguments: object) -> None:
-        """Log a warning, unless there was one about ``what`` lately: a flood must not flood the log as well."""
+        """Log a warning, unless there was a recent one about ``what``: a flood must not flood the log as well."""
         now = self._loop.time()
         if now - self._said.get(what, -COMPLAINT_INTERVAL_S) >= COMPLAINT_INTERVAL_S:
             self._said[what] = now
@@ -177,7 +176,8 @@ class Admission:
             self._timer = None
 
     def _may_come(self, connection: NetworkConnection) -> bool:
-        """Return whether its address has not too many connections, and not too fast. This machine's own may always."""
+        """Return whether its address is within its bounds on number and rate. This machine's own connections always
+        are."""
         if connection.is_local:
             return True
         most = self.limits.connections_per_address_max
@@ -212,8 +212,8 @@ class Admission:
     def _evict(self) -> None:
         """Close the oldest half-open connection of the address that has most of them.
 
-        A good client is admitted within milliseconds, so the oldest is the least likely one. Where addresses have
-        one each, the address that came first makes room.
+        A good client is admitted within milliseconds, so the oldest connection is the least likely to be one. Where
+        addresses have one each, the address that came first makes room.
         """
         connection = self._half_open.victim()
         self.listener_counters.half_open_evicted += 1

@@ -17,18 +17,18 @@ BACKLOG = 1024
 
 
 class CannotListen(OSError):
-    """An address that cannot be bound. The sentence says why, and what to do."""
+    """An address that cannot be bound. The text has the reason and the remedy."""
 
 
 async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.socket], Address | UnixSocket]:
     """Listen at every address of a host name, or at a unix socket.
 
     Returns:
-        The sockets, which do not block, and where they are: with the port that was found for port 0.
+        The non-blocking sockets, and their address, with the actual port for port 0.
 
     Raises:
         CannotListen: the address cannot be bound; nothing listens then.
-        OSError: no socket can be made.
+        OSError: no socket can be created.
     """
     if isinstance(bind, UnixSocket):
         return [_listen_unix(bind)], bind
@@ -54,7 +54,7 @@ async def listening_sockets(bind: Address | UnixSocket) -> tuple[list[socket.soc
 
 
 def _listen_unix(bind: UnixSocket) -> socket.socket:
-    """Listen in place of a socket that an earlier node left behind. Its group may connect, others may not."""
+    """Listen in place of a socket left by an earlier node. Its group may connect, others may not."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(bind.path).st_mode):
             _refuse_if_alive(bind)

@@ -1,4 +1,4 @@
-"""One listener for protocols that their first bytes tell apart."""
+"""One listener for protocols that differ in their first bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class ByPrefix(asyncio.Protocol):
     """A connection until its protocol is known; then that protocol's connection takes the transport over.
 
-    The listener minds how long the first bytes may take.
+    The listener bounds the time for the first bytes.
     """
 
     __slots__ = ("_answer", "_arrival", "_choices", "_data", "_door", "_partings", "_transport", "_what")
@@ -32,10 +32,10 @@ class ByPrefix(asyncio.Protocol):
         what: str,
         partings: Partings,
     ) -> None:
-        """Wait for as many bytes as all prefixes have.
+        """Wait for the bytes of a prefix.
 
         Args:
-            choices: prefix, all of one length -> what makes its connections.
+            choices: prefix, all of one length -> factory of its connections.
             answer: sent to a client of another protocol before it is closed: a protocol that this listener has.
             what: the protocols of the listener, for the log.
             partings: log lines about clients that are closed.
@@ -54,7 +54,7 @@ class ByPrefix(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Choose a protocol as soon as the prefix is whole, or can be none."""
+        """Choose a protocol as soon as the prefix is complete, or cannot match."""
         transport = self._transport
         if transport is None:
             return
@@ -71,7 +71,7 @@ class ByPrefix(asyncio.Protocol):
             protocol.data_received(self._data)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Forget a client that has gone before it said what it speaks."""
+        """Forget a client that has gone before its first bytes."""
         if self._transport is not None:
             self._transport = None
             self._arrival.closed()

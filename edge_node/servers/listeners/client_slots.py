@@ -13,7 +13,7 @@ Holder = TypeVar("Holder")
 
 
 class ClientSlots(Generic[Holder]):
-    """Holders of slots, and those that wait for one. Belongs to the event loop's thread."""
+    """Holders of slots, and clients that wait for one. Belongs to the event loop's thread."""
 
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max
@@ -25,19 +25,19 @@ class ClientSlots(Generic[Holder]):
         return len(self._holders)
 
     def take(self, holder: Holder) -> None:
-        """Take a slot, free or not: for a holder that ``get`` gave one, or that has just displaced another."""
+        """Take a slot, free or not: for a holder after ``get``, or one that has just displaced another."""
         self._holders.add(holder)
 
     def leave(self, holder: Holder) -> None:
-        """Give up a slot, or waiting for one; nothing happens without either."""
+        """Free a slot, or stop waiting for one; do nothing without either."""
         waits = self._waiting.pop(holder, None)
         if waits is not None and not waits.done():
             waits.set_result(None)
         if holder in self._holders:
             self._holders.discard(holder)
             if self._waiting:
-                # Not at once: a client that displaces another takes that one's slot right after it was left. If it was
-                # given away in between, the number of clients would grow with each that does so.
+                # Not at once: a client that displaces another takes that one's slot right after it was left. If another
+                # client got it in between, the number of clients would grow with each displacement.
                 asyncio.get_running_loop().call_soon(self._hand_out)
 
     async def get(self, holder: Holder) -> bool:
@@ -45,9 +45,9 @@ class ClientSlots(Generic[Holder]):
         if len(self._holders) < self._slots_max and not self._waiting:
             self._holders.add(holder)
             return True
-        # Wait rather than refuse on the spot: clients that lose their connection come back at once, often before the
-        # node sees their old connection end. A pause in reading, a closing TLS or WebSocket connection or a proxy may
-        # hold that up. The node has room for them.
+        # Wait before a refusal: clients that lose their connection come back at once, often before the node sees the
+        # end of their old connection. A pause in reading, a closing TLS or WebSocket connection or a proxy may delay
+        # that end. The node has room for them.
         granted = self._waiting[holder] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(TimeoutError):
             try:

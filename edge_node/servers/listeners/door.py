@@ -1,4 +1,4 @@
-"""Interface of a listener for the connections that it accepted. Listeners implement it; tests have their own."""
+"""Interface of a listener for its accepted connections. Listeners implement it; tests have their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.edge_node.access.identity import Identity
 
 
 class Door(Protocol):
-    """Authentication as one listener does it."""
+    """Authentication by one listener."""
 
     @property
     def name(self) -> str:
@@ -17,35 +17,35 @@ class Door(Protocol):
         ...
 
     async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
-        """Return the identity of a client that may come in. The connection is not read meanwhile.
+        """Return the identity of an admitted client. The connection is not read meanwhile.
 
         Args:
-            transport: asks for ``peername``, ``ssl_object``, ... with ``get_extra_info``.
-            address: of the client, whom costs are charged to; empty for this machine.
+            transport: source of ``peername``, ``ssl_object``, ... by ``get_extra_info``.
+            address: address of the client, for charges; empty for this machine.
 
         Raises:
-            AccessDenied: it may not.
+            AccessDenied: it is refused.
         """
         ...
 
 
 class Arrival(Protocol):
-    """One connection as its listener counts it. Until ``opened`` the listener minds the time that the client takes."""
+    """One connection in its listener's counts. Until ``opened`` the listener bounds the client's time."""
 
     name: str
     """The client's address, for log lines."""
     origin: str
-    """Address whom costs are charged to, of IPv6 the /64; empty for this machine."""
+    """Address for charges, for IPv6 the /64; empty for this machine."""
 
     async def room(self) -> bool:
-        """Return whether there is room for one more client. Waits a moment for one that leaves.
+        """Return whether there is room for one more client; wait a moment for one that leaves.
 
-        To be asked before ``opened``, except for a client whose other connection is about to be closed.
+        Call it before ``opened``, except for a client whose other connection is about to be closed.
         """
         ...
 
     def opened(self) -> None:
-        """Note that the client was let in."""
+        """Note that the client was admitted."""
 
     def closed(self) -> None:
         """Note that the connection has ended. Called once."""

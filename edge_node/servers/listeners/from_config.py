@@ -11,7 +11,7 @@ from weft.config.units import Address, parse_listen
 from weft.edge_node.servers.listeners.settings import AdmissionLimits, ListenerSettings, TlsFiles, WebSocketSettings
 
 WEBSOCKET_NAMES = ("ws", "wss")
-"""Names of listeners that speak WebSocket without a section for it."""
+"""Names of listeners that use WebSocket without a section for it."""
 
 
 def listener_settings(config: EdgeConfig) -> Iterator[ListenerSettings]:

@@ -1,4 +1,4 @@
-"""Connections that are not admitted yet, by the addresses that they come from."""
+"""Connections that are not admitted yet, by their addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class HasOrigin(Protocol):
-    """A connection from somewhere."""
+    """A connection with an address."""
 
     origin: str
     """Address for the bounds per address."""
@@ -22,7 +22,7 @@ class HalfOpen(Generic[ConnectionT]):
     def __init__(self) -> None:
         """Start without any."""
         self._origins: dict[ConnectionT, str] = {}
-        """Connection -> the origin under which it is counted."""
+        """Connection -> the origin for which it counts."""
         self._of: dict[str, dict[ConnectionT, None]] = {}
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""One listener: its clients' way in, whatever they speak."""
+"""One listener, for clients of any protocol."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from weft.edge_node.servers.listeners.tls import TlsInForce, common_name, read_t
 from weft.edge_node.servers.listeners.websocket import WebSockets
 
 MakeConnection = Callable[[Door, Arrival], asyncio.Protocol]
-"""Makes the side of a connection that knows its protocol."""
+"""Factory of a connection's protocol object."""
 
 
 class Listener:
-    """Listens on one address; the ``Door`` of its connections. Everything happens on the event loop's thread."""
+    """Listener on one address; the ``Door`` of its connections. Event loop's thread only."""
 
     def __init__(
         self, make_connection: MakeConnection, settings: ListenerSettings, admission: Admission, accounts: Accounts
     ) -> None:
-        """Join a listener to its protocol, and to what all listeners share."""
+        """Connect a listener to its protocol, and to the parts that all listeners share."""
         self._make_connection = make_connection
         self._settings = settings
         self._admission = admission
@@ -69,7 +69,7 @@ class Listener:
 
     @property
     def bound(self) -> Address | UnixSocket:
-        """Return the address that it listens on, with the port that was found for port 0."""
+        """Return the address that it listens on, with the actual port for port 0."""
         return self._acceptor.bound
 
     @property
@@ -78,11 +78,11 @@ class Listener:
         return self.bound.port if isinstance(self.bound, Address) else 0
 
     def stop(self) -> None:
-        """Accept no more. Connections stay: they are their protocol's to close."""
+        """Stop accepting. Connections stay: their protocol closes them."""
         self._acceptor.stop()
 
     async def close(self) -> None:
-        """Stop accepting, and end what is left of connections once their protocol has closed them."""
+        """Stop accepting, and end the remaining parts of connections once their protocol has closed them."""
         self.stop()
         if self._websockets is not None:
             await self._websockets.close()
@@ -98,7 +98,7 @@ class Listener:
         return [path for path in (tls.certificate, tls.key, tls.client_ca, tls.crl_file) if path is not None]
 
     def read_tls(self) -> TlsInForce | None:
-        """Read the TLS files as they are now; return None without TLS. Blocks.
+        """Read the present TLS files; return None without TLS. Blocks.
 
         Raises:
             OSError: they cannot be used.
@@ -106,22 +106,22 @@ class Listener:
         return None if self._settings.tls is None else read_tls(self._settings.tls)
 
     def use_tls(self, tls: TlsInForce | None) -> None:
-        """Use what was read for handshakes from now on, and end connections whose certificate was revoked."""
+        """Use newly read files for handshakes from now on, and end connections whose certificate was revoked."""
         self._acceptor.tls = None if tls is None else tls.context
         before, self._revoked = self._revoked, frozenset() if tls is None else tls.revoked
         if self._revoked - before:
             self._accounts.changed()
 
-    # --- what a connection asks of its listener
+    # --- for connections
 
     async def authenticate(self, credentials: Credentials, transport: Any, address: str) -> Identity:
-        """Return the identity of a client that may come in.
+        """Return the identity of an admitted client.
 
         Args:
-            address: of the client, whom costs are charged to; empty for this machine.
+            address: address of the client, for charges; empty for this machine.
 
         Raises:
-            AccessDenied: it may not.
+            AccessDenied: it is refused.
         """
         name, is_revoked = None, None
         if self._settings.tls is not None and self._settings.tls.client_ca is not None:
@@ -138,7 +138,7 @@ class Listener:
         return certificate in self._revoked
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after users or access rules were read again: remembered permissions are forgotten then."""
+        """Call back after users or access rules were read again: remembered permissions are then void."""
         self._accounts.watch(callback)
 
     def _may_be_anonymous(self, transport: asyncio.BaseTransport) -> bool:

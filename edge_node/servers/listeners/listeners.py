@@ -1,4 +1,4 @@
-"""All listeners of a node, the accounts that they ask, and the files that are read again."""
+"""All listeners of a node, their accounts, and the files that are read again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft.edge_node.servers.listeners.settings import AdmissionLimits
 log = logging.getLogger(__name__)
 
 FILES_RESERVED = 128
-"""File descriptors kept for the log, links and threads, whatever clients do."""
+"""File descriptors reserved for the log, links and threads."""
 HALF_OPEN_PART = 8
 """Divisor for the share of connections that may be half open, where the process may not open enough files."""
 
@@ -68,14 +68,15 @@ class Listeners:
 
     @property
     def watched(self) -> list[str]:
-        """Return what is read again: ``users``, ``access rules``, ``certificates of listener mqtts``."""
+        """Return the names of files that are read again: ``users``, ``access rules``, ``certificates of listener
+        mqtts``."""
         return self._reloads.watched
 
     async def open(self, make_connections: Mapping[str, MakeConnection]) -> None:
         """Listen everywhere, and watch the files. Connections wait in the kernel until ``accept``.
 
         Args:
-            make_connections: protocol -> what makes the connections of its listeners.
+            make_connections: protocol -> factory of its listeners' connections.
 
         Raises:
             OSError: an address cannot be bound, or TLS files cannot be used; nothing listens then.
@@ -104,17 +105,17 @@ class Listeners:
         await self._reloads.check(all_of_them=all_of_them)
 
     async def save_passwords(self) -> None:
-        """Write what is new of the passwords that were right, for the next start."""
+        """Write the new hashes of correct passwords, for the next start."""
         await self.accounts.known.save()
 
     def stop(self) -> None:
-        """Accept no more. Connections stay until their protocol closes them."""
+        """Stop accepting. Connections stay until their protocol closes them."""
         self.is_open = False
         for listener in self._listeners:
             listener.stop()
 
     async def close(self) -> None:
-        """End what is left of the connections, once their protocol has closed them."""
+        """End the remaining parts of connections, once their protocol has closed them."""
         await asyncio.gather(*(listener.close() for listener in self._listeners))
         self._admission.close()
         self.accounts.close()
@@ -135,7 +136,7 @@ class Listeners:
 
 
 def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> AdmissionLimits:
-    """Return the limits, with as many connections as the process may have files open for beside others.
+    """Return the limits, with connections reduced to the number for which the process may open files.
 
     The soft limit is raised to the hard one first: systemd's 1,024 is meant for programs that use ``select``.
     """
@@ -159,7 +160,8 @@ def with_files_for(limits: AdmissionLimits, other_connections: int = 0) -> Admis
 
 
 class Doors(Part):
-    """The listeners as a part of the node: the last to start, and the first to end, among all that clients reach."""
+    """The listeners as a part of the node: the last to start, and the first to end, among the parts that clients
+    reach."""
 
     name = "listeners"
 
@@ -172,5 +174,5 @@ class Doors(Part):
         self._listeners.accept()
 
     async def close(self) -> None:
-        """Accept none any more."""
+        """Stop accepting."""
         self._listeners.stop()

@@ -22,7 +22,7 @@ from weft.edge_node.servers.listeners.proxy_protocol import (
 
 
 class ProxiedTransport:
-    """A transport whose peer is the client behind the proxy. Everything else is the transport's own."""
+    """A transport whose peer is the client behind the proxy. All other information is the transport's own."""
 
     __slots__ = ("_peername", "_transport", "write")
 
@@ -30,7 +30,7 @@ class ProxiedTransport:
         self._transport = transport
         self._peername = (connection.host, int(connection.name.rpartition(":")[2]))
         self.write = transport.write
-        """Method of the transport, bound once: it is the one that connections call most."""
+        """Method of the transport, bound once: connections call it most often."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return the transport's information, except for the peer's name."""
@@ -44,7 +44,7 @@ async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket
     """Read the PROXY header and not a byte more, as a TLS handshake may follow.
 
     Raises:
-        BadProxyHeader: there is none, or a bad one.
+        BadProxyHeader: there is no header, or a bad one.
         OSError: the connection broke.
     """
     start = await _read(loop, connection, START_BYTES)
@@ -55,7 +55,7 @@ async def read_header(loop: asyncio.AbstractEventLoop, connection: socket.socket
 
 
 async def _read_line(loop: asyncio.AbstractEventLoop, connection: socket.socket, line: bytes) -> bytes:
-    """Read the rest of a line. Proxies send it whole: it is looked at first, and taken up to its end."""
+    """Read the rest of a line. Proxies send it whole: peek at it first, then read it up to its end."""
     while not line.endswith(LINE_END):
         if len(line) >= LINE_BYTES_MAX:
             raise BadProxyHeader(f"a line of version 1 without an end in {LINE_BYTES_MAX} bytes")

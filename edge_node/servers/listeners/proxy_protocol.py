@@ -12,40 +12,40 @@ from weft.protocols.errors import CodecError
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 START_BYTES = len(SIGNATURE)
-"""Bytes that tell the versions apart; the shortest line of version 1 has 15."""
+"""Number of bytes that distinguish the versions; the shortest line of version 1 has 15."""
 LINE_START = b"PROXY "
 LINE_END = b"\r\n"
 LINE_BYTES_MAX = 107
 """Longest line of version 1, its end included (section 2.1)."""
 PREFIX_BYTES = 16
 BODY_BYTES_MAX = 2048
-"""Longest part after the first 16 bytes: addresses and extras. The specification calls 536 bytes enough, unix addresses
-and TLS details included."""
+"""Longest part after the first 16 bytes: addresses and extras. The specification considers 536 bytes enough, unix
+addresses and TLS details included."""
 _LOCAL, _PROXY = 0x20, 0x21
 _INET, _INET6 = 0x10, 0x20
 _STREAM = 0x01
 
 
 class BadProxyHeader(CodecError):
-    """Bytes that are no PROXY header. The sentence says what is wrong with them."""
+    """Bytes that are not a PROXY header. The text states the problem."""
 
 
 class ProxiedAddress(NamedTuple):
-    """The client behind a proxy. ``host`` is empty when it is no internet address."""
+    """The client behind a proxy. ``host`` is empty when it is not an internet address."""
 
     host: str
     port: int
 
 
 def source_of_line(line: bytes) -> ProxiedAddress | None:
-    """Return the client's address from a line of version 1; None for UNKNOWN, by which the proxy speaks for itself.
+    """Return the client's address from a line of version 1; None for UNKNOWN, the proxy's own connection.
 
     Raises:
-        BadProxyHeader: the line is not of the form that the specification gives, to the last space and zero.
+        BadProxyHeader: the line differs from the specified form, even in a space or a leading zero.
     """
     parts = line.removesuffix(LINE_END).decode("ascii", "replace").split(" ")
     if parts[:2] == ["PROXY", "UNKNOWN"]:
-        return None  # what follows is to be ignored
+        return None  # the rest of the line is ignored
     family = _FAMILIES.get(parts[1]) if len(parts) == 6 and parts[0] == "PROXY" else None
     if family is None or not line.endswith(LINE_END):
         raise BadProxyHeader(f"expected `PROXY TCP4 SOURCE DESTINATION PORT PORT` or TCP6, got {line[:60]!r}")
@@ -79,7 +79,7 @@ def body_length(prefix: bytes) -> int:
     """Return the number of bytes after the first 16 of a header of version 2.
 
     Raises:
-        BadProxyHeader: those are not the beginning of a header, or it is longer than ``BODY_BYTES_MAX``.
+        BadProxyHeader: the bytes are not the beginning of a header, or it is longer than ``BODY_BYTES_MAX``.
     """
     if len(prefix) != PREFIX_BYTES or not prefix.startswith(SIGNATURE):
         raise BadProxyHeader("expected a PROXY header of version 1 or 2")
@@ -92,7 +92,7 @@ def body_length(prefix: bytes) -> int:
 
 
 def source(prefix: bytes, body: bytes) -> ProxiedAddress | None:
-    """Return the client's address; None when the proxy speaks for itself (LOCAL), as in a health check.
+    """Return the client's address; None for the proxy's own connection (LOCAL), such as a health check.
 
     Raises:
         BadProxyHeader: the addresses are cut short, or of no stream connection over IPv4 or IPv6.

@@ -1,7 +1,7 @@
 """Revocation lists (RFC 5280 section 5), as far as OpenSSL leaves them to the node.
 
-OpenSSL checks certificates at handshakes only. It does not say when a list is out of date, nor whose open connections
-are to end.
+OpenSSL checks certificates at handshakes only. It reports neither when a list is out of date, nor which open
+connections must end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMES = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}
 
 
 class CertificateName(NamedTuple):
-    """The name of a certificate: no other certificate of its authority has the number."""
+    """The name of a certificate: the number is unique for its authority."""
 
     issuer: bytes
     """In DER."""
@@ -84,7 +84,7 @@ def _parse(der: bytes) -> RevocationList:
 
 
 def _content(der: bytes) -> bytes:
-    """Return the content of the one element that ``der`` is."""
+    """Return the content of ``der``, which is one element."""
     ((_, content),) = _elements(der)
     return content
 

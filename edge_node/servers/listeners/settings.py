@@ -1,4 +1,4 @@
-"""Settings of one listener, and the bounds that all of them share."""
+"""Settings of one listener, and the bounds that all listeners share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK = Address("127.0.0.1", 1883)
 
 
 class TlsUnusable(OSError):
-    """Certificate, key, authorities or revocation lists that cannot be used. The sentence names the file."""
+    """Certificate, key, authorities or revocation lists that cannot be used. The text names the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class WebSocketSettings:
     scheme: str = "http"
     """Scheme of the listener's own pages: ``https`` with TLS."""
     is_loopback: bool = True
-    """True when only this machine reaches the listener, so that a host name in a request can be a stranger's."""
+    """True when only this machine reaches the listener, so that a host name in a request may belong to a stranger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Reads of TLS connections through one shared buffer.
 
 For a protocol that takes ``bytes``, asyncio and uvloop create an object of 256 KiB for every decrypted read, and shrink
-it to what came; a buffered protocol spares them that. It also makes it cheap to have the C library give large blocks
-back at once (``MALLOC_MMAP_THRESHOLD_``, set in ``deploy/``), which halves the memory of an idle TLS connection: uvloop
-has a block of 256 KiB for each, of which a page or two is used.
+it to the received length; a buffered protocol avoids that. It also makes it cheap to let the C library return large
+blocks at once (``MALLOC_MMAP_THRESHOLD_``, set in ``deploy/``), which halves the memory of an idle TLS connection:
+uvloop has a block of 256 KiB for each, of which a page or two is used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ _buffer = memoryview(bytearray(BUFFER_BYTES))
 
 
 class SharedBufferProtocol(asyncio.BufferedProtocol):
-    """A protocol that passes received bytes to another protocol as ``bytes``. Belongs to the event loop's thread, as
-    all do."""
+    """A protocol that passes received bytes to another protocol as ``bytes``. All belong to the event loop's thread."""
 
     __slots__ = ("_protocol",)
 
@@ -25,7 +24,7 @@ class SharedBufferProtocol(asyncio.BufferedProtocol):
         self._protocol = protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self._protocol.connection_made(transport)
 
     def get_buffer(self, _sizehint: int) -> memoryview:
@@ -37,17 +36,17 @@ class SharedBufferProtocol(asyncio.BufferedProtocol):
         self._protocol.data_received(bytes(_buffer[:nbytes]))
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self._protocol.resume_writing()
 
     def eof_received(self) -> bool | None:
-        """Pass it on."""
+        """Pass the event on."""
         return self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         self._protocol.connection_lost(exc)

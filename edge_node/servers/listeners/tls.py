@@ -64,9 +64,9 @@ def _check_revocation(context: ssl.SSLContext, path: str) -> None:
     """Refuse certificates that the lists in a file revoke.
 
     Only the client's own certificate is looked up: few authorities publish lists of the intermediate ones. A session
-    that a client resumes is not verified again, but its ticket is worth nothing to a later context.
+    that a client resumes is not verified again, but a later context does not accept its ticket.
     """
-    read_lists(path)  # OpenSSL would take a file without one
+    read_lists(path)  # OpenSSL would accept a file without one
     context.load_verify_locations(path)
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
@@ -82,12 +82,12 @@ def expiry(files: TlsFiles) -> tuple[str | None, datetime | None]:
     """Return the validity of the certificate of usable files, found by a handshake in memory.
 
     Returns:
-        Why clients refuse it now, and when it expires where that is still to come.
+        The reason why clients refuse it now, and the time of its expiry where that is in the future.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(files.certificate)
-    # The certificate itself is the anchor: who signed it, only clients can say.
+    # The certificate itself is the anchor: only clients know the authorities that they trust.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     server = server_context(TlsFiles(certificate=files.certificate, key=files.key))
     try:

@@ -1,9 +1,9 @@
 """The alert that tells a client why its TLS handshake failed.
 
-OpenSSL puts the alert into the buffer of what is to be sent, and then reports the error. asyncio and uvloop abort
-the connection on that error and drop the buffer, so that a client without a good certificate sees a reset and no
-reason. The context made here keeps the alert; the acceptor sends it through a second descriptor of the socket, which
-the abort does not close.
+OpenSSL puts the alert into the output buffer, and then reports the error. asyncio and uvloop abort the connection on
+that error and drop the buffer, so that a client without a good certificate sees a reset and no reason. The context of
+this module keeps the alert; the acceptor sends it through a second descriptor of the socket, which the abort does not
+close.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LINGER_S = 1.0
 """Longest time that a client may take to read its alert. A good network needs one round trip."""
 READ_BYTES = 64 << 10
 READS_MAX = 16
-"""Maximum number of reads thrown away after the alert: 1 MiB."""
+"""Maximum number of reads discarded after the alert: 1 MiB."""
 
 _alert: ContextVar[TlsAlert | None] = ContextVar("tls alert", default=None)
-"""Alert of the connection that the current task brings through its handshake; event loops pass the context on."""
+"""Alert of the connection whose handshake the current task runs; event loops pass the context on."""
 
 
 class TlsAlert:
@@ -90,7 +90,7 @@ class _Handshake(ssl.SSLObject):
 
 
 class AlertingContext(ssl.SSLContext):
-    """A context whose failed handshakes leave their alert with the ``TlsAlert`` that watches the current task."""
+    """A context whose failed handshakes store their alert in the ``Alert`` of the current task."""
 
     sslobject_class = _Handshake
 

@@ -20,15 +20,15 @@ class WebSockets:
     """The WebSocket connections of a listener, from their HTTP request on."""
 
     def __init__(self, settings: WebSocketSettings, connect: Connect, admission: Admission) -> None:
-        """Serve ``settings.path`` and nothing else."""
+        """Serve only ``settings.path``."""
         self._parts = (settings, connect, admission, self._opened, self._ended)
         self._shared: WebSocketShared | None = None
         self._open: set[WebSocketTransport] = set()
         self._all_left: asyncio.Future[None] | None = None
 
     def make_protocol(self, _transport: asyncio.Transport, connection: NetworkConnection) -> asyncio.Protocol:
-        """Speak HTTP with a new connection."""
-        # Here, so that a node does not load the library before it has such a client.
+        """Begin HTTP with a new connection."""
+        # Imported here, so that a node does not load the library before it has such a client.
         from weft.edge_node.servers.listeners.websocket_connection import WebSocketShared, WebSocketTransport
 
         if self._shared is None:

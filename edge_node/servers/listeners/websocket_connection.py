@@ -22,21 +22,21 @@ from weft.edge_node.servers.listeners.websocket_handshake import (
 )
 
 CLOSE_TIMEOUT_S = 2.0
-"""Longest time that a client may take to answer our closing frame, and to read the bytes before it."""
+"""Longest time that a client may take to answer the node's closing frame, and to read the bytes before it."""
 
 _BINARY, _CONTINUATION, _TEXT = Opcode.BINARY, Opcode.CONT, Opcode.TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketShared:
-    """State that all connections of a listener share."""
+    """State shared by all connections of a listener."""
 
     settings: WebSocketSettings
     connect: Callable[[asyncio.Transport, NetworkConnection], asyncio.Protocol]
     """Function that creates the MQTT connection of an open WebSocket."""
     admission: Admission
     opened: Callable[[WebSocketTransport], None]
-    """Function called when a connection was made; it has not asked for its upgrade yet."""
+    """Function called when a connection was made, before its upgrade."""
     ended: Callable[[WebSocketTransport], None]
 
 
@@ -55,13 +55,13 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._connection = connection
         self._transport: asyncio.Transport
         self._head = b""
-        """Received part of the HTTP request, until it is whole."""
+        """Received part of the HTTP request, until it is complete."""
         self._library: Protocol | None = None
         """Library object from the upgrade on, a new one: the handshake's would keep the request, some 5 KB."""
         self._protocol: asyncio.Protocol | None = None
         """Protocol that gets the bytes, from the upgrade on."""
         self._timer: asyncio.TimerHandle | None = None
-        """Timer that runs from the first closing frame on, ours or the client's."""
+        """Timer that runs from the first closing frame on, the node's or the client's."""
 
     # --- asyncio.Protocol, of the socket
 
@@ -100,7 +100,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
             self._timer.cancel()
         library, self._library = self._library, None
         if library is not None:
-            library.parser.close()  # the two hold each other, which only a full garbage collection would undo
+            library.parser.close()  # the two hold each other, a cycle that only a full garbage collection would free
         if self._protocol is not None:
             self._protocol.connection_lost(exc)
         else:
@@ -229,8 +229,7 @@ class WebSocketTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.resume_reading()
 
     def _begin_to_end(self) -> None:
-        """Bound the end: bytes that the client does not read, and a closing frame that it does not send, are not
-        awaited longer."""
+        """Bound the wait for the client: to read the remaining bytes, and to send its closing frame."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
 

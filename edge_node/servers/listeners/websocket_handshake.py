@@ -1,6 +1,6 @@
 """The HTTP request with which a WebSocket begins (RFC 6455 section 4.2), and the checks of it. No I/O.
 
-The library reads the request and answers it; ours are the checks beyond the RFC: path, subprotocol and origin.
+The library reads the request and answers it; this module adds checks beyond the RFC: path, subprotocol and origin.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from weft.bounds.browsers import is_own_name, parse_origin, served_origin
 from weft.edge_node.servers.listeners.settings import WebSocketSettings
 
 PROTOCOLS = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
-"""Subprotocols: MQTT's [MQTT-6.0.0-3], and the one that clients of MQTT 3.1 ask for; the first one is preferred."""
+"""Subprotocols: MQTT's [MQTT-6.0.0-3], and the one that clients of MQTT 3.1 request; the first one is preferred."""
 HEAD_BYTES_MAX = 8 << 10
 """Longest request without its body; browsers send some 500 bytes, and cookies. The library allows 128 lines of it."""
 END = b"\r\n\r\n"
 REASON_LENGTH_MAX = 200
-"""Longest reason in a log line: the library quotes what the client sent."""
+"""Longest reason in a log line: the library quotes the client's input."""
 
 silent = logging.getLogger(f"{__name__}.library")
-"""Logger for the library. It would log each connection, and a traceback where strangers send rubbish; we count and log
-those."""
+"""Logger for the library. It would log each connection, and a traceback for invalid requests of strangers; the node
+counts and logs these itself."""
 silent.setLevel(logging.CRITICAL + 1)
 
 _READ = (
     "Connection", "Host", "Origin", "Upgrade", "Sec-WebSocket-Key", "Sec-WebSocket-Protocol", "Sec-WebSocket-Version",
 )  # fmt: skip
-"""Header fields that matter here. They are ASCII; cookies, which do not matter, may be anything."""
+"""Header fields that matter here. They are ASCII; cookies, which are ignored, may have any bytes."""
 
 
 class UpgradeRefused(Exception):
-    """A request that may not become a WebSocket of MQTT. ``answer`` is the response in HTTP."""
+    """A refused request for a WebSocket of MQTT. ``answer`` is the response in HTTP."""
 
     def __init__(self, response: Response, reason: str) -> None:
         """Refuse for a reason that may be logged."""
@@ -53,7 +53,7 @@ def upgrade(head: bytes, settings: WebSocketSettings) -> bytes:
         head: the request with its empty line; nothing may follow.
 
     Raises:
-        Refused: it is to be closed instead.
+        Refused: the connection must be closed instead.
     """
     library = ServerProtocol(subprotocols=PROTOCOLS, logger=silent)
     library.receive_data(head)
@@ -84,16 +84,16 @@ def _refused(library: ServerProtocol, status: HTTPStatus, reason: str) -> Upgrad
 
 
 def _is_welcome(request: Request, settings: WebSocketSettings) -> bool:
-    """Return whether pages of an origin may connect: otherwise any page in a browser could speak to a local node."""
+    """Return whether pages of an origin may connect: otherwise any page in a browser could connect to a local node."""
     text, hosts = request.headers.get("Origin"), request.headers.get_all("Host")
     if not text:
         return True
     origin = parse_origin(text)
     if settings.origins is not None:
-        # Origins of other schemes, such as those of browser extensions, are compared as they are written.
+        # Origins of other schemes, such as those of browser extensions, are compared as text.
         named = (each == text or (origin is not None and parse_origin(each) == origin) for each in settings.origins)
         return "*" in settings.origins or any(named)
     if origin is None or origin != served_origin(settings.scheme, hosts):
         return False
-    # A stranger's name that is resolved to this machine makes page and listener one origin.
+    # If a stranger's name resolves to this machine, its page and the listener have the same origin (DNS rebinding).
     return not settings.is_loopback or is_own_name(origin.host)

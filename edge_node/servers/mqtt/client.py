@@ -17,41 +17,41 @@ from weft.protocols.mqtt.reason_codes import ReasonCode
 
 
 class MqttClient(Connected, Protocol):
-    """One client's connection (``ClientConnection``). It alone knows the transport, and ends the others with it.
+    """One client's connection (``ClientConnection``). Only it has the transport, and it ends the other parts with it.
 
-    Every call belongs to the event loop's thread. Whatever closes the connection may be called again when it is closed.
+    Every call belongs to the event loop's thread. Calls that close the connection may be repeated when it is closed.
     """
 
     arrival: Arrival
-    """The connection as its listener counts it."""
+    """The connection in its listener's counts."""
     reading: Reading
     """Pauses and turns."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the client can still be sent something."""
+        """Return whether data can still be sent to the client."""
         ...
 
     def send(self, data: bytes) -> None:
-        """Write whole packets; nothing happens once it is closed."""
+        """Write whole packets; do nothing once it is closed."""
 
     def send_all(self, parts: Sequence[bytes]) -> None:
-        """Write whole packets that came in parts."""
+        """Write whole packets in parts."""
 
     def answer(self, packet: Packet) -> None:
         """Write one packet in the client's version."""
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
-        """Handle packets for this session from now on. CONNACK follows, and then ``reading.go_on``."""
+        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
         """Refuse CONNECT and close."""
 
     def refuse(self, error: BaseException) -> None:
-        """Close: what the client sent could not be stored, so it must not be acknowledged."""
+        """Close: the client's messages could not be stored, so they must not be acknowledged."""
 
     def displace(self, code: ReasonCode) -> None:
-        """Close: the session is another connection's now [MQTT-3.1.4-3], or no more."""
+        """Close: the session belongs to another connection now [MQTT-3.1.4-3], or has ended."""
 
     def said_goodbye(self, code: int, *, with_will: bool) -> None:
         """Close after DISCONNECT."""

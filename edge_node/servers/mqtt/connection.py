@@ -1,4 +1,4 @@
-"""One MQTT client's connection: reads to packets, packets to what the session does."""
+"""One MQTT client's connection: reads to packets, packets to the session."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ClientConnection(WritingConnection):
     )  # fmt: skip
 
     def __init__(self, server: MqttServer, door: Door, arrival: Arrival) -> None:
-        """Take a connection in; the listener has counted it."""
+        """Begin a connection, which the listener has counted."""
         self.arrival = arrival
         self.wheel_slot = -1
         self._server, self._context = server, server.context
@@ -52,8 +52,8 @@ class ClientConnection(WritingConnection):
         self._turn = self._context.ingest.turn
         self._packet_bytes_max = self._context.settings.packet_bytes_max
         self._fast: Publishes | None = None
-        """Publishes of the fast path. Set while nothing but packets of an open session may come, that all begin where a
-        read begins, and publishes are stored at the end of the turn."""
+        """Publishes of the fast path. Set while only packets of an open session may come, every read begins with a
+        packet, and publishes are stored at the end of the turn."""
         owner = user_or_address(None, arrival.origin)
         self._inbox = MqttInbox(self._context.unfinished, owner, self._context.settings.connect_bytes_max)
         self._handlers: PacketHandlers | None = None
@@ -64,14 +64,14 @@ class ClientConnection(WritingConnection):
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for CONNECT; the listener minds how long."""
+        """Wait for CONNECT; the listener bounds the time."""
         self._transport = cast(asyncio.Transport, transport)
         self.reading.begin(self._transport)
         self._output = Output(self._transport, self._context.writes, self, self._inbox.owner)
         self._context.arrived(self)
 
     def data_received(self, data: bytes) -> None:
-        """Handle one read: parse all of it, gather or append its records, and note what is to be acknowledged."""
+        """Handle one read: parse all of it, gather or append its records, and note pending acknowledgements."""
         publishes = self._fast
         if publishes is not None:
             turn = self._turn
@@ -109,7 +109,7 @@ class ClientConnection(WritingConnection):
         try:
             try:
                 self._parse_read(data)
-            finally:  # what came before a malformed packet was taken in good order
+            finally:  # packets before a malformed one are valid
                 if self._handlers is not None:
                     self._handlers.publishes.end_read()
         except MqttError as error:
@@ -136,7 +136,7 @@ class ClientConnection(WritingConnection):
         self._wait()
 
     def catches_up(self) -> None:
-        """Read on from a client that has caught up."""
+        """Resume reading from a client that has caught up."""
         self.reading.catches_up()
         self._wait()
         if self._handlers is not None:
@@ -148,18 +148,18 @@ class ClientConnection(WritingConnection):
         if self._transport is not None:
             self._close(f"connection lost ({exc or 'closed by the client'})", logging.INFO)
 
-    # --- what sessions, intake and back-pressure ask of a connection
+    # --- for sessions, intake and back-pressure
 
     def answer(self, packet: Packet) -> None:
         """Write one packet in the client's version."""
         self.send(self._machine.encode(packet))
 
     def displace(self, code: ReasonCode) -> None:
-        """Close the connection: its session is another connection's now, or has ended [MQTT-3.1.4-3]."""
+        """Close the connection: its session belongs to another connection now, or has ended [MQTT-3.1.4-3]."""
         self._close(f"{code.name.lower().replace('_', ' ')}", logging.INFO, code=code)
 
     def refuse(self, error: BaseException) -> None:
-        """Close without acknowledging: what the client sent could not be stored. The client will send it again."""
+        """Close without acknowledging: the client's messages could not be stored. The client will send them again."""
         if self._transport is not None:
             self._context.counters.log_refusals += 1
             code = ReasonCode.QUOTA_EXCEEDED if isinstance(error, LogFull) else ReasonCode.UNSPECIFIED_ERROR
@@ -180,7 +180,7 @@ class ClientConnection(WritingConnection):
             self._close(reading.stuck)
             return None
         if reading.pause:
-            reading.heard = now  # a client that is not read cannot be blamed for silence
+            reading.heard = now  # silence of a client that is not read does not count
         if limit is not None and self._handlers is not None and now >= reading.heard + limit:
             self._context.counters.keep_alive_timeouts += 1
             clause = "3.1.2-22" if self._machine.version == Version.V5 else "3.1.2-24"
@@ -198,7 +198,7 @@ class ClientConnection(WritingConnection):
             if packet:
                 self._turn.joined_bytes += len(packet)
                 self._parse(packet, 0)
-        at = self._parse(data, at)  # nothing, if the packet has to wait for something
+        at = self._parse(data, at)  # handles nothing if the packet must wait
         if at < len(data) and self._transport is not None:
             if self.reading.pause & KEEPS:
                 inbox.ahead = data[at:]
@@ -206,7 +206,7 @@ class ClientConnection(WritingConnection):
                 inbox.partial.keep(data[at:])
 
     def _parse(self, data: bytes, at: int) -> int:
-        """Handle the packets of ``data[at:]``; returns where the first incomplete one begins."""
+        """Handle the packets of ``data[at:]``; return the offset of the first incomplete one."""
         machine, reading, budget, size = self._machine, self.reading, self._context.turns.budget, len(data)
         while at < size and self._transport is not None and not reading.pause & KEEPS:
             handlers = self._handlers
@@ -224,7 +224,7 @@ class ClientConnection(WritingConnection):
             packet = machine.receive(packet)
             self._context.counters.packets_received += 1
             if handlers is None:
-                assert isinstance(packet, Connect)  # the state table lets nothing else come first
+                assert isinstance(packet, Connect)  # the state table allows no other packet first
                 self._on_connect(packet)
                 continue
             self._output.cork()
@@ -245,7 +245,7 @@ class ClientConnection(WritingConnection):
         self._handshake.begin(packet, self._transport)
 
     def welcome(self, session: Session, routes: RouteCache) -> None:
-        """Handle packets for this session from now on. CONNACK follows, and then ``reading.go_on``."""
+        """Handle packets for this session from now on. The caller then sends CONNACK, and calls ``reading.go_on``."""
         machine = self._machine
         publishes = Publishes(self._server, self, session, routes, machine.answers_due_max)
         self._handlers = PacketHandlers(self._server, self, machine, session, publishes)
@@ -257,7 +257,7 @@ class ClientConnection(WritingConnection):
         self.arrival.opened()
 
     def fail(self, error: MqttError, level: int = logging.WARNING) -> None:
-        """Close a connection whose CONNECT was refused, by the door or for want of room: CONNACK says why."""
+        """Close a connection whose CONNECT was refused, by the door or for lack of room: CONNACK has the reason."""
         self._context.counters.protocol_errors += 1
         answer = ConnAck(False, error.code, Properties(reason_string=str(error)))
         self._close(str(error), level, words=self._machine.encode(answer))
@@ -290,14 +290,15 @@ class ClientConnection(WritingConnection):
         words: bytes = b"",
         with_will: bool = True,
     ) -> None:
-        """Say why, leave the session, publish the will, close the transport, in that order; once.
+        """Log the reason, leave the session, publish the will, close the transport, in that order; once.
 
-        With nothing to say, what the socket has not taken is dropped, so that a client that does not read cannot stay.
+        Without a last packet, bytes that the socket has not taken are dropped, so that a client that does not read
+        cannot stay.
         """
         if self._transport is None:
             return
         self._output.uncork()
-        self._turn.store()  # what came before the end comes before the will, too
+        self._turn.store()  # messages from before the end precede the will
         transport, self._transport = self._transport, None
         if transport is None:
             return
@@ -318,10 +319,10 @@ class ClientConnection(WritingConnection):
         self.shut(transport, drains=drains)
 
     def _client(self) -> str:
-        """Return the client as log lines name it."""
+        """Return the client's name for log lines."""
         if self._handlers is not None:
             return repr(self._handlers.session.client_id)
-        # A CONNECT that was refused names its client, too; without any CONNECT only the address is known.
+        # A refused CONNECT names its client, too; without a CONNECT only the address is known.
         client_id = self._handshake.client_id if self._handshake is not None else None
         return repr(client_id) if client_id else "without an identifier" if client_id == "" else "without a CONNECT"
 
@@ -337,20 +338,20 @@ class ClientConnection(WritingConnection):
 
 
 def cost(packet: Packet) -> int:
-    """Return what a packet is charged with. Publishes cost their time alone: a client that sends much is what the node
-    is there for."""
+    """Return the charge of a packet. Publishes are charged only with their time: clients that send much are the node's
+    purpose."""
     if isinstance(packet, Subscribe | Unsubscribe):
         return len(packet.filters)
     return isinstance(packet, PingReq)
 
 
 class MqttInbox(Held):
-    """Holds such bytes of one client, charged to its owner.
+    """Store of unhandled bytes of one client, charged to its owner.
 
     Args:
         bound: bytes of all clients.
         owner: the address, until ``belongs_to`` names a user.
-        packet_bytes_max: of CONNECT.
+        packet_bytes_max: longest CONNECT.
     """
 
     __slots__ = ("partial",)
@@ -360,10 +361,10 @@ class MqttInbox(Held):
         self.partial = Reassembly(packet_bytes_max)
 
     def welcome(self, owner: Owner, packet_bytes_max: int) -> None:
-        """Charge the client's session from now on; its packets may be longer. No packet is held but those ahead."""
+        """Charge the client's session from now on; its packets may be longer. Only packets sent ahead are held then."""
         self.belongs_to(owner)
         self.partial = Reassembly(packet_bytes_max)
 
     def settle(self) -> bool:
-        """Charge what is held now. Return whether the owner may have that much; if not, nothing is charged."""
+        """Charge the bytes held now. Return whether the owner may have so many; if not, nothing is charged."""
         return self.charge(self.partial.held + len(self.ahead))

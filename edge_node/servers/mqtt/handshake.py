@@ -1,4 +1,4 @@
-"""CONNECT to CONNACK: who the client is, which session it gets, and what CONNACK says (MQTT 5.0 sections 3.1, 3.2)."""
+"""CONNECT to CONNACK: the client's identity, its session, and the content of CONNACK (MQTT 5.0 sections 3.1, 3.2)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Handshake:
             self._task = None
             if has_room:
                 self._welcome(packet, identity)
-            else:  # the listener has said so in the log, once for many
+            else:  # the listener has logged it, once for many
                 reason = "as many clients as limits.connections allows are connected"
                 refusal = ConnectRefused(ReasonCode.QUOTA_EXCEEDED, reason, version=packet.version)
                 client.fail(refusal, logging.DEBUG)
@@ -86,7 +86,8 @@ class Handshake:
             raise ConnectRefused(_DENIALS[error.denial], str(error), version=packet.version) from None
 
     async def _await_changes(self, packet: Connect, identity: Identity) -> None:
-        """Wait until the owner may change its sessions again: one that is kept is noted when its client comes and goes.
+        """Wait until the owner may change its sessions again: a persistent session is journaled when its client comes
+        and goes.
 
         Raises:
             ConnectRefused: that takes too long.
@@ -103,8 +104,8 @@ class Handshake:
             await asyncio.sleep(wait_s)
 
     async def _has_room(self, packet: Connect, identity: Identity) -> bool:
-        """Wait until the client can be let in. One that takes over its own connection needs no room: a device that lost
-        its network comes back before its old connection is known to be dead.
+        """Wait until the client can be admitted. One that takes over its own connection needs no room: a device that
+        lost its network comes back before its old connection is known to be dead.
 
         Raises:
             ConnectRefused: the client lost its permission meanwhile.
@@ -118,7 +119,7 @@ class Handshake:
     def _welcome(self, packet: Connect, identity: Identity) -> None:
         context, client, machine = self._context, self._client, self._machine
         if packet.will is not None and packet.will.topic.startswith(b"$SYS/"):
-            # Bridges of Mosquitto would not connect at all otherwise; their publishes to $SYS are treated alike.
+            # Bridges of Mosquitto would not connect otherwise; their publishes to $SYS are treated in the same way.
             packet = msgspec.structs.replace(packet, will=None)
         client_id = packet.client_id or f"auto-{secrets.token_hex(12)}"
         self._check_will(packet, identity)
@@ -132,7 +133,6 @@ class Handshake:
         client.welcome(session, context.routing.routes_of(identity))
         answer = machine.encode(ConnAck(present, ReasonCode.SUCCESS, self._announcement(packet, client_id, session)))
         if session.awaits_journal:
-            # A client that is displaced before its CONNACK gets no DISCONNECT either.
             machine.state = ConnectionState.AWAITING_CONNECT
             context.ingest.on_durable(lambda error: self._accept(session, answer, error))
         else:

@@ -9,7 +9,7 @@ _PROXY = (b"PROXY ", b"\r\n\r\n\x00\r\nQUIT\n")
 
 
 def named(data: bytes) -> str | None:
-    """Name the protocol of a connection's first bytes, and what to do; None for one that is not known."""
+    """Name the protocol of a connection's first bytes, and the remedy; None for an unknown one."""
     if data.startswith(_HTTP_METHODS):
         return (
             "it speaks HTTP and this is a port for MQTT. The status page is at `http.bind`, MQTT over WebSocket at `ws`"

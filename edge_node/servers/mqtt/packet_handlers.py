@@ -1,4 +1,4 @@
-"""Handlers of the packets of a client that was let in: the conversation between CONNACK and the end of a connection."""
+"""Handlers of an admitted client's packets: the conversation between CONNACK and the end of a connection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class PacketHandlers:
-    """One client that has its CONNACK. Errors are the connection's to handle."""
+    """One client that has its CONNACK. The connection handles errors."""
 
     __slots__ = ("_client", "_context", "_machine", "_server", "publishes", "session")
 
@@ -53,7 +53,7 @@ class PacketHandlers:
         self.publishes = publishes
 
     def scan(self, data: bytes, at: int) -> int:
-        """Take the packets that come by the thousand, plain PUBLISH and PUBACK; returns where another one begins."""
+        """Handle the most frequent packets, plain PUBLISH and PUBACK; return the offset of the first other one."""
         first = data[at]
         if first == PUBACK[0]:
             window = self.session.window
@@ -67,7 +67,7 @@ class PacketHandlers:
         return self.publishes.scan(data, at)
 
     def _take_pubrels(self, data: bytes, at: int) -> int:
-        """Handle a row of plain PUBRELs of publishes that are open; returns where something else begins."""
+        """Handle a row of plain PUBRELs of open publishes; return the offset after the last one."""
         received, first, last = self.session.received, at, len(data) - 4
         packet_ids: dict[int, None] = {}
         while at <= last and data[at : at + 2] == PUBREL:
@@ -82,17 +82,17 @@ class PacketHandlers:
         return at
 
     def handle(self, packet: Packet) -> None:
-        """Act upon a packet that the state table lets through."""
+        """Handle a packet that the state table allows."""
         _HANDLERS[type(packet)](self, packet)
 
     def store(self) -> bool:
-        """Append what was published so far, by any client in this turn.
+        """Append the publishes of all clients in this turn so far.
 
         Returns:
-            Whether the client is still there: it is refused when there is no room for what it published.
+            Whether the client is still connected: it is refused when there is no room for its publishes.
 
         Raises:
-            LogError: it could not be stored; the client is to be refused.
+            LogError: they could not be stored; the client must be refused.
         """
         self.publishes.store()
         return self._client.is_open
@@ -111,9 +111,9 @@ class PacketHandlers:
         route = publishes.routes.route(packet.topic)
         resent = self._server.resent
         if route is None or (packet.qos == 1 and not resent.suppresses(route.streams)):
-            publishes.publish(packet)  # the flag says DUP
+            publishes.publish(packet)  # the flag is set
             return
-        # QoS 2 asks whatever the stream says: a torn commit may have kept the record and lost its identifier.
+        # At QoS 2 check in any case: a torn commit may have kept the record and lost its identifier.
         if not self.store():
             return
         self._client.reading.hold(Pause.ASKING)
@@ -161,7 +161,7 @@ class PacketHandlers:
         window.pump()
 
     def _on_subscribe(self, packet: Subscribe) -> None:
-        if not self.store():  # what came before it is not for it
+        if not self.store():  # earlier messages are not for it
             return
         session = self.session
         identifiers = packet.properties.subscription_identifiers
@@ -241,7 +241,7 @@ class PacketHandlers:
         return self._server.changes.wait_s(self.session.owner) if self.session.persistent else 0.0
 
     def _answer_durably(self, session: Session, answer: bytes, then: Callable[[], None] | None = None) -> None:
-        """Answer what a persistent session must remember once the journal has it."""
+        """Answer a change of a persistent session once the journal has it."""
 
         def durable(error: BaseException | None) -> None:
             if error is not None:
@@ -281,4 +281,4 @@ _HANDLERS: dict[type[Packet], Callable[[PacketHandlers, Any], None]] = {
     PingReq: PacketHandlers._on_pingreq,
     Disconnect: PacketHandlers._on_disconnect,
 }
-"""Handlers of the packets that the state table lets through."""
+"""Handlers of the packets that the state table allows."""

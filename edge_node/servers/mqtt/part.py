@@ -1,4 +1,4 @@
-"""MQTT as a part of the node, with what streams and sessions have in common."""
+"""MQTT as a part of the node, and streams as another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mqtt(ProtocolPart):
     name = "MQTT"
 
     def __init__(self, config: EdgeConfig, software: str, context: ProtocolContext, state: BrokerState) -> None:
-        """Join the server to context and state.
+        """Connect the server to context and state.
 
         Args:
             software: name and version of the node, for its clients.
@@ -34,11 +34,11 @@ class Mqtt(ProtocolPart):
         return ClientConnection(self.server, door, arrival)
 
     def start(self) -> None:
-        """Take up the sessions of the last run."""
+        """Restore the sessions of the last run."""
         self.server.start()
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do."""
+        """Check the clients' rights again."""
         self.server.permissions_changed()
 
     async def close(self) -> None:
@@ -52,12 +52,12 @@ class Streams(Part):
     name = "streams"
 
     def __init__(self, context: ProtocolContext, server: MqttServer) -> None:
-        """Change the log's policies and the routes of clients."""
+        """Connect to the log's policies and the routes of clients."""
         self._context = context
         self._server = server
 
     def adopt(self, before: EdgeConfig, now: EdgeConfig) -> Undo:
-        """Route by the patterns of ``now``. Streams that are there no more keep their records and their retention.
+        """Route by the patterns of ``now``. Removed streams keep their records and their retention.
 
         Raises:
             ValueError: the log cannot have one of the streams, or a pattern is not valid.

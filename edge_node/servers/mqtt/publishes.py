@@ -25,10 +25,10 @@ from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.storage.segment_log import LogError
 
 ACK_BYTES = 4
-"""Length of a PUBACK or PUBREC that says nothing but success."""
+"""Length of a PUBACK or PUBREC for plain success."""
 LONG_READ_BYTES = 32 << 10
 SCAN_BYTES_MAX = 16 << 10
-"""Bytes of publishes that are taken from a longer read before the client's turn is looked at: three thousand packets,
+"""Bytes of publishes that are handled from a longer read before the client's turn is checked: three thousand packets,
 if they are empty."""
 TOPIC_SHOWN_BYTES_MAX = 128
 """Bytes of a topic shown in a log line."""
@@ -36,10 +36,10 @@ _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 
 
 class Publishes:
-    """Takes the publishes of one client, and answers them after the fsync, in order of receipt.
+    """Publishes of one client, which are answered after the fsync, in order of receipt.
 
-    Those of a session that ends with its connection are gathered in the ``Turn`` that all connections share. Those of a
-    session with a journal are stored at the end of their read, in one commit with what the journal says of them.
+    Publishes of a session that ends with its connection are gathered in the ``Turn`` that all connections share.
+    Publishes of a session with a journal are stored at the end of their read, in one commit with their journal entries.
     """
 
     __slots__ = (
@@ -67,13 +67,12 @@ class Publishes:
     def __init__(
         self, server: MqttServer, client: MqttClient, session: Session, routes: RouteCache, answers_due_max: int
     ) -> None:
-        """Take a client's publishes.
+        """Begin for a client.
 
         Args:
-            answers_due_max: publishes that may wait for PUBACK or PUBREC; past it the client is not read until some are
-                answered.
-                What one read brought is still taken, as with back-pressure: PUBRELs may lie behind publishes, so bytes
-                that are left unread could hold up the answers that they wait for.
+            answers_due_max: publishes that may wait for PUBACK or PUBREC; beyond it the client is not read until some
+                are answered. The rest of a read is still handled, as with back-pressure: PUBRELs may follow publishes,
+                so unhandled bytes could delay the answers that the publishes wait for.
         """
         self._server, self._context = server, server.context
         self._client = client
@@ -82,40 +81,40 @@ class Publishes:
         self.routes = routes
         self.in_5 = session.version == Version.V5
         self.known = routes.matched if self.in_5 else routes.plain
-        """Topics whose plain publishes need nothing but storing."""
+        """Topics whose plain publishes only need to be stored."""
         self._gathered: Gathering = Gathering() if session.persistent else server.context.ingest.turn
         self._opened: list[int] = []
-        """QoS 2 identifiers that this read opened; to be closed again if its records cannot be stored."""
+        """QoS 2 identifiers that this read opened; they are closed again if its records cannot be stored."""
         self._retains = False
         self._late: deque[tuple[bytes, int]] | None = None
-        """Answers whose records are durable while something that the client retained is not. Each has the value of
-        ``_kept`` from which it may be sent. None while nothing retained is waited for."""
+        """Answers whose records are durable while a retained message of the client is not. Each has the value of
+        ``_kept`` from which on it may be sent. None while no retained message is pending."""
         self._asked = self._kept = 0
-        """Numbers of callbacks requested and received, for when what the client retained is durable."""
+        """Numbers of callbacks requested and received for durable retained messages of the client."""
         self.due = 0
-        """Answers that are not sent."""
+        """Number of pending answers."""
         self.due_max = answers_due_max
         self._has_codes = False
         """True if some answers were longer than ``ACK_BYTES``, for a reason code."""
         self._holding = False
         """True while the client is not read because of ``due``."""
         self.joined = False
-        """True once back-pressure knows the client."""
+        """True once the client has joined back-pressure."""
 
     @property
     def is_fast(self) -> bool:
-        """Return whether ``single`` may take the client's publishes."""
+        """Return whether ``single`` may handle the client's publishes."""
         return self.joined and self.waits_for_turn
 
     @property
     def waits_for_turn(self) -> bool:
-        """Return whether what a read brings is stored at the end of the turn."""
+        """Return whether the records of a read are stored at the end of the turn."""
         return self._gathered is self._context.ingest.turn
 
     # --- packets
 
     def scan(self, data: bytes, at: int) -> int:
-        """Take a row of plain publishes from ``data[at:]``, or the first of them; returns where the rest begins."""
+        """Handle a row of plain publishes from ``data[at:]``, or the first of them; return the offset of the rest."""
         gathered = self._gathered
         before = len(gathered.answers)
         until = len(data) if len(data) - at <= LONG_READ_BYTES else at + SCAN_BYTES_MAX
@@ -131,10 +130,11 @@ class Publishes:
         return after
 
     def publish(self, packet: Publish) -> None:
-        """Take a publish that came through the full decoder. A QoS 2 identifier that is open is not taken again.
+        """Handle a publish from the full decoder. An open QoS 2 identifier is not stored again.
 
         Raises:
-            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and its protocol has no other way to say so.
+            ProtocolViolation: a client of 3.1 or 3.1.1 may not publish it, and its protocol has no reason code for
+                that.
         """
         if not self.joined:
             self._join()
@@ -167,7 +167,7 @@ class Publishes:
         self._acknowledge(packet, ReasonCode.SUCCESS)
 
     def complete(self, packet_ids: Sequence[int]) -> None:
-        """Forget the identifiers of PUBRELs, and answer once that is durable, behind the answers before it.
+        """Forget the identifiers of PUBRELs, and answer once that is durable, behind earlier answers.
 
         Raises:
             LogFull, LogFailed: they are not forgotten, and must not be answered.
@@ -179,13 +179,13 @@ class Publishes:
             self._server.journal.released(session.client_id, packet_ids)
         session.forget(packet_ids)
         self._gathered.answer(self, answers)
-        self._gathered.more_acks -= 1  # they acknowledge nothing that was not acknowledged by PUBREC
+        self._gathered.more_acks -= 1  # PUBREC has acknowledged these messages already
         self.is_due(len(packet_ids))
 
     # --- storing
 
     def end_read(self) -> None:
-        """Store what the read brought, unless that can wait for the end of the turn.
+        """Store the records of the read, unless they can wait for the end of the turn.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
@@ -202,7 +202,7 @@ class Publishes:
             self.store()
 
     def _relieve(self) -> None:
-        """Store what was published so far if much is to be delivered, so that it is charged to the client's turn.
+        """Store the publishes so far if their delivery is expensive, so that the cost is charged to the client's turn.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
@@ -212,7 +212,7 @@ class Publishes:
             self._context.ingest.turn.is_heavy = True
 
     def store(self) -> None:
-        """Append what was published so far; its acknowledgements follow once that is durable.
+        """Append the publishes so far; their acknowledgements follow once they are durable.
 
         Raises:
             LogFull, LogFailed: nothing of the read may be acknowledged.
@@ -227,26 +227,26 @@ class Publishes:
                 self._store_with_journal(gathered, opened)
             else:
                 self._context.ingest.store(gathered)
-        except LogError:  # whatever the reason: an identifier that stays open answers for a record
+        except LogError:  # for any error: an open identifier would acknowledge a record that was not stored
             session.forget(opened)
             raise
         if gathered.clients:
             self._context.ingest.on_durable(partial(self._durable, gathered, opened))
 
     def is_due(self, count: int) -> None:
-        """Count answers that were gathered, and read no more while there are too many."""
+        """Count gathered answers, and stop reading while there are too many."""
         self.due += count
         if self.due > self.due_max:
             self.hold_back()
 
     def hold_back(self) -> None:
-        """Read no more from the client until answers are sent."""
+        """Stop reading from the client until answers are sent."""
         if not self._holding:
             self._holding = True
             self._context.counters.receive_maximum_pauses += 1
             self._client.reading.hold(Pause.ACKS)
 
-    # --- taking
+    # --- checks
 
     def _join(self) -> None:
         self.joined = True
@@ -267,14 +267,14 @@ class Publishes:
             counters.retained_refused += 1
             if self.in_5:
                 return ReasonCode.QUOTA_EXCEEDED
-            # 3.1.1 has no word for that: it is a record as any other, only not the last one of its topic.
+            # 3.1.1 has no reason code for that: store a normal record that is not retained.
         return ReasonCode.SUCCESS
 
     def _refuse(self, packet: Publish, code: int) -> None:
-        """Refuse a publish. MQTT before 5.0 leaves a choice between an acknowledgement and the end of the connection
-        [MQTT-3.3.5-2], and so do the settings: an acknowledgement would say that the message is kept, and without one a
-        client with a queue sends it at every connection. ``$SYS`` is in no stream, and bridges of Mosquitto publish
-        their state there: they would never stay connected."""
+        """Refuse a publish. MQTT before 5.0 allows an acknowledgement or the end of the connection [MQTT-3.3.5-2], and
+        so do the settings: an acknowledgement would wrongly confirm the message, and without one a client with a queue
+        sends it again at every connection. ``$SYS`` is in no stream, and bridges of Mosquitto publish their state
+        there: they would never stay connected."""
         closes = self._server.settings.closes_on_refusal and not packet.topic.startswith(b"$SYS/")
         if packet.qos and not self.in_5 and closes:
             what = ReasonCode(code).name.lower().replace("_", " ")
@@ -327,7 +327,7 @@ class Publishes:
     def acknowledge(self, answers: bytes) -> None:
         """Send answers: everything before them is durable."""
         if self._late is not None:
-            # Perhaps more than they need: what was retained after their publishes, and asked for before this commit.
+            # This may wait for more than needed: messages retained after these publishes and before this commit.
             self._late.append((answers, self._asked))
             return
         self.due -= _packets_in(answers) if self._has_codes else len(answers) // ACK_BYTES
@@ -337,7 +337,7 @@ class Publishes:
             self._client.reading.release(Pause.ACKS)
 
     def refuse(self, error: BaseException) -> None:
-        """End the connection: some of what came from it could not be stored, so it must not be acknowledged."""
+        """End the connection: some of its messages could not be stored, so they must not be acknowledged."""
         self._client.refuse(error)
 
     def _keep_retained(self, error: BaseException | None) -> None:
@@ -361,7 +361,7 @@ def _packets_in(answers: bytes) -> int:
 
 
 def flags_of(packet: Publish) -> int:
-    """Return what a record's flags say of its publish."""
+    """Return the record's flags for a publish."""
     flags = Flag.PUBLISHED_QOS0 if not packet.qos else Flag.PUBLISHED_QOS2 if packet.qos == 2 else Flag(0)
     if packet.retain:
         flags |= Flag.RETAINED

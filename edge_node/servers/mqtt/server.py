@@ -1,4 +1,4 @@
-"""MQTT of one node: sessions, retained messages and ``$SYS``, which its connections belong to."""
+"""MQTT of one node: sessions, retained messages and ``$SYS``, for all of its connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.edge_node.subscriptions.message import Message, split_expiry
 from weft.protocols.mqtt.connection import ServerLimits
 
 NOTED_MAX = 200
-"""Sessions whose positions are noted in one turn of the event loop."""
+"""Number of sessions whose positions are journaled in one turn of the event loop."""
 PAUSE_S = 0.001
 """Pause between two such turns."""
 NOTING_S = 0.002
@@ -26,12 +26,12 @@ NOTING_S = 0.002
 
 
 KEEP_ALIVE_S_MAX = 65_535
-"""Longest keep alive that two bytes can hold: as a limit, it is none."""
+"""Longest keep alive that two bytes can hold: as a limit it has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MqttSettings:
-    """Settings of MQTT alone. CONNACK announces those that a client needs."""
+    """Settings specific to MQTT. CONNACK announces the ones that a client needs."""
 
     receive_maximum: int = 65_535
     """Publishes at QoS 1 and 2 that a client of MQTT 5.0 may have unanswered."""
@@ -66,10 +66,10 @@ class MqttServer:
     stopped accepting."""
 
     def __init__(self, context: ProtocolContext, state: BrokerState, settings: MqttSettings) -> None:
-        """Join the parts.
+        """Connect the parts.
 
         Args:
-            state: what of sessions and retained messages outlives a restart.
+            state: state of sessions and retained messages that outlives a restart.
         """
         limits, counters = context.settings.sessions, context.counters
         self.context = context
@@ -95,27 +95,27 @@ class MqttServer:
             self._sys = SysTopics(counters, self._facts, context.fan_out.message, context.clock, settings.software)
 
     def start(self) -> None:
-        """Take up the sessions of the last run, and begin to keep ``$SYS`` and positions."""
+        """Restore the sessions of the last run, and start the updates of ``$SYS`` and positions."""
         self.sessions.restore()
         self.context.run(_every(self.context.settings.positions_interval_s, self._look_after_sessions))
         if self._sys is not None and self.settings.sys_interval_s is not None:
             self.context.run(_every(self.settings.sys_interval_s, self._update_sys))
 
     def close(self) -> None:
-        """Close every connection. Wills are published after the next start; what was not acknowledged comes again."""
+        """Close every connection. Wills are published after the next start; unacknowledged messages are sent again."""
         self.sessions.stop()
         self.context.shut_down()
         self.sessions.stop_reading()
 
     def permissions_changed(self) -> None:
-        """Ask again what clients may do: users or access rules were read again."""
+        """Check the clients' rights again: users or access rules were read again."""
         self.sessions.permissions_changed()
 
     # --- inside
 
     def _match_retained(self, topic_filter: str, change: int) -> Iterable[Message | None]:
         for kept in self.retained.walk(topic_filter):
-            if kept is None or kept.change > change:  # later ones, subscribers get in any case
+            if kept is None or kept.change > change:  # subscribers get later ones in any case
                 yield None
                 continue
             properties, _ = split_expiry(kept.properties, self.context.wall_clock())
@@ -136,7 +136,7 @@ class MqttServer:
         budget.begin(clock())
         for _ in self.sessions.positions_to_note():
             if not budget.spend():
-                await asyncio.sleep(PAUSE_S)  # others get the loop, and threads the interpreter's lock
+                await asyncio.sleep(PAUSE_S)  # other tasks get the loop, and threads the interpreter's lock
                 budget.begin(clock())
         self.context.counters.backpressure_pauses = self.context.ingest.back_pressure.pauses
 

@@ -1,1 +1,1 @@
-"""Records and messages that go out to browsers, as server-sent events or over WebSocket."""
+"""Records and messages sent to browsers, as server-sent events or over WebSocket."""

@@ -13,7 +13,7 @@ from weft.edge_node.subscriptions.message import Message
 from weft.protocols.batch import HeaderPairs, Record
 
 LONG_BYTES = 64 << 10
-"""Length from which an object is not kept for longer than ``KEPT_S``."""
+"""Length from which on an object is kept for at most ``KEPT_S``."""
 KEPT_S = 1.0
 _encode = msgspec.json.encode
 
@@ -22,21 +22,21 @@ class Wrapping(Protocol):
     """A form of events: server-sent events, or messages of a WebSocket."""
 
     def event(self, kind: str, data: bytes, number: int | None = None) -> list[bytes]:
-        """Return one event in parts, one of which is ``data`` as it is.
+        """Return one event in parts, one of which is ``data`` itself.
 
         Args:
             kind: ``record``, ``gap``, ``lane``, ``message`` or ``dropped``.
             data: JSON object, without line breaks.
-            number: from which a client goes on after it; None if it goes on from before.
+            number: number at which a client resumes after it; None to resume at the earlier one.
         """
         ...
 
     def idle(self) -> bytes:
-        """Return what tells the client, and those between, that the connection is alive."""
+        """Return the bytes that show the client, and proxies, that the connection is alive."""
         ...
 
     def end(self) -> bytes:
-        """Return what tells the client that nothing more comes."""
+        """Return the bytes that end the events."""
         ...
 
 
@@ -44,19 +44,19 @@ class ServerSent:
     """Server-sent events (HTML, section 9.2).
 
     Each is a chunk of its own (RFC 9112, 7.1): a client that reads in blocks shows an event when its chunk is there,
-    and without chunks only when later events have filled its block.
+    and without chunks only after later events have filled its block.
     """
 
     def __init__(self, *, is_chunked: bool) -> None:
-        """Write events; without chunks to a client of HTTP/1.0, which does not know them."""
+        """Choose the form; a client of HTTP/1.0 gets no chunks."""
         self._is_chunked = is_chunked
 
     def greeting(self, retry_ms: int) -> bytes:
-        """Return what comes first: how long a client waits before it connects again."""
+        """Return the first bytes: the time that a client waits before it reconnects."""
         return self._piece(b"retry: %d\n\n" % retry_ms)
 
     def event(self, kind: str, data: bytes, number: int | None = None) -> list[bytes]:
-        """Return one event in parts; a ``record`` is of the type that pages listen to without asking."""
+        """Return one event in parts; a ``record`` has the default type of events in a browser."""
         head = b"" if number is None else b"id: %d\n" % number
         if kind not in ("record", "message"):
             head += f"event: {kind}\n".encode()
@@ -78,11 +78,11 @@ class ServerSent:
 
 
 class EventObjects:
-    """Makes the objects, each once for the clients that get it one after the other."""
+    """Encoder of the objects; consecutive clients share an object."""
 
     def __init__(self) -> None:
         self._record: tuple[int, int] | None = None
-        """Stream and number of the latest one's record."""
+        """Stream and number of the latest object's record."""
         self._message: Message | None = None
         self._object = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -110,13 +110,13 @@ class EventObjects:
 
 
 def record_event(record: Record) -> bytes:
-    """Return a record."""
+    """Return the object of a record."""
     fields: dict[str, Any] = {"seq": record.seq, "time": rfc3339(record.time), "key": record.key.decode()}
     return _with_content(fields, record.payload, record.headers)
 
 
 def message_event(message: Message) -> bytes:
-    """Return a live message."""
+    """Return the object of a live message."""
     fields: dict[str, Any] = {"topic": message.topic.decode()}
     if message.retain:
         fields["retain"] = True
@@ -140,7 +140,7 @@ def _with_content(fields: dict[str, Any], payload: bytes, headers: HeaderPairs) 
 
 
 def _headers(headers: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return headers by name; those that came several times as lists."""
+    """Return headers by name; repeated headers as lists."""
     found: dict[str, list[Any]] = {}
     for name, value in headers:
         found.setdefault(name, []).append(value)

@@ -1,4 +1,4 @@
-"""Feeds, which go on sending to one client: the part that those of streams and of topics share."""
+"""Feeds, which send to one client until it leaves: the common part of streams and topics."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from weft.edge_node.servers.http.out.websocket import WebSocketWrapping
 
 KEYS_MAX = 10_000
-"""Keys of which a feed remembers whether its client may read them."""
+"""Maximum number of keys for which a feed remembers its client's permission."""
 
 
 class Feed:
     """A ``Taker``. Belongs to the event loop's thread.
 
     Args:
-        head: answer to the request, which is sent first.
-        socket: the wrapping, if it is a WebSocket's.
+        head: head of the answer, which is sent first.
+        socket: the wrapping of a WebSocket, if it is one.
         ended: called once when it has ended.
     """
 
@@ -47,12 +47,12 @@ class Feed:
         self.is_paused = False
 
     def begin(self, way: Way) -> None:
-        """Send the head; what follows is for the kinds of feeds."""
+        """Send the head; subclasses send the rest."""
         self._way = way
         way.send(self._head)
 
     def received(self, data: bytes) -> None:
-        """Take what the client sends: of a WebSocket pings and its end; else nothing that matters."""
+        """Handle the client's input: pings and the end of a WebSocket; other input is ignored."""
         if self._socket is None or self.is_over:
             return
         answer, is_over = self._socket.received(data)
@@ -62,22 +62,22 @@ class Feed:
             self.stop()
 
     def pause(self) -> None:
-        """Send nothing until ``resume``."""
+        """Stop sending until ``resume``."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Send again."""
+        """Resume sending."""
         self.is_paused = False
 
     def recheck(self) -> None:
-        """Ask again what the client may read."""
+        """Check again what the client may read."""
         self._may.clear()
         if not self._identity.admitted:
             self.stop()
             self._close()
 
     def stop(self) -> None:
-        """End. Called again, it does nothing."""
+        """End the feed. Further calls do nothing."""
         if self.is_over:
             return
         self.is_over = True
@@ -97,7 +97,7 @@ class Feed:
             self._way.close()
 
     def may_read(self, key: bytes) -> bool:
-        """Return whether access rules let the client have messages of a topic."""
+        """Return whether access rules let the client read messages of a topic."""
         if self._identity.unrestricted:
             return True
         found = self._may.get(key)

@@ -1,4 +1,4 @@
-"""``GET /v1/streams/STREAM/events`` and ``GET /v1/topics?filter=``: who may read, how many, and from where."""
+"""``GET /v1/streams/STREAM/events`` and ``GET /v1/topics?filter=``: permissions, limits and the start."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 LEVELS_MAX = 16
 PLUSES_MAX = 2
-"""Filters of more levels, or more ``+``, would cost each publish too many steps."""
+"""Maximum number of ``+`` in a filter: with more, or with more levels, each publish would cost too many steps."""
 READS = 2
-"""Reads of the disk for all readers at one time."""
+"""Concurrent reads of the disk for all readers."""
 RETRY_MS = 2_000
 _FIELDS = (("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 _SEQ = re.compile("[0-9]{1,18}")
 
 
 class Readers:
-    """All that go on reading. Belongs to the event loop's thread."""
+    """All open readers of events. Belongs to the event loop's thread."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -57,10 +57,10 @@ class Readers:
         )  # fmt: skip
 
     def read_stream(self, exchange: Exchange, lane: str, stream: int) -> None:
-        """Send a stream's records from now on, or from where the client was.
+        """Send a stream's records from now on, or from the client's position.
 
         Raises:
-            Problem: the client may not, or what it asks for makes no sense.
+            Problem: the client may not read it, or the request is not valid.
         """
         query = exchange.request.query
         topic_filter = query.get("filter")
@@ -76,7 +76,7 @@ class Readers:
             exchange.stream_to(feed)
 
     def read_topics(self, exchange: Exchange) -> None:
-        """Send what is published from now on.
+        """Send messages published from now on.
 
         Raises:
             Problem: as ``read_stream``.
@@ -96,7 +96,7 @@ class Readers:
     # --- inside
 
     def _start(self, request: Request, stream: int) -> int:
-        """Return the first number to send: after Last-Event-ID, ``from``, or what is next."""
+        """Return the first number to send: after Last-Event-ID, ``from``, or the next one."""
         end = self._log.durable_end(stream)
         last = request.header(b"last-event-id") or request.query.get("last_event_id", "")
         asked = request.query.get("from", "")
@@ -113,10 +113,10 @@ class Readers:
             start = int(asked)
         else:
             raise Problem(400, f"from is {quoted(asked)}; send a seq, earliest or latest")
-        return min(start, self._log.next_seq(stream))  # higher numbers are those of a former log
+        return min(start, self._log.next_seq(stream))  # higher numbers belong to a former log
 
     def _open(self, exchange: Exchange) -> tuple[Any, ...] | None:
-        """Return what every feed begins with; None where the answer is a head alone."""
+        """Return the common arguments of feeds; None where the answer is only a head."""
         request, identity = exchange.request, exchange.identity
         assert identity is not None
         if not exchange.is_first:
@@ -127,7 +127,7 @@ class Readers:
         wrapping: Wrapping
         socket: WebSocketWrapping | None = None
         if request.upgrades:
-            # Here, so that a node without such clients does not load the library.
+            # Imported here, so that a node without such clients does not load the library.
             from weft.edge_node.servers.http.out.websocket import WebSocketWrapping, upgrade
 
             head = upgrade(request)

@@ -1,6 +1,6 @@
-"""Records of one stream, as the log has them: durable ones, in their order, each with its number.
+"""Durable records of one stream, in the order of the log, each with its number.
 
-A client that reads slowly reads later: it is its place in the log that waits, not messages in memory.
+A slow client costs no memory: its position in the log waits, not messages.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from weft.storage.segment_log.state.gaps import reason_name
 
 PAGE_BYTES = 64 << 10
 SLICE = 64
-"""Records that are handled before others have their turn."""
+"""Number of records handled before others have their turn."""
 IDLE_S = 15.0
-"""Silence after which a sign of life goes to the client."""
+"""Silence after which the client gets a heartbeat."""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class StreamFeed(Feed):
 
     Args:
         start: number of the first record.
-        topic_filter: of keys; None for all.
+        topic_filter: filter of keys; None for all.
     """
 
     def __init__(  # noqa: PLR0917
@@ -71,24 +71,24 @@ class StreamFeed(Feed):
         self._wanted: dict[bytes, bool] = {}
 
     def begin(self, way: Way) -> None:
-        """Send the head and where the client is, then records."""
+        """Send the head and the client's position, then records."""
         super().begin(way)
         where = msgspec.json.encode({"lane": self._lane, "next_seq": self._seq})
         way.send_all(self._wrapping.event("lane", where))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def pause(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         super().pause()
         self._room.clear()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
         super().resume()
         self._room.set()
 
     def recheck(self) -> None:
-        """Ask again what the client may read."""
+        """Check again what the client may read."""
         self._wanted.clear()
         super().recheck()
 
@@ -104,7 +104,7 @@ class StreamFeed(Feed):
     async def _run(self) -> None:
         try:
             while not self.is_over:
-                await self._room.wait()  # before it holds a page
+                await self._room.wait()  # before a page is held in memory
                 page = await self._pages.read(self._stream, self._seq, PAGE_BYTES)
                 if page.next_seq == self._seq:
                     await self._wait_for_more()
@@ -150,7 +150,7 @@ class StreamFeed(Feed):
         return count == SLICE
 
     async def _turn(self) -> None:
-        """Let others have their turn."""
+        """Wait until others have had their turn."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._rounds.wait(self.owner, partial(_settle, done))
         await done

@@ -1,5 +1,5 @@
-"""Live messages of the topics that match a filter, kept or not. What a client is too slow for is dropped, and counted
-to it."""
+"""Live messages of the topics that match a filter, kept or not. Messages that a client is too slow for are dropped, and
+it gets their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.edge_node.subscriptions.subscriptions import Subscriptions
 from weft.protocols.mqtt.packets import Subscription
 
 GATHERED_MAX = 1_000
-"""Messages of one turn of the loop that are sent together; further ones are dropped."""
+"""Maximum number of messages of one turn of the loop, which are sent together; further ones are dropped."""
 
 
 class TopicFeed(Feed):
@@ -36,14 +36,14 @@ class TopicFeed(Feed):
         self._objects = objects
         self._counters = counters
         self._gathered: list[bytes] = []
-        """Parts of the events to be sent together."""
+        """Parts of the gathered events."""
         self._count = 0
         self._dropped = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, way: Way) -> None:
-        """Send the head, then what is published from now on."""
+        """Send the head, then messages published from now on."""
         super().begin(way)
         way.send(self._wrapping.idle())
         self._subscriptions.add(self._subscription)
@@ -58,7 +58,7 @@ class TopicFeed(Feed):
         super().stop()
 
     def resume(self) -> None:
-        """Send again, and tell what was dropped meanwhile."""
+        """Resume sending, and report the messages dropped meanwhile."""
         super().resume()
         if self._dropped:
             dropped, self._dropped = self._dropped, 0

@@ -17,7 +17,7 @@ from weft.edge_node.servers.http.request import Request
 _TEXT = 0x81
 """FIN and the opcode."""
 RECEIVED_BYTES_MAX = 4096
-"""Longest message that a client may send; nothing is done with it."""
+"""Longest message that a client may send; its content is ignored."""
 _silent = logging.getLogger(f"{__name__}.library")
 _silent.setLevel(logging.CRITICAL + 1)
 
@@ -26,7 +26,7 @@ def upgrade(request: Request) -> bytes:
     """Return the answer that makes a connection a WebSocket.
 
     Raises:
-        Problem: the request is not one for it.
+        Problem: the request is not a valid upgrade.
     """
     headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.fields])
     library = ServerProtocol(logger=_silent)
@@ -58,7 +58,7 @@ class WebSocketWrapping:
             data = b'{"event":"%b",%b' % (kind.encode(), data[1:])
         if self._library.state is not State.OPEN:
             return []
-        # The library would copy an object that many clients get.
+        # Not by the library, which would copy an object that many clients share.
         return [_head(len(data)), data]
 
     def idle(self) -> bytes:
@@ -67,7 +67,7 @@ class WebSocketWrapping:
         return self._taken()
 
     def received(self, data: bytes) -> tuple[bytes, bool]:
-        """Take what the client sent. Return the answer to it, and whether the connection is to be closed."""
+        """Handle the client's input. Return the answer to it, and whether the connection must be closed."""
         if self._library.state is State.CLOSED:
             return b"", True
         self._library.receive_data(data)
@@ -83,7 +83,7 @@ class WebSocketWrapping:
         return self._taken()
 
     def forget(self) -> None:
-        """Undo a circle that only a full garbage collection would."""
+        """Break a reference cycle, which otherwise only a full garbage collection would."""
         self._library.parser.close()
 
     def _taken(self) -> bytes:

@@ -1,1 +1,1 @@
-"""Messages that come in requests."""
+"""Messages in requests."""

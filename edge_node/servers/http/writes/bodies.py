@@ -1,4 +1,4 @@
-"""Bodies of requests: unpacked within a bound, and taken apart into messages whose bytes stay as they came."""
+"""Bodies of requests: unpacked within a bound, and split into messages whose bytes stay unchanged."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GZIP = 16 + zlib.MAX_WBITS
 _WINDOW_BYTES_MAX = 8 << 20
 """Memory that a zstd frame may ask for; RFC 8878 recommends that all decoders have that much."""
 PARTS_MAX = 16
-"""Most gzip members or zstd frames of a body. A packer makes one; empty ones cost work and bring nothing."""
+"""Maximum number of gzip members or zstd frames in a body. A packer makes one; empty ones only cost work."""
 PIECE_BYTES = 64 << 10
-"""Bytes that are unpacked before others may have their turn."""
+"""Bytes unpacked before others may have their turn."""
 BLOCKS_IN_A_STEP = 4096
-"""Blocks of a zstd frame that are passed over before others may have their turn."""
+"""Blocks of a zstd frame that are skipped before others may have their turn."""
 _SKIPPABLE = 0x184D2A50
 _FRAME_HEADER_BYTES_MAX = 18
 _REPEATED_BYTE = 1
@@ -29,19 +29,19 @@ _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "ap
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
 COMMAS_FACTOR = 32
-"""Commas for each message that a request may have: an array with more of them is not looked at, as it would make
-hundreds of thousands of objects before it could be refused."""
+"""Commas for each message that a request may have: an array with more is not parsed, as it would create hundreds of
+thousands of objects before it could be refused."""
 
 
 def expanded(body: bytes, coding: str, longest: LongestBody) -> Generator[None, None, bytes]:
     """Return a body without its content coding, in steps.
 
     Args:
-        coding: as the field Content-Encoding has it.
+        coding: value of the field Content-Encoding.
         longest: bound on the unpacked body.
 
     Raises:
-        Problem: the coding is not known, the body is damaged, of too many parts, or longer than that.
+        Problem: the coding is not known, the body is damaged, of too many parts, or too long.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
@@ -71,10 +71,10 @@ def expanded(body: bytes, coding: str, longest: LongestBody) -> Generator[None, 
 
 
 def _gunzip(body: bytes) -> Iterator[bytes]:
-    """Yield what the members of a body unpack to (RFC 1952, 2.2).
+    """Yield the unpacked members of a body (RFC 1952, 2.2).
 
     Raises:
-        EOFError: the last one is not whole.
+        EOFError: the last one is incomplete.
     """
     view, at = memoryview(body), 0
     for _ in range(PARTS_MAX):
@@ -92,12 +92,12 @@ def _gunzip(body: bytes) -> Iterator[bytes]:
 
 
 def _unzstd(body: bytes) -> Iterator[bytes]:
-    """Yield what the frames of a body unpack to.
+    """Yield the unpacked frames of a body.
 
     Raises:
-        EOFError: the last one is not whole.
+        EOFError: the last one is incomplete.
     """
-    # The library copies all that follows a frame, and its readers take what ends early for the end.
+    # The library copies all bytes behind a frame, and its readers treat truncated input as the end.
     at = 0
     for _ in range(PARTS_MAX):
         end = yield from _frame_end(body, at)
@@ -112,7 +112,7 @@ def _unzstd(body: bytes) -> Iterator[bytes]:
 
 
 def _frame_end(body: bytes, at: int) -> Generator[bytes, None, int]:
-    """Return where the zstd frame at a place ends, in steps (RFC 8878, 3.1)."""
+    """Return the end of the zstd frame at an offset, in steps (RFC 8878, 3.1)."""
     if int.from_bytes(body[at : at + 4], "little") & ~0xF == _SKIPPABLE:
         end = at + 8 + int.from_bytes(body[at + 4 : at + 8], "little")
     else:
@@ -147,7 +147,7 @@ def elements(body: bytes, records_max: int) -> list[bytes]:
     """Return the elements of a JSON array, each as its own bytes.
 
     Raises:
-        Problem: it is no JSON array, or has too many elements.
+        Problem: it is not a JSON array, or has too many elements.
     """
     if body.count(b",") > records_max * COMMAS_FACTOR:
         raise _too_many(records_max)
@@ -164,7 +164,7 @@ def lines(body: bytes, records_max: int) -> list[bytes]:
     """Return the JSON values of lines, each as its own bytes.
 
     Raises:
-        Problem: a line is no JSON, or there are too many.
+        Problem: a line is not JSON, or there are too many.
     """
     found = []
     for number, line in enumerate(body.split(b"\n", 2 * records_max), 1):

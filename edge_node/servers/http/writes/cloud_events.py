@@ -21,7 +21,7 @@ PREFIX = "ce-"
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
 OF_ANY_FORMAT = "application/cloudevents"
-"""Beginning of the media types of events whose attributes are in the body."""
+"""Prefix of the media types of events whose attributes are in the body."""
 _NAME = re.compile(r"[a-z0-9]{1,64}")
 _NEEDED = ("id", "source", "specversion", "type")
 _EVENT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -37,7 +37,7 @@ def binary(request: Request, content_type: str, key: str, payload: bytes) -> New
     """Return the event of a request in binary mode.
 
     Raises:
-        Problem: it is no event.
+        Problem: it is not an event.
     """
     attributes: dict[str, HeaderValue] = {}
     for name, value in request.fields:
@@ -55,7 +55,7 @@ def structured(key: str, event: bytes) -> NewRecord:
     """Return an event in JSON.
 
     Raises:
-        Problem: it is none.
+        Problem: it is not an event.
     """
     try:
         fields = _EVENT.decode(event)
@@ -81,7 +81,7 @@ def structured(key: str, event: bytes) -> NewRecord:
 
 
 def _data(data: bytes, content_type: str) -> bytes:
-    """Return data as it would stand in a body: of text that is not JSON, the text itself (JSON format, 3.1.1)."""
+    """Return data in the form of a body: text that is not JSON becomes the text itself (JSON format, 3.1.1)."""
     kind = content_type.partition(";")[0].strip().lower()
     if data[:1] == b'"' and kind and not (kind.endswith(("/json", "+json"))):
         try:

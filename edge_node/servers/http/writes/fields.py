@@ -31,11 +31,11 @@ from weft.protocols.message_headers import (
 
 OWN = b"weft-header-"
 HEADERS_MAX = 64
-"""Most headers of a message by HTTP, CloudEvents' attributes included."""
+"""Maximum number of headers of a message by HTTP, CloudEvents' attributes included."""
 PLACES_MAX = 32
-"""Most fields of a message that key and time may need: they are looked for in each message."""
+"""Maximum number of fields that key and time may need: each message is searched for them."""
 REMEMBERED_MAX = 512
-"""Longest key, with places or without, that is remembered."""
+"""Longest key, with placeholders or without, that is remembered."""
 PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _TEXTS = {b"weft-correlation-id": CORRELATION_ID, b"weft-message-id": MESSAGE_ID, b"weft-reply-to": REPLY_TO,
           b"weft-subject": SUBJECT}  # fmt: skip
@@ -50,16 +50,16 @@ _NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
 _FRACTION = re.compile(r"(?<=:[0-9]{2})\.([0-9]{1,30})")
 _NS_MAX = (1 << 63) - 1
 NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of the decoder for bytes that are no JSON, or are nested too deeply."""
+"""Errors of the decoder for bytes that are not JSON, or are nested too deeply."""
 
 
 # --- headers
 
 
 def typed(text: str) -> HeaderValue:
-    """Return the value of a header: what RFC 9651 calls a bare item, or text as it is.
+    """Return the value of a header: a bare item of RFC 9651, or plain text.
 
-    ``42`` is an integer, ``4.5`` a float, ``?1`` true, ``:YWJj:`` bytes, ``"42"`` text; nothing at all is nil.
+    ``42`` is an integer, ``4.5`` a float, ``?1`` true, ``:YWJj:`` bytes, ``"42"`` text; an empty value is nil.
     """
     text = text.strip()
     if not text:
@@ -81,10 +81,10 @@ def typed(text: str) -> HeaderValue:
 
 
 def headers_of(request: Request, now_ns: int) -> list[tuple[str, HeaderValue]]:
-    """Return the headers that a request gives all of its messages.
+    """Return the headers that a request sets for all of its messages.
 
     Raises:
-        Problem: one cannot be understood, or there are too many.
+        Problem: one cannot be parsed, or there are too many.
     """
     found: list[tuple[str, HeaderValue]] = []
     for name, value in request.fields:
@@ -115,8 +115,8 @@ def media_type_of(content_type: str) -> str:
 
 
 def with_content_type(headers: list[tuple[str, HeaderValue]], content_type: str) -> HeaderPairs:
-    """Return headers with the type of the payload, if it has one that says something."""
-    if content_type and media_type_of(content_type) != "application/x-www-form-urlencoded":  # what curl sends unasked
+    """Return headers with the type of the payload, if it has a meaningful one."""
+    if content_type and media_type_of(content_type) != "application/x-www-form-urlencoded":  # curl's default
         headers = [*headers, (CONTENT_TYPE, content_type)]
     return tuple(headers)
 
@@ -134,11 +134,11 @@ def nanoseconds(value: Any, precision: str) -> int:
     """Return a time in nanoseconds since 1970.
 
     Args:
-        value: text as RFC 3339 has it, or a number.
+        value: text in the form of RFC 3339, or a number.
         precision: unit of numbers.
 
     Raises:
-        Problem: it is no time.
+        Problem: it is not a time.
     """
     unit = 1_000_000_000 // PER_SECOND[precision]
     if isinstance(value, str):
@@ -156,7 +156,7 @@ def nanoseconds(value: Any, precision: str) -> int:
 
 
 def _rfc3339(text: str) -> int:
-    """Return nanoseconds since 1970. Dates of Python have microseconds: the fraction is read apart."""
+    """Return nanoseconds since 1970. Python's dates have microseconds: the fraction is parsed separately."""
     fraction = _FRACTION.search(text)
     whole = text if fraction is None else text[: fraction.start()] + text[fraction.end() :]
     try:
@@ -179,7 +179,7 @@ def _no_time(value: object) -> Problem:
 
 
 def placed(key: str, time_field: str, precision: str) -> Placed:
-    """Return what finds keys and times; requests that ask alike share it, unless that is long.
+    """Return the extractor of keys and times; equal requests share it, unless the key is long.
 
     Raises:
         Problem: as ``Placed``.
@@ -194,14 +194,14 @@ def _placed(key: str, time_field: str, precision: str) -> Placed:
 
 
 class Placed:
-    """Keys and times of messages, as a request asks for them: the key may have places for fields, such as
+    """Extractor of keys and times for the messages of a request: the key may have placeholders for fields, such as
     ``plant/{line}/{machine}``."""
 
     def __init__(self, key: str, time_field: str, precision: str) -> None:
-        """Look at what is asked for.
+        """Parse the request's parameters.
 
         Raises:
-            Problem: it makes no sense.
+            Problem: they are not valid.
         """
         if precision not in PER_SECOND:
             raise Problem(400, f"Weft-Time-Precision is {quoted(precision)}; send s, ms, us or ns")
@@ -220,14 +220,14 @@ class Placed:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether no message has to be looked at."""
+        """Return whether messages need not be parsed."""
         return self._decode is None
 
     def key_and_time(self, payload: bytes) -> tuple[bytes, int | None]:
         """Return key and time of a message; None for the time without ``time_field``.
 
         Raises:
-            Problem: the message has not what is needed.
+            Problem: the message lacks a needed field.
         """
         if self._decode is None:
             return self._key, None
@@ -248,10 +248,10 @@ class Placed:
 
 
 def fill(key: str, value_of: Callable[[str], Any]) -> str:
-    """Return a key with its places filled.
+    """Return a key with its placeholders filled.
 
     Raises:
-        Problem: a value cannot stand in a key.
+        Problem: a value is not allowed in a key.
     """
     parts = _PLACE.split(key)
     return _filled(parts[::2], [(name, value_of(name)) for name in parts[1::2]]) if len(parts) > 1 else key
@@ -271,7 +271,7 @@ def _filled(texts: list[str], values: list[tuple[str, Any]]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _decoder(names: tuple[str, ...]) -> Callable[[bytes], dict[str, Any]]:
-    """Return what decodes the fields of some names, and no others."""
+    """Return a decoder of the fields with some names, and no others."""
     fields = [(f"field_{number}", Any, None) for number in range(len(names))]
     rename = {f"field_{number}": name for number, name in enumerate(names)}
     kind = msgspec.defstruct("Fields", fields, rename=rename, gc=False)
@@ -285,5 +285,5 @@ def _decoder(names: tuple[str, ...]) -> Callable[[bytes], dict[str, Any]]:
 
 
 def sent(headers: HeaderPairs, time: int | None) -> HeaderPairs:
-    """Return headers with the time at which a message was made."""
+    """Return headers with the time at which a message was created."""
     return headers if time is None else (*headers, (SENT, time))

@@ -1,7 +1,7 @@
-"""InfluxDB's HTTP interface, as far as clients that write need it: Telegraf, the client libraries, and scripts.
+"""InfluxDB's HTTP interface, as far as writing clients need it: Telegraf, the client libraries, and scripts.
 
-A point becomes a record: measurement and tags its key, fields its payload, a JSON object. Lines that are no points are
-named in the answer, and the others are stored, as InfluxDB does.
+A point becomes a record: measurement and tags form its key, fields its payload, a JSON object. The answer names lines
+that are not points, and the others are stored, as InfluxDB does.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _UNITS = {
     "m": 60_000_000_000, "h": 3_600_000_000_000,
 }  # fmt: skip
 SLICE = 16
-"""Lines that are parsed before others may have their turn."""
+"""Number of lines parsed before others may have their turn."""
 _NS_MAX = (1 << 63) - 1
 _PLACE = re.compile(r"\{([^{}/]+)\}")
 _SPECIAL = re.compile(r"[%/+#\0]")
 _LATER = "streams take some points only since others of this request were stored:"
 MEASUREMENT = "measurement"
-"""Place for the measurement in a bucket's name."""
+"""Placeholder for the measurement in a bucket's name."""
 _PLAIN = (("X-Influxdb-Build", "OSS"),)
 
 
 class Influx:
-    """Takes points. Belongs to the event loop's thread."""
+    """Handler of points. Belongs to the event loop's thread."""
 
     def __init__(self, storing: Storing, settings: HttpSettings, counters: HttpCounters) -> None:
         self._storing = storing
@@ -86,7 +86,7 @@ class Influx:
         yield from self._storing.store(exchange, None, records, once_of(request), answer) or ()
 
     def answer(self, exchange: Exchange, path: bytes, software: str) -> None:
-        """Answer what clients ask before they write: whether the node is there, and to make a database.
+        """Answer the requests that clients send before they write: pings, and the creation of a database.
 
         Raises:
             Problem: it cannot be answered.
@@ -134,7 +134,7 @@ def _record(point: Point, bucket: str, unit: int) -> NewRecord:
 
 def _key(point: Point, bucket: str) -> bytes:
     """Return the topic of a point: ``BUCKET/MEASUREMENT/TAG VALUE/...`` in the order of the tags' names, or the
-    bucket's name with its places filled."""
+    bucket's name with its placeholders filled."""
     if "{" not in bucket:
         values = [value for _, value in sorted(point.tags)]
         return "/".join([bucket, *map(_level, (point.measurement, *values))]).encode()
@@ -157,5 +157,5 @@ def _key(point: Point, bucket: str) -> bytes:
 
 
 def _level(text: str) -> str:
-    """Return text as one level of a topic: what means something there as in URLs."""
+    """Return text as one level of a topic: special characters are escaped as in URLs."""
     return _SPECIAL.sub(lambda match: f"%{ord(match[0]):02X}", text) if _SPECIAL.search(text) else text

@@ -14,9 +14,9 @@ import msgspec
 
 LINE_BYTES_MAX = 64 << 10
 NUMBER_BYTES_MAX = 400
-"""Longest number. Longer ones are not looked at: the pattern of floats tries each place in a run of digits."""
+"""Longest number. Longer ones are not parsed: the pattern of floats tries each position in a run of digits."""
 PAIRS_MAX = 1024
-"""Most tags, and most fields, of a point."""
+"""Maximum number of tags, and of fields, of a point."""
 _INTEGER = re.compile(rb"-?[0-9]{1,19}")
 _UNSIGNED = re.compile(rb"[0-9]{1,20}")
 _JSON_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -29,8 +29,8 @@ _BOOLEANS = {
 }  # fmt: skip
 _ESCAPE = re.compile(rb"\\([,= ])")
 _ESCAPE_IN_STRING = re.compile(rb'\\(["\\])')
-# What ends a name or value: a comma, an equals sign or a space, unless a backslash is before it. Nothing here goes back
-# once it has taken something (`*+`): that would keep a place to go back to for each byte of a line.
+# A comma, an equals sign or a space ends a name or value, unless a backslash precedes it. The patterns never backtrack
+# (`*+`): that would keep a state for each byte of a line.
 _TOKEN = re.compile(rb"((?:[^\\,= ]++|\\.|\\$)*+)([,= ]|$)", re.DOTALL)
 _MEASUREMENT = re.compile(rb"((?:[^\\, ]++|\\.|\\$)*+)([, ]|$)", re.DOTALL)
 _STRING = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
@@ -42,7 +42,7 @@ _UINT64 = range(1 << 64)
 
 
 class BadLine(ValueError):
-    """A line that is no point. The sentence is InfluxDB's where it has one."""
+    """A line that is not a point. The text is InfluxDB's where it has one."""
 
 
 class Point(NamedTuple):
@@ -52,7 +52,7 @@ class Point(NamedTuple):
     tags: list[tuple[str, str]]
     """In the order of the line."""
     fields: bytes
-    """JSON object of the fields. Integers have no point in them, and floats have one or an exponent."""
+    """JSON object of the fields. Integers have no decimal point, and floats have one or an exponent."""
     time: int | None
     """In the request's unit; None where the line has none."""
 
@@ -73,8 +73,8 @@ def lines_of(body: bytes) -> Iterator[bytes]:
 
 
 def _end_of_line(body: bytes, begin: int) -> int:
-    """Return where the line ends that begins there: at a line break outside of a string, or at the first one after it
-    has become longer than a line may be. Looks at each byte once."""
+    """Return the end of the line that begins at an offset: at a line break outside of a string, or at the first one
+    after the maximum length of a line. Each byte is read once."""
     first = body.find(b"\n", begin)
     first = len(body) if first < 0 else first
     if body.find(b'"', begin, first) < 0 or body[begin:first].lstrip().startswith(b"#"):
@@ -93,7 +93,7 @@ def parse_line(line: bytes) -> Point:
     """Return the point of a line.
 
     Raises:
-        BadLine: it is none.
+        BadLine: it is not a point.
     """
     if len(line) > LINE_BYTES_MAX:
         raise BadLine(f"a line of more than {LINE_BYTES_MAX} bytes")
@@ -163,7 +163,7 @@ def _fields(line: bytes, at: int) -> tuple[bytes, int]:
 
 
 def _value(line: bytes, at: int) -> tuple[bytes, int]:
-    """Return a value in JSON, and where it ends."""
+    """Return a value in JSON, and its end."""
     if line[at : at + 1] == b'"':
         match = _STRING.match(line, at)
         if match is None:
@@ -190,7 +190,7 @@ def _value(line: bytes, at: int) -> tuple[bytes, int]:
     if len(value) <= NUMBER_BYTES_MAX and _FLOAT.fullmatch(value) and math.isfinite(float(value)):
         if _JSON_NUMBER.fullmatch(value) is None:
             return repr(float(value)).encode(), end
-        return (value if _POINT.search(value) else value + b".0"), end  # `98` is a float, as `98.5` is
+        return (value if _POINT.search(value) else value + b".0"), end  # `98` is a float, like `98.5`
     raise BadLine("invalid number" if value[:1] in b"+-.0123456789" else "invalid boolean")
 
 

@@ -1,6 +1,7 @@
 """Messages that do not fit the stream that they are posted to: another topic than its ``from``, or broken JSON.
 
-Stored, they would be rows with nulls that a reader finds weeks later. A stream refuses them unless it says otherwise.
+Stored, they would be rows with nulls that a reader finds weeks later. A stream refuses them unless it has `misfits:
+take`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _VALUE = msgspec.json.Decoder(msgspec.Raw)
 
 
 class MisfitRule(NamedTuple):
-    """Messages that fit a stream."""
+    """Rule for the messages of a stream."""
 
     name: str
     patterns: tuple[str, ...]
     is_json: bool
     takes: bool
-    """True if the stream takes misfits."""
+    """True if the stream accepts misfits."""
 
 
 class Misfits:
-    """Refuses or counts misfits. Belongs to the event loop's thread."""
+    """Refusal or count of misfits. Belongs to the event loop's thread."""
 
     def __init__(self, counters: HttpCounters) -> None:
         """Start without rules."""
@@ -40,10 +41,10 @@ class Misfits:
         self._rules: Mapping[int, MisfitRule] = {}
         self._told: set[str] = set()
         self.knows_json = False
-        """True if any stream wants JSON."""
+        """True if any stream requires JSON."""
 
     def use(self, rules: Mapping[int, MisfitRule]) -> None:
-        """Go by these rules: number of a stream in the log -> its rule."""
+        """Apply these rules: number of a stream in the log -> its rule."""
         self._rules = rules
         self.knows_json = any(rule.is_json for rule in rules.values())
 
@@ -51,13 +52,13 @@ class Misfits:
         """Refuse a message whose topic the stream's patterns do not match.
 
         Args:
-            is_named: False if the request names no topic, and has that of the stream's name.
+            is_named: False if the request names no topic, and gets the stream's default.
 
         Raises:
-            Problem: the stream takes no misfits.
+            Problem: the stream refuses misfits.
         """
         rule = self._rules.get(stream)
-        if rule is None:  # a reload has taken the stream's topics away since the request began
+        if rule is None:  # a reload has removed the stream's topics since the request began
             raise Problem(409, "the stream takes no topics any more; nothing was stored")
         if rule.takes:
             return
@@ -75,16 +76,16 @@ class Misfits:
         self._refused(rule, problem)
 
     def look(self, streams: Iterable[int], payload: bytes) -> None:
-        """Refuse, or count, a payload that is no JSON for a stream that wants it.
+        """Refuse, or count, a payload that is not JSON for a stream that requires it.
 
         Raises:
-            Problem: it is no JSON, and a stream takes no misfits.
+            Problem: it is not JSON, and a stream refuses misfits.
         """
         rules = [rule for rule in map(self._rules.get, streams) if rule is not None and rule.is_json]
         if not rules:
             return
         try:
-            payload.decode()  # in C, and what only skips does not look at text
+            payload.decode()  # in C; a decoder that only skips values does not check text
             _VALUE.decode(payload)
         except NO_JSON as error:
             for rule in rules:
@@ -94,7 +95,7 @@ class Misfits:
             self._counters.http_misfits_taken += 1
 
     def took(self, count: int) -> None:
-        """Count messages that were taken although their topic does not match."""
+        """Count accepted messages whose topic does not match."""
         self._counters.http_misfits_taken += count
 
     def _refused(self, rule: MisfitRule, problem: Problem) -> None:

@@ -27,16 +27,16 @@ from weft.protocols.fields import packed_headers
 
 FINGERPRINT_BYTES = 8
 SLICE = 128
-"""Messages that are looked at before others may have their turn."""
+"""Number of messages handled before others may have their turn."""
 Make = Callable[[bytes], NewRecord]
-"""Makes a record of a message."""
+"""Converter of a message to a record."""
 _JSON = "application/json"
 _COUNTING_FIELDS = (b"weft-", b"ce-", b"content-type")
-"""Beginnings of the names of fields that say what is to be stored."""
+"""Prefixes of the names of fields that affect the stored records."""
 
 
 class Posts:
-    """Takes messages. Belongs to the event loop's thread."""
+    """Handler of posted messages. Belongs to the event loop's thread."""
 
     def __init__(
         self, storing: Storing, settings: HttpSettings, counters: HttpCounters, wall_clock: Callable[[], int]
@@ -84,7 +84,7 @@ class Posts:
         self, exchange: Exchange, target: PostTarget | None, key: str, once: Once | None, answer: Answer
     ) -> Iterator[None]:
         request = exchange.request
-        if "{" not in key:  # it says where all of them go: without the right to that, nothing is unpacked
+        if "{" not in key:  # one key for all messages: without the right to it, nothing is unpacked
             self._storing.route(exchange, target, key.encode())
         coding = request.header(b"content-encoding")
         body = yield from bodies.expanded(request.payload(), coding, request.bytes_max)
@@ -124,7 +124,7 @@ class Posts:
         return record
 
     def _messages(self, request: Request, key: str, body: bytes) -> tuple[list[bytes], Make, bool]:
-        """Return the payloads of a request, what makes records of them, and whether all are known to be JSON."""
+        """Return the payloads of a request, their converter to records, and whether all are known to be JSON."""
         content_type = request.header(b"content-type")
         kind, records_max = media_type_of(content_type), self._settings.records_max
         if kind.startswith("multipart/"):
@@ -148,7 +148,7 @@ class Posts:
 
 
 def _plain(request: Request, key: str, pairs: HeaderPairs) -> Make:
-    """Return what makes records of messages that are no events."""
+    """Return the converter of messages that are not events."""
     time_field, precision = request.header(b"weft-time-field"), request.header(b"weft-time-precision") or "s"
     own = placed(key, time_field, precision)
     if b"weft-time" in request.headers:
@@ -182,7 +182,7 @@ def once_of(request: Request) -> Once | None:
     """Return the idempotency key of a request; None without one.
 
     Raises:
-        Problem: it is too long, or no text.
+        Problem: it is too long, or not text.
     """
     if b"idempotency-key" not in request.headers:
         return None

@@ -1,4 +1,4 @@
-"""Records of requests on their way to the log, and the answers that say where they are."""
+"""Records of requests on their way to the log, and the answers with their numbers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from weft.protocols.topics import InvalidTopic, check_topic
 from weft.storage.segment_log import LogError, SegmentLog
 
 RECORD_BYTES = 64
-"""Bytes of the log's room that a record is taken to need beside key, payload and headers."""
+"""Estimated bytes that a record takes in the log beside key, payload and headers."""
 NOTE_BYTES = 4096
-"""The same of what is remembered of an idempotency key, and of each append."""
+"""The same for the record of an idempotency key, and for each append."""
 PIECE_COST_MAX = COST_MAX // 4
-"""Deliveries of a piece: in the first, all subscribers that do not answer may fall behind, at 30 to 40 µs each."""
+"""Deliveries of a piece: in the first, all subscribers that do not acknowledge may fall behind, at 30 to 40 µs each."""
 ONCE_COST_MAX = 4 * COST_MAX
-"""Highest cost of a request with an idempotency key in one step, as ``Route.cost`` has it: its messages are in
-the log all together, which a request without a key need not be. Beyond it, the key says how many are."""
+"""Highest cost of a request with an idempotency key in one step, in units of ``Route.cost``: its messages are stored in
+one commit, unlike those of a request without a key. Beyond it, the key records how many are stored."""
 
 
 class PostTarget(NamedTuple):
@@ -38,11 +38,11 @@ class PostTarget(NamedTuple):
 
     name: str
     number: int
-    """Number of the stream of the log that takes its messages."""
+    """Number of the log's stream for its messages."""
     lane: str
     topic: bytes
-    """Key of messages that come without one; and what a client must be allowed to write to for keys that the stream's
-    ``from`` does not match."""
+    """Key of messages without one; a client needs the right to write to it for keys that the stream's ``from`` does not
+    match."""
 
 
 class NewRecord(NamedTuple):
@@ -52,10 +52,10 @@ class NewRecord(NamedTuple):
     payload: bytes
     headers: HeaderPairs = ()
     number: int = 0
-    """Place in the request, from 1 on, where messages before it may have been left out; 0 where none can be."""
+    """Position in the request, from 1 on, where earlier messages may have been left out; 0 where none can be."""
 
     def packed(self) -> NewRecord:
-        """Return the record with headers that the log need not measure: it takes all of a request's in one step."""
+        """Return the record with headers encoded for the log, which appends all records of a request in one step."""
         headers = self.headers
         return self._replace(headers=packed_headers(headers)) if headers and type(headers) is tuple else self
 
@@ -65,17 +65,17 @@ class Once(NamedTuple):
 
     key: str
     fingerprint: bytes
-    """Digest of everything that the request is to store."""
+    """Digest of all data that the request stores."""
 
 
 class Pieces(NamedTuple):
     """Records of one request among those of a turn: a stretch of each run."""
 
     stretches: dict[Records, tuple[int, int]]
-    """Run -> index of the request's first record there, and how many there are."""
+    """Run -> index of the request's first record there, and their number."""
 
     def seqs(self, stream: int) -> list[tuple[int, int]]:
-        """Return (first seq, count) of the records in a stream, ascending; empty when it has none of them."""
+        """Return (first seq, count) of the records in a stream, ascending; empty when the stream has none."""
         found: list[tuple[int, int]] = []
         for run, (first, count) in self.stretches.items():
             seqs = run.by_stream.get(stream)
@@ -89,7 +89,7 @@ Answer = Callable[[Exchange, list[tuple[int, int]], int], None]
 
 
 class Storing:
-    """Stores what requests bring. Belongs to the event loop's thread."""
+    """Writer of requests' records to the log. Belongs to the event loop's thread."""
 
     def __init__(
         self,
@@ -103,19 +103,19 @@ class Storing:
         self.keys = keys
         self.misfits = misfits
         self._off_pattern = 0
-        """Messages of a request that a stream takes although it does not match their topics."""
+        """Messages of a request that a stream accepts although it does not match their topics."""
         self._under_way: set[tuple[Owner, str]] = set()
-        """Idempotency keys of requests that are stored in pieces now."""
+        """Idempotency keys of requests that are being stored in pieces."""
         self._log = log
         self._wall_clock = wall_clock
 
-    # --- where records go
+    # --- routes
 
     def route(self, exchange: Exchange, target: PostTarget | None, key: bytes) -> Route:
-        """Return where a record goes: to the streams that match its key, and to ``target`` in any case.
+        """Return the route of a record: the streams that match its key, and ``target`` in any case.
 
         Raises:
-            Problem: it may not go there.
+            Problem: that is not permitted.
         """
         routes = exchange.routes
         known = routes.plain.get(key)
@@ -138,7 +138,7 @@ class Storing:
                 )
             return found
         if self.ingest.routing.matches(key, target.number):
-            # Everywhere that it matches, as with other protocols: sessions that read the log later rely on it.
+            # To every matching stream, as with other protocols: sessions that read the log later rely on it.
             return routes.route(key) or self.ingest.routing.route(key)
         if key != target.topic and not routes.permits(target.topic):
             raise _forbidden(target.topic)
@@ -149,7 +149,7 @@ class Storing:
     # --- storing
 
     def repeats(self, exchange: Exchange, once: Once, answer: Answer) -> bool:
-        """Return whether a request was stored before; then it is answered as the first time, whatever is refused now.
+        """Return whether a request was stored before; then it gets its first answer, even if it would be refused now.
 
         Raises:
             Problem: the key came with another request.
@@ -162,7 +162,7 @@ class Storing:
         if known is None or known.rest_at:
             return False
         exchange.stored = partial(self._repeat, exchange, known, answer)
-        self.ingest.on_durable(partial(_when_durable, exchange))  # perhaps it is not durable yet
+        self.ingest.on_durable(partial(_when_durable, exchange))  # it may not be durable yet
         return True
 
     def store(
@@ -173,11 +173,11 @@ class Storing:
         once: Once | None,
         answer: Answer,
     ) -> Iterator[None] | None:
-        """Store all records of a request, and have it answered once they are durable. Return the steps of one of which
-        much is to be delivered.
+        """Store all records of a request, and answer it once they are durable. Return the steps of a request with many
+        deliveries.
 
         Args:
-            once: stores them unless they are stored already: then the answer is that of the first time.
+            once: idempotency key: a request that was stored before gets its first answer.
 
         Raises:
             Problem: none of them was stored.
@@ -234,7 +234,7 @@ class Storing:
             if at == len(records):
                 break
             turn.store()
-            if exchange.ready:  # the log has refused it; the rest would come before it when it is sent again
+            if exchange.ready:  # the log has refused a piece; the rest would overtake it when it is sent again
                 return
             seqs = joined([*seqs, *pieces.seqs(stream)])
             yield
@@ -257,14 +257,14 @@ class Storing:
         """Store some or all records of a request in one commit with its key, and answer if they are the last.
 
         Args:
-            before: what is stored already.
-            rest_at: ``RememberedAnswer.rest_at`` afterwards.
+            before: answer for the records stored already.
+            rest_at: ``Remembered.rest_at`` afterwards.
 
         Returns:
-            What is stored now.
+            The answer for the records stored so far.
         """
         turn = self.ingest.turn
-        turn.store()  # what came before has lower numbers
+        turn.store()  # earlier records have lower numbers
         gathered = Gathering()
         pieces = _gather(gathered, exchange, records, routed)
         try:
@@ -284,13 +284,13 @@ class Storing:
     def _store_once_in_pieces(
         self, exchange: Exchange, target: PostTarget | None, records: Sequence[NewRecord], once: Once, answer: Answer
     ) -> Iterator[None]:
-        """Store a request that makes very much to be delivered. Its key says what of it is stored, so that the same
-        request goes on behind that after a crash or a refusal."""
+        """Store a request with very many deliveries. Its key records the progress, so that the repeated request resumes
+        there after a crash or a refusal."""
         this = (exchange.owner, once.key)
-        if self.repeats(exchange, once, answer):  # it is stored, or being stored, since this one was looked at
+        if self.repeats(exchange, once, answer):  # the request was stored, or began to be, after this one's check
             return
         stored = self.keys.find(*this)
-        # By their numbers: which of a request's messages are stored may have changed with the configuration.
+        # By their numbers: a changed configuration may have changed the set of stored messages.
         rest_at = 0 if stored is None else stored.rest_at
         left = [
             each
