@@ -16,16 +16,16 @@ class Call(NamedTuple):
 
     function: Callable[..., Any]
     takes: tuple[Kind, ...]
-    """Kinds of the arguments. The last one may stand for more."""
+    """Kinds of the arguments. The last one may be repeated."""
     gives: Kind
     example: str
     least: int | None = None
-    """Number of arguments at least; all of ``takes`` when unset."""
+    """Minimum number of arguments; all of ``takes`` when unset."""
     most: int | None = None
-    """Number of arguments at most; all of ``takes`` when unset."""
+    """Maximum number of arguments; all of ``takes`` when unset."""
 
     def counts(self) -> tuple[int, int]:
-        """Return how many arguments it takes, at least and at most."""
+        """Return the minimum and maximum number of arguments."""
         return self.least or len(self.takes), self.most or len(self.takes)
 
 
@@ -57,4 +57,4 @@ CALLS: Mapping[str, Call] = {
     "is_text": Call(operations.is_text, (_ANY,), _BOOL, "is_text(name)"),
     "is_nan": Call(math.isnan, (_NUMBER,), _BOOL, "is_nan(rms)"),
 }
-"""``default``, ``exists`` and ``field`` are part of the language: they look at fields, not at values."""
+"""``default``, ``exists`` and ``field`` are part of the language: they operate on fields, not on values."""

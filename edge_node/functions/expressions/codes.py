@@ -11,7 +11,7 @@ _CALLED = {"+": "add", "*": "multiply", "//": "divide_down", "%": "remainder", "
 
 
 def has(container: str, path: tuple[str | int, ...]) -> ast.expr:
-    """Return the code that tells whether a field or level is there."""
+    """Return the code that checks whether a field or level exists."""
     if len(path) == 1:
         return ast.Compare(nodes.constant(path[0]), [ast.In()], [nodes.name(container)])
     return nodes.call("has", nodes.name(container), nodes.names_of(path))
@@ -34,19 +34,20 @@ def kind_of(operator: str, left: Kind, right: Kind) -> Kind:
 
 
 def code_of(operator: str, sign: ast.operator, parts: tuple[Node, Node], codes: list[ast.expr]) -> ast.expr:
-    """Return the code of a calculation. Python's own operator where it can cost nothing, else a call that looks."""
+    """Return the code of a calculation. Python's own operator where its cost is bounded, else a call that checks the
+    operands."""
     (left, right), (first, second) = parts, codes
     plain = ast.BinOp(first, sign, second)
     is_number = left.kind.is_number or right.kind.is_number
     if operator == "+":
         return plain if is_number else nodes.call("add", first, second)
     if operator in ("-", "/"):
-        return plain  # Of numbers alone, and their results grow by a bit.
+        return plain  # Only numbers, whose results grow by a bit.
     if operator == "*" and Kind.DECIMAL in (left.kind, right.kind):
-        return plain  # A float repeats no text, and is of one size.
+        return plain  # A float cannot repeat text, and has a fixed size.
     return nodes.call(_CALLED[operator], first, second)
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair."""
+    """Return whether a text has no lone surrogate."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,10 +1,10 @@
-"""Errors of expressions: one for people who write them, one for a row on which they fail."""
+"""Errors of expressions: one for their authors, one for a row on which they fail."""
 
 from __future__ import annotations
 
 
 class InvalidExpression(ValueError):
-    """A text that is no expression: the column, what is wrong, and what to write instead."""
+    """A text that is not a valid expression, with the column, the problem and the remedy."""
 
     def __init__(self, column: int, message: str) -> None:
         super().__init__(f"column {column}: {message}")

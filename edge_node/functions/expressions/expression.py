@@ -51,7 +51,7 @@ class Expression:
     ) -> None:
         self.text = text
         self.paths = paths
-        """Fields of the payload that it reads; of fields in fields the names on the way."""
+        """Fields of the payload that it reads; for nested fields all names of the path."""
         self.fields = frozenset(path[0] for path in paths)
         """Fields of the payload that it reads, by their first name."""
         self.levels = levels
@@ -76,7 +76,7 @@ class Expression:
             levels: named levels of its topic.
 
         Raises:
-            ExpressionError: a field is missing, has the wrong type, or the result is no value that a payload may hold.
+            ExpressionError: a field is missing, has the wrong type, or the result is not a value for payloads.
         """
         try:
             return self._run(row, levels)
@@ -84,7 +84,7 @@ class Expression:
             raise ExpressionError(self.reason(row, levels)) from None
 
     def reason(self, row: Row, levels: Levels) -> str:
-        """Return why there is no result for a row."""
+        """Return the reason why a row has no result."""
         return self._reasons.reason(row, levels)
 
 
@@ -93,11 +93,11 @@ def compile_expression(text: str, levels: Collection[str], *, nulls: bool = Fals
 
     Args:
         text: source, a checked subset of Python.
-        levels: names of topic levels; they stand before fields of the same name.
-        nulls: a field that is missing is null, and what is computed of null is null, as in SQL.
+        levels: names of topic levels; they take precedence over fields of the same name.
+        nulls: treat a missing field as null, and compute null from null, as in SQL.
 
     Raises:
-        InvalidExpression: what is not allowed, with its column and what to write instead.
+        InvalidExpression: the text is not valid; the error has the column and the remedy.
     """
     return Expression(text, *parse(text, levels, nulls=nulls), nulls=nulls)
 
@@ -112,7 +112,7 @@ class Condition:
             nulls: as for ``compile_expression``; a condition that is null does not hold.
 
         Raises:
-            InvalidExpression: the text is no expression, or certainly neither true nor false.
+            InvalidExpression: the text is not an expression, or is certainly neither true nor false.
         """
         self.expression = compile_expression(text, levels, nulls=nulls)
         root = self.expression.node
@@ -145,8 +145,8 @@ class Condition:
         Args:
             rows: records with their decoded values.
             levels_of: topic -> its named levels.
-            failed: takes rows on which the condition fails, with the reason.
-            dropped: takes rows for which it does not hold.
+            failed: receives rows on which the condition fails, with the reason.
+            dropped: receives rows for which it does not hold.
         """
 
         def explain(row: Row, _error: Exception) -> None:
@@ -157,7 +157,7 @@ class Condition:
 
 
 def levels_line(levels: Collection[str]) -> str:
-    """Return the line of a template that looks up the levels of a row's topic, if they are used."""
+    """Return the template's line that looks up the levels of a row's topic, if they are used."""
     return "levels = levels_of(row.key)" if levels else "pass"
 
 
@@ -165,7 +165,7 @@ def _with_checked_result(root: Node, *, nulls: bool) -> Node:
     """Return an expression with a check of its result: no infinite number, and no integer that formats cannot hold."""
     is_literal = root.literal and root.role is Role.PLAIN  # and no sign before one: -(2**64 - 1) is out of bounds
     if root.role in (Role.FIELD, Role.LEVEL) or is_literal or root.kind in (Kind.TEXT, Kind.BOOL, Kind.NULL):
-        return root  # What a payload has goes on as it is.
+        return root  # A value of the payload passes unchanged.
     code = nodes.call("result", root.code)
     if root.kind is Kind.DECIMAL and not nulls:
         # Inline, for the common case: a conversion of units costs a comparison more, and no call.

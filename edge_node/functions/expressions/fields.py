@@ -37,9 +37,9 @@ def run(rows, levels_of, failed):
 
 
 class FieldMaker:
-    """Compiled expressions that make fields of rows: ``motor.rpm`` is a field in a field.
+    """Compiled expressions that make fields of rows: ``motor.rpm`` is a nested field.
 
-    All of them see the row as it came. A row on which one fails stays as it was.
+    All of them see the original row. A row on which one fails stays unchanged.
     """
 
     def __init__(self, fields: Mapping[str, str], levels: Collection[str], *, only: bool, nulls: bool = False) -> None:
@@ -48,12 +48,12 @@ class FieldMaker:
         Args:
             fields: name of a new field, which may be dotted -> expression.
             levels: names of topic levels.
-            only: True where rows have only the new fields afterwards.
+            only: whether rows have only the new fields afterwards.
             nulls: as for ``compile_expression``.
 
         Raises:
             InvalidExpression: an expression is not valid; the message names its field.
-            ValueError: two of the names cannot stand beside each other.
+            ValueError: two of the names conflict.
         """
         check_no_overlap(fields)
         self.expressions: dict[str, Expression] = {}
@@ -68,7 +68,7 @@ class FieldMaker:
         self._run = function(template, code, put=put)
 
     def make_fields(self, rows: list[Row], levels_of: LevelsOf, failed: Failed) -> list[Row]:
-        """Change rows, and return those that have the fields now. Rows on which one fails go to ``failed``."""
+        """Change rows, and return the rows with the new fields. Rows on which an expression fails go to ``failed``."""
 
         def explain(row: Row, error: Exception) -> None:
             failed(row, self._reason(row, levels_of(row.key), error))
@@ -88,7 +88,7 @@ class FieldMaker:
 def _rows(names: list[str], levels: str, *, only: bool) -> str:
     """Return the template of a loop that computes all fields, then writes them.
 
-    All parts are put in at once: a name of a field may look like a place in the template.
+    All parts are inserted at once: a name of a field may look like a placeholder of the template.
     """
     tops: dict[str, Any] = {}
     for at, name in enumerate(names):

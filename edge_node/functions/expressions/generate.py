@@ -1,7 +1,7 @@
-"""Checked parts to Python functions.
+"""Generation of Python functions from checked parts.
 
-The code is made of templates of ours, in which names in capitals stand for checked code. It runs in a namespace without
-builtins: what it can reach is ``row``, its values, the levels of its topic, and the operations.
+The code comes from templates of this package, in which names in capitals are placeholders of checked code. It runs in a
+namespace without builtins: it can only reach ``row``, its values, the levels of its topic, and the operations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def function(template: str, expressions: Mapping[str, ast.expr], **more: Any) ->
     """Compile the function ``run`` of a template.
 
     Args:
-        template: Python code of ours.
-        expressions: name in the template -> code that takes its place.
-        more: names that the template uses besides.
+        template: Python code of this package.
+        expressions: name in the template -> code that replaces it.
+        more: further names that the template uses.
     """
     tree = _Filled(expressions).visit(ast.parse(template))
     namespace = {**_NAMESPACE, **more}
@@ -50,7 +50,8 @@ Operation = Callable[[Any, Any, Any, list[Any]], Any]
 
 
 def single_operations(root: Node) -> dict[Node, Operation]:
-    """Compile each part of an expression by itself: it takes the values of its own parts, and does not compute them."""
+    """Compile each part of an expression by itself: its function receives the values of the part's own parts, and does
+    not compute them."""
     found = list(dict.fromkeys(_parts(root)))
     parameters = ast.arguments([], [ast.arg(name) for name in ("row", "v", "levels", "parts")], None, [], [], None, [])
     made = ast.List([ast.Lambda(parameters, _Single(node).visit(node.code)) for node in found], ast.Load())

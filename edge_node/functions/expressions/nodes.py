@@ -1,4 +1,4 @@
-"""Checked parts of an expression: the Python code that each becomes, and what explains its failure."""
+"""Checked parts of an expression: the Python code of each, and the data that explains its failure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 
 class Kind(enum.Enum):
-    """Kind of value that a part gives, as far as it is known before there is a row."""
+    """Kind of a part's value, as far as it is known without a row."""
 
     ANY = "any value"
     NUMBER = "a number"
     DECIMAL = "a number "
-    """Certainly a ``float``: it repeats no text, and only its size needs a check."""
+    """Certainly a ``float``: it cannot repeat text, and only its size needs a check."""
     TEXT = "text"
     BOOL = "true or false"
     NULL = "null"
@@ -21,7 +21,7 @@ class Kind(enum.Enum):
 
     @property
     def is_number(self) -> bool:
-        """Tell whether Python calculates with it; true and false count as 1 and 0."""
+        """Return whether Python calculates with it; true and false count as 1 and 0."""
         return self in (Kind.NUMBER, Kind.DECIMAL, Kind.BOOL)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Role(enum.Enum):
     """Role of a part, which decides how its failure is explained."""
 
     PLAIN = enum.auto()
-    """A literal, or something whose failure is that of a part in it."""
+    """A literal, or a part that fails only when one of its own parts does."""
     FIELD = enum.auto()
     LEVEL = enum.auto()
     COMPARISON = enum.auto()
@@ -46,7 +46,7 @@ class Role(enum.Enum):
     CHOICE = enum.auto()
     """``a if condition else b``: parts are the condition, then the two values."""
     DEFAULT = enum.auto()
-    """``default(a, b)``: its part is computed when no field is there."""
+    """``default(a, b)``: its part is computed when no field exists."""
     RESULT = enum.auto()
 
 
@@ -58,12 +58,12 @@ class Node:
     """Python that computes it from ``row``, ``v`` (its values) and ``levels`` (of its topic)."""
     kind: Kind
     text: str
-    """Text that it was made from."""
+    """Source text of the part."""
     role: Role = Role.PLAIN
     parts: list[Node] = field(default_factory=list)
     """Parts whose values it uses, in the order in which they are computed."""
     path: tuple[str | int, ...] = ()
-    """Name of a field, then what stands in brackets; or the name of a level."""
+    """Name of a field, then the keys in brackets; or the name of a level."""
     name: str = ""
     """Operator or function."""
     literal: bool = False

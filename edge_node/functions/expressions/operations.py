@@ -1,6 +1,6 @@
-"""Operations that compiled expressions call: those of Python, where Python would let a row cost too much.
+"""Operations that compiled expressions call in place of Python's own, which could cost too much on a row.
 
-They raise ``TypeError`` and its kin as Python does; ``reasons.py`` says later what was wrong with which value.
+They raise ``TypeError`` and the like as Python does; ``reasons.py`` finds the value and the problem later.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def divide_down(left: Any, right: Any) -> Any:
 
 
 def remainder(left: Any, right: Any) -> Any:
-    """Return ``left % right`` of numbers; with text on the left, Python would format it."""
+    """Return ``left % right`` of numbers; text on the left is refused, because Python would format it."""
     return _factor(left) % _factor(right)
 
 
 def _factor(value: Any) -> Any:
-    number = +value  # a TypeError for what is no number
+    number = +value  # a TypeError for a value that is not a number
     if type(number) is int and not -FACTOR_MAX <= number <= FACTOR_MAX:
         raise TooLarge("an integer of more than 256 bits")
     return number
@@ -63,7 +63,7 @@ def condition(value: Any) -> bool:
     """Return a value that is true or false.
 
     Raises:
-        TypeError: it is anything else. Python would take the text "off" for true.
+        TypeError: it is another value. Python would treat the text "off" as true.
     """
     if value is True or value is False:
         return bool(value)
@@ -74,7 +74,7 @@ def condition_or_null(value: Any) -> bool:
     """Return a value that is true or false; null is not true.
 
     Raises:
-        TypeError: it is anything else.
+        TypeError: it is another value.
     """
     return value is not None and condition(value)
 
@@ -98,7 +98,7 @@ def result(value: Any) -> Any:
 
 
 def has(value: Any, path: tuple[str | int, ...]) -> bool:
-    """Return whether a field, or a part of a field, is there."""
+    """Return whether a field, or a part of a field, exists."""
     for name in path:
         try:
             value = value[name]
@@ -121,12 +121,12 @@ def get(value: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def to_int(value: Any) -> int:
-    """Return the integer that a text or number stands for; decimals are cut off."""
+    """Convert a text or number to an integer; decimals are cut off."""
     return int(_readable(value))
 
 
 def to_float(value: Any) -> float:
-    """Return the decimal number that a text or number stands for."""
+    """Convert a text or number to a decimal number."""
     return float(_readable(value))
 
 
@@ -141,7 +141,7 @@ def _readable(value: Any) -> Any:
 
 
 def to_str(value: Any) -> str:
-    """Return the text of a number or of true and false, as Python writes them; text as it is."""
+    """Return the text of a number or of true and false, as Python writes them; return text unchanged."""
     if isinstance(value, str | float):
         return str(value)
     if isinstance(value, int):
@@ -150,7 +150,7 @@ def to_str(value: Any) -> str:
 
 
 def to_bool(value: Any) -> bool:
-    """Return whether a number is not zero. Text is refused: Python would take "false" for true."""
+    """Return whether a number is not zero. Text is refused: Python would treat "false" as true."""
     if isinstance(value, int | float):
         return bool(value)
     raise TypeError("not a number")
@@ -203,7 +203,7 @@ def _items(values: tuple[Any, ...]) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number; true and false are none."""
+    """Return whether a value is a number; true and false are not numbers."""
     return type(value) is float or type(value) is int
 
 
@@ -229,4 +229,4 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "has": has,
     "get": get,
 }
-"""Names that generated code knows besides the functions of ``calls.py``."""
+"""Further names in generated code, besides the functions of ``calls.py``."""

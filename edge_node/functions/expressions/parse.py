@@ -1,7 +1,7 @@
-"""Text of an expression to checked parts. What is not on the list here does not get through.
+"""Conversion of an expression's text to checked parts. Syntax that is not listed here is refused.
 
-Python's parser reads the text. Nothing of its tree is run: each node that the language has is made into new code, in
-which names of fields are text (``v["rms"]``) and the only names are those of our own operations.
+Python's parser reads the text. Its tree is never run: each node of the language becomes new code, in which names of
+fields are text (``v["rms"]``) and the only names are those of this package's operations.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def parse(text: str, levels: Collection[str], *, nulls: bool = False) -> tuple[N
     """Return an expression as checked parts, the paths of the fields that it reads, and the levels.
 
     Args:
-        nulls: a field that is missing is null, and what is computed of null is null, as in SQL. Otherwise both fail.
+        nulls: treat a missing field as null, and compute null from null, as in SQL. Otherwise both fail.
 
     Raises:
-        InvalidExpression: what the language does not have, or more of it than is allowed.
+        InvalidExpression: the text has unknown syntax, or exceeds a bound.
     """
     text = text.strip().replace("\n", " ").replace("\r", " ")
     tree = tree_of(text)
@@ -135,7 +135,7 @@ class _Parser:
         return Node(nodes.constant(value), kind, self._source(tree), literal=True)
 
     def _name(self, tree: ast.Name, _depth: int) -> Node:
-        # Python reads some letters as others: µ (micro) as μ (mu). A payload's name is what stands in the text.
+        # Python reads some letters as others: µ (micro) as μ (mu). The payload has the name as written.
         word = self._source(tree)
         if word in self._levels:
             self.used_levels.add(word)
@@ -151,7 +151,7 @@ class _Parser:
         return self._field(tree, (word,))
 
     def _field(self, tree: ast.expr, path: tuple[str | int, ...]) -> Node:
-        # Up to an item of a list, which is read as a whole.
+        # Up to an item of a list: lists are read as a whole.
         self.paths.append(tuple(str(each) for each in itertools.takewhile(lambda each: isinstance(each, str), path)))
         code: ast.expr = nodes.name("v")
         for each in path:
@@ -175,7 +175,7 @@ class _Parser:
             key = -key if is_negative else key
         elif type(key) is not str or is_negative or not codes.is_encodable(key):
             self._refuse(tree, 'brackets take a literal text or integer: motor["rpm"], axes[0]')
-        self.paths.pop()  # that of the field before the brackets, which is not needed as a whole
+        self.paths.pop()  # the path of the field before the brackets, which is not needed as a whole
         return self._field(tree, (*whole.path, key))
 
     # --- operators
@@ -195,7 +195,7 @@ class _Parser:
         return Node(code, kind, self._source(tree), Role.CALCULATION, [operand], name=sign, literal=operand.literal)
 
     def _of(self, parts: Sequence[Node], make: Callable[[list[ast.expr]], ast.expr]) -> ast.expr:
-        """Return code of some parts; where nulls are taken as in SQL, it gives null when one of them is."""
+        """Return code of some parts; with nulls as in SQL, it returns null when one of them is null."""
         given = [part.code for part in parts]
         if self._nulls is None:
             return make(given)
@@ -235,7 +235,8 @@ class _Parser:
         return Node(code, Kind.BOOL, self._source(tree), role, parts)
 
     def condition(self, tree: ast.expr, node: Node) -> Node:
-        """Return a part that is true or false: Python would take any text or number but an empty one for true."""
+        """Return a part that is true or false: Python would treat any other text or number than an empty one as
+        true."""
         if node.kind is Kind.BOOL:
             return node
         if node.kind is not Kind.ANY:
@@ -274,7 +275,7 @@ class _Parser:
         return Node(code, Kind.BOOL, self._source(tree), Role.ALL, pairs)
 
     def _compared(self, left: Node, operator: ast.cmpop, right: Node) -> ast.expr:
-        if Kind.NULL in (left.kind, right.kind):  # x == None asks whether there is a value
+        if Kind.NULL in (left.kind, right.kind):  # x == None checks whether there is a value
             return ast.Compare(left.code, [operator], [right.code])
         return self._of([left, right], lambda made: ast.Compare(made[0], [operator], [made[1]]))
 

@@ -1,7 +1,7 @@
 """Reasons for people why an expression has no result on a row.
 
-The whole expression failed; its parts are now computed one after the other, by the same operations, to find the first
-that fails. Only rows that fail cost this.
+After the whole expression has failed, its parts are computed one after the other, by the same operations, to find the
+first that fails. Only failing rows have this cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reasons:
         self._operations: dict[Node, Operation] = {}
 
     def reason(self, row: Row, levels: Levels) -> str:
-        """Return why the expression has no result on a row."""
+        """Return the reason why the expression has no result on a row."""
         if not self._operations:
             self._operations = single_operations(self._root)
         try:
@@ -71,8 +71,8 @@ class _Values:
         return self._run(node, [self.of(part) for part in node.parts])
 
     def _joined(self, node: Node, *, stops: bool) -> bool | None:
-        """Return what conditions come to, up to the first that decides. Those of null are there where nulls are taken
-        as in SQL."""
+        """Return the result of joined conditions, up to the first that decides. With nulls as in SQL, conditions may be
+        null."""
         found: bool | None = not stops
         for part in node.parts:
             value: bool | None = self.of(part)
@@ -156,7 +156,7 @@ def _not_callable(node: Node, values: list[Any], error: Exception) -> str:
 
 
 def _said(node: Node, values: list[Any], *, numbers: bool = True) -> str:
-    """Return the values of the parts that are no literals, as a clause."""
+    """Return the values of the parts that are not literals, as a clause."""
     said = [
         f"{_subject(part)} is {_shown(value)}"
         for part, value in zip(node.parts, values, strict=True)

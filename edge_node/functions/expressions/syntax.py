@@ -1,4 +1,4 @@
-"""Text of an expression to a tree, with hints for habits of other languages."""
+"""Parsing of an expression's text to a tree, with hints for habits of other languages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from weft.edge_node.functions.expressions.errors import InvalidExpression
 
 
 def tree_of(text: str) -> ast.expr:
-    """Return the tree that Python's parser makes of an expression.
+    """Return the tree of an expression by Python's parser.
 
     Raises:
-        InvalidExpression: it is too long, empty, or no expression of Python.
+        InvalidExpression: it is too long, empty, or not an expression of Python.
     """
     if len(text) > CHARACTERS_MAX:
         raise InvalidExpression(1, f"{len(text)} characters; an expression has at most {CHARACTERS_MAX}")
@@ -42,7 +42,7 @@ def _tokens(text: str) -> list[tokenize.TokenInfo]:
 
 
 def _column_of(error: SyntaxError, text: str) -> int:
-    if error.offset == 0:  # of an end that comes too early
+    if error.offset == 0:  # the text ends too early
         return len(text) + 1
     return min(max(error.offset or 1, 1), len(text) + 1)
 

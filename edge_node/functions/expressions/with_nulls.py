@@ -1,4 +1,4 @@
-"""Code that takes null as SQL does: what is computed of null is null, and conditions have three values."""
+"""Code with null as in SQL: calculations with null are null, and conditions have three values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.edge_node.functions.expressions import nodes
 
 
 class Nulls:
-    """Maker of such code for one expression. Each value is computed once, and looked at under a name of its own."""
+    """Generator of such code for one expression. Each value is computed once, and checked under a name of its own."""
 
     def __init__(self) -> None:
         self._names = 0
@@ -17,10 +17,10 @@ class Nulls:
     def of(
         self, codes: Sequence[ast.expr], known: Sequence[bool], make: Callable[[list[ast.expr]], ast.expr]
     ) -> ast.expr:
-        """Return code that gives null when one of some values is null, and otherwise what is made of them.
+        """Return code that is null when one of some values is null, and otherwise combines them.
 
         Args:
-            known: which of them are never null.
+            known: values that are never null.
         """
         tests: list[ast.expr] = []
         given: list[ast.expr] = []
@@ -37,7 +37,7 @@ class Nulls:
         return ast.IfExp(test, nodes.constant(None), make(given))
 
     def joined(self, codes: Sequence[ast.expr], *, stops: bool) -> ast.expr:
-        """Return code of conditions joined by ``and``, or by ``or``. Those behind one that decides are not computed.
+        """Return code of conditions joined by ``and``, or by ``or``. Conditions behind a deciding one are not computed.
 
         Args:
             stops: value that decides alone: false for ``and``, true for ``or``.
@@ -46,7 +46,8 @@ class Nulls:
         for code in codes[1:]:
             first, value = self._named(found)
             second, other = self._named(code)
-            # What is not decided by the first is what the second says, unless the first is null and it decides nothing.
+            # If the first does not decide, the result is the second, unless the first is null and the second does not
+            # decide.
             counts = ast.BoolOp(ast.Or(), [_is(other, stops), _is(first, not stops)])
             rest = ast.IfExp(counts, second, nodes.constant(None))
             found = ast.IfExp(_is(value, stops), nodes.constant(stops), rest)

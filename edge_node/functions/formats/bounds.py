@@ -1,8 +1,8 @@
-"""Bounds that hold for payloads of every format, and the way from a decoded payload to fields.
+"""Bounds that hold for payloads of every format, and the conversion of a decoded payload to fields.
 
-A payload of a stranger may stand for much more memory than it has bytes: a byte of MessagePack is an empty map. What a
-format makes of a payload takes at most ``MEMORY_PER_BYTE`` bytes for each of its own, so those who decode many payloads
-at once count their bytes.
+A payload of a stranger may expand to much more memory than it has bytes: a byte of MessagePack is an empty map. A
+decoded payload takes at most ``MEMORY_PER_BYTE`` bytes for each of its own, so callers that decode many payloads at
+once count their bytes.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from weft.edge_node.functions.payloads import PayloadError
 
 PAYLOAD_BYTES_MAX = 256 << 10
 """Longest payload that is decoded. Readings have hundreds of bytes, a spectrum of 8,192 values 72 KiB; longer ones are
-files, and what decodes to 80 times as much would be felt in the memory of a small node."""
+files, which would decode to 80 times their size in the memory of a small node."""
 MEMORY_PER_BYTE = 80
 """Memory for each byte of a payload: an empty map of MessagePack is one byte here, and 72 in a list of Python."""
 DEPTH_MAX = 32
-"""Deepest lists and mappings in each other. Decoders have limits of their own that depend on the stack that is left;
-with this one the same payload is refused wherever it is looked at."""
+"""Deepest nesting of lists and mappings. Decoders have limits of their own that depend on the remaining stack; with
+this one the same payload is refused everywhere."""
 QUICK_BYTES_MAX = 4 << 10
-"""Longest payload, or piece of one, in which lists may be keys of mappings while it is decoded, to be refused then.
-Their hashes are no secret: 14,000 of them that collide fit into 256 KiB, and would take seconds. In 4 KiB it is a
-millisecond."""
+"""Longest payload, or piece of one, that is decoded even if lists are keys of its mappings, which are refused
+afterwards. Their hashes are predictable: 14,000 colliding ones fit into 256 KiB, and would take seconds. In 4 KiB it is
+a millisecond."""
 
 VALUE = "value"
 """Field of a payload that is one number, text or list."""
 
 TOO_DEEP = f"its lists and mappings are more than {DEPTH_MAX} deep in each other"
-"""Reason, the same wherever the depth is noticed."""
+"""Reason of a refusal, the same in every decoder."""
 
 _TEXT = frozenset({str})
 _CONTAINERS = frozenset({dict, list})
 _PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
 Readings = Mapping[type, Callable[[Any], Any]]
-"""Type of a library -> function that returns what it stands for in fields."""
+"""Type of a library -> function that converts it to a value of fields."""
 _NONE: Readings = {}
 
 
@@ -52,17 +52,17 @@ def check_length(payload: bytes) -> None:
 
 
 def fields_of(value: Any, others: Readings = _NONE) -> Values:
-    """Return the fields of what a library decoded, which may be changed on the way.
+    """Return the fields of a library's decoded value, which may be changed by this.
 
-    Keys that are integers become text. A value that is no mapping becomes the field ``value``.
+    Keys that are integers become text. A value other than a mapping becomes the field ``value``.
 
     Args:
-        others: what to do with types that are neither a list nor a mapping nor among those of ``Values``.
+        others: conversions of types that are neither a list nor a mapping nor among those of ``Values``.
 
     Raises:
-        PayloadError: something in it cannot be in fields.
+        PayloadError: it has a value that fields cannot have.
     """
-    # Written again it is inside of a mapping, one level deeper: it has to be readable then.
+    # When it is encoded again it is in a mapping, one level deeper, and must still be decodable.
     return _mapping(value, others, 0) if type(value) is dict else {VALUE: _plain(value, others, 1)}
 
 
@@ -100,7 +100,7 @@ def _plain(value: Any, others: Readings, depth: int) -> Any:
         if not _PLAIN.issuperset(map(type, value)):
             is_deepest = depth + 1 == DEPTH_MAX
             for index, each in enumerate(value):
-                if each or is_deepest or type(each) not in _CONTAINERS:  # what is empty is as it should be
+                if each or is_deepest or type(each) not in _CONTAINERS:  # empty ones need no change
                     value[index] = _plain(each, others, depth + 1)
         return value
     if (reading := others.get(kind)) is not None:
@@ -113,7 +113,7 @@ def _mapping(value: dict[Any, Any], others: Readings, depth: int) -> Values:
         raise PayloadError(TOO_DEEP)
     if not value:
         return value
-    # These two look at all keys and values in C: most mappings are flat, and this is all that they cost.
+    # These two checks of all keys and values run in C: most mappings are flat, and cost nothing more.
     if not _TEXT.issuperset(map(type, value)):
         value = _with_text_keys(value)
     if not _PLAIN.issuperset(map(type, value.values())):

@@ -13,9 +13,9 @@ from weft.edge_node.functions.payloads import PayloadError
 class CborFormat:
     """CBOR. Two equal names in a map are refused.
 
-    Bignums become integers, decimal fractions and bigfloats become floats, undefined becomes null. Of other tags the
-    value inside is taken: of a time (0 and 1) its text or its seconds since 1970. Tags that refer to other parts of the
-    payload (25 and 29) are refused.
+    Bignums become integers, decimal fractions and bigfloats become floats, undefined becomes null. Other tags are
+    replaced by their value: a time (0 and 1) by its text or its seconds since 1970. Tags that refer to other parts of
+    the payload (25 and 29) are refused.
     """
 
     def __init__(self) -> None:

@@ -22,24 +22,25 @@ _SIMPLE: dict[str, type[Format]] = {
 
 
 class Decoding(NamedTuple):
-    """Way from payloads to fields at the beginning of a chain."""
+    """Decoding of payloads at the beginning of a chain."""
 
     format: Format
     first: Function | None = None
-    """Function that decodes rows before all others, where that takes a memory; ``format`` does nothing then."""
+    """First function, which decodes rows, where decoding needs a memory; ``format`` then does nothing."""
 
 
 def format_of(payload: Payload) -> Format:
     """Return a new format of payloads.
 
     Raises:
-        ValueError: the fields of a struct contradict each other, or a library is not installed; says what to do.
+        ValueError: the fields of a struct contradict each other, or a library is not installed; the message has the
+            remedy.
     """
     if payload.format in _SIMPLE:
         return _SIMPLE[payload.format]()
     if payload.format == "struct":
         return StructFormat(payload.byte_order, payload.fields)
-    # Libraries that most nodes need not load: 2 to 8 MB of memory.
+    # Imported here: most nodes do not need these libraries, of 2 to 8 MB of memory.
     if payload.format == "cbor":
         from weft.edge_node.functions.formats.cbor_format import CborFormat
 
@@ -54,7 +55,7 @@ def format_of(payload: Payload) -> Format:
 
 
 def decoding_of(payload: Payload) -> Decoding:
-    """Return how a chain decodes the payloads of its input.
+    """Return the decoding of a chain's input.
 
     Raises:
         ValueError: as ``format_of``.
@@ -68,7 +69,7 @@ def decoding_of(payload: Payload) -> Decoding:
 
 
 def converts(given: Payload, wanted: Payload) -> bool:
-    """Return whether payloads of one format have to be written again to be of another one.
+    """Return whether payloads of one format must be encoded again for another one.
 
     ``bytes`` may be anything, and JSON and numbers are text.
     """

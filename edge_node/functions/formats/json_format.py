@@ -14,11 +14,11 @@ from weft.protocols.payloads import nests_at_most
 
 _LIST = ord("[")
 _PARTS_DEPTH_MAX = 8
-"""Longest path that is followed; what lies deeper is decoded with the field around it."""
+"""Longest path that is decoded alone; deeper fields are decoded with the field around them."""
 
 
 class JsonFormat:
-    """JSON. Of a name that comes twice in an object, the last one counts.
+    """JSON. The last one of equal names in an object counts.
 
     JSON has no bytes and no NaN: ``encode`` writes bytes as text in base64 (RFC 4648), and NaN and the infinities as
     null, as RFC 8949 section 6.1 suggests.
@@ -29,9 +29,9 @@ class JsonFormat:
         self._encode = msgspec.json.Encoder().encode
 
     def decoder(self, paths: frozenset[Path]) -> Callable[[bytes], Values]:
-        """Return what ``decode`` does, for some fields: what is left out is checked and not made into objects.
+        """Return a decoder for some fields: the others are checked without creating objects.
 
-        Of a message of 240 bytes with ten fields, one field takes a quarter of the time of all.
+        In a message of 240 bytes with ten fields, one field takes a quarter of the time of all.
         """
         decode_some: Callable[[bytes], Any] = msgspec.json.Decoder(
             _shape(path[:_PARTS_DEPTH_MAX] for path in paths)
@@ -39,8 +39,8 @@ class JsonFormat:
         decode_all = self.decode
 
         def decode(payload: bytes) -> Values:
-            # The quick part of the checks of ``decode``. Text in fields that are left out is not looked at, so where
-            # it may not be UTF-8 it is read as a whole.
+            # The fast part of the checks of ``decode``. The decoder does not check text in other fields, so a payload
+            # that may not be UTF-8 is decoded as a whole.
             if len(payload) <= PAYLOAD_BYTES_MAX and _opens_few(payload):
                 try:
                     if not payload.isascii():
@@ -48,7 +48,7 @@ class JsonFormat:
                     some: Values = decode_some(payload)
                     return some
                 except (msgspec.MsgspecError, UnicodeDecodeError):
-                    pass  # ``decode`` says what is wrong, or that a field is no object.
+                    pass  # ``decode`` reports the problem, or handles a field that is not an object.
             return decode_all(payload)
 
         return decode
@@ -69,7 +69,7 @@ class JsonFormat:
         # JSON has no other types than those of fields, and its names are text.
         if type(value) is dict:
             return value
-        # Written again it is inside of an object, one level deeper: it has to be readable then.
+        # When it is encoded again it is in an object, one level deeper, and must still be decodable.
         if not nests_at_most(DEPTH_MAX - 1, payload):
             raise PayloadError(TOO_DEEP)
         return {VALUE: value}
@@ -87,17 +87,17 @@ class JsonFormat:
 
 
 def _opens_few(payload: bytes) -> bool:
-    """Return whether so few lists and objects open in a payload that they cannot be too deep in each other."""
-    # Most messages have no list, and objects open only at their beginning. To see that takes less than half the time of
-    # counting, which would be a third of the time of a message. The byte as a number: bytes would be looked for tenfold
-    # slower.
+    """Return whether a payload has so few lists and objects that their nesting cannot be too deep."""
+    # Most messages have no list, and objects open only at their beginning. This check takes less than half the time of
+    # counting, which would be a third of the time of a message. The byte is a number: a search for bytes would be ten
+    # times slower.
     if _LIST not in payload and payload.rfind(b"{") < DEPTH_MAX:
         return True
     return payload.count(b"{") + payload.count(b"[") <= DEPTH_MAX
 
 
 def _shape(paths: Iterable[Path]) -> Any:
-    """Return a type whose decoder makes the fields at some paths."""
+    """Return a type whose decoder creates only the fields at some paths."""
     inner: dict[str, set[Path]] = {}
     for path in sorted(paths):
         inner.setdefault(path[0], set()).add(path[1:])

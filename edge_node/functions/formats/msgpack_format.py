@@ -19,7 +19,7 @@ from weft.edge_node.functions.formats.bounds import (
 from weft.edge_node.functions.payloads import PayloadError
 
 _PIECE_BYTES = QUICK_BYTES_MAX - 3
-"""Most bytes of items that are decoded as one array, whose head takes three."""
+"""Maximum bytes of items that are decoded as one array, whose head takes three."""
 _DEEP_BYTES = 512
 """Shortest payload that may meet the decoder's own limit of depth, which depends on the stack that is left."""
 _DEEP_OR_WRONG = f"it is not MessagePack, or {TOO_DEEP}"
@@ -37,14 +37,14 @@ def _refuse_extension(code: int, _data: memoryview) -> Any:
 
 
 class MsgpackFormat:
-    """MessagePack. Of a name that comes twice in a map, the last one counts.
+    """MessagePack. The last one of equal names in a map counts.
 
     Timestamps (extension type -1) become seconds since 1970, to the microsecond. Other extensions are refused.
     """
 
     def __init__(self) -> None:
         self._decode = msgspec.msgpack.Decoder(ext_hook=_refuse_extension).decode
-        # For long payloads: numbers alone, as spectra are, and anything.
+        # For long payloads: only numbers, as in spectra, and any values.
         self._numbers = msgspec.msgpack.Decoder(list[int | float]).decode
         self._any_map = msgspec.msgpack.Decoder(dict[str | int, msgspec.Raw]).decode
         self._any_array = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
@@ -68,12 +68,13 @@ class MsgpackFormat:
                 raise PayloadError(_DEEP_OR_WRONG) from None
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            # The same words wherever it is decoded: it depends on the stack whether the depth or an error comes first.
+            # The same text everywhere: the stack decides whether the depth or an error comes first.
             reason = f"it is not MessagePack: {error}" if len(payload) < _DEEP_BYTES else _DEEP_OR_WRONG
             raise PayloadError(reason) from None
 
     def encode(self, values: Values) -> bytes:
-        """Return a map of MessagePack, in the order of the fields. A float takes 64 bits, an integer as few as it can.
+        """Return a map of MessagePack, in the order of the fields. A float takes 64 bits, an integer as few as
+        possible.
 
         Raises:
             PayloadError: MessagePack cannot hold them.
@@ -85,7 +86,7 @@ class MsgpackFormat:
 
     def _apart(self, payload: bytes | memoryview, depth: int) -> Any:
         """Decode a long payload in pieces that are short enough to be decoded at once."""
-        if depth > DEPTH_MAX:  # Each level reads through all that is inside of it.
+        if depth > DEPTH_MAX:  # Each level reads all of its content.
             raise PayloadError(TOO_DEEP)
         if len(payload) <= QUICK_BYTES_MAX:
             return self._decode(payload)
@@ -103,13 +104,13 @@ class MsgpackFormat:
         return self._decode(payload)
 
     def _joined(self, items: list[msgspec.Raw], depth: int) -> list[Any]:
-        """Decode the items of an array: those that follow each other and are short together."""
+        """Decode the items of an array: short consecutive ones together."""
         found: list[Any] = []
         piece: list[msgspec.Raw] = []
         size = 0
         items.reverse()
         while items:
-            item = items.pop()  # not in memory any more once it is decoded
+            item = items.pop()  # freed once it is decoded
             length = len(item)
             if piece and size + length > _PIECE_BYTES:
                 found += self._decode(_array(piece))

@@ -1,4 +1,4 @@
-"""Payloads that are one number, one text, or bytes without a meaning: the field ``value``."""
+"""Payloads that are one number, one text, or opaque bytes: the field ``value``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from weft.edge_node.functions.payloads import PayloadError
 NUMBER_BYTES_MAX = 64
 """Longest payload that is a number, white space included; a double needs 24 characters at most."""
 _NUMBER = re.compile(rb"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*")
-"""Numbers as devices write them that are no JSON: ``+5``, ``007``, ``.5`` and ``5.``"""
+"""Numbers of devices, also in forms that JSON does not have: ``+5``, ``007``, ``.5`` and ``5.``"""
 
 
 class NumberFormat:
-    """A number as text, such as ``21.5``; white space around it does not count. NaN and infinities are refused."""
+    """A number as text, such as ``21.5``; white space around it is ignored. NaN and infinities are refused."""
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(int | float).decode
@@ -29,7 +29,7 @@ class NumberFormat:
         """Return the number as the field ``value``: an integer without a point and an exponent, else a float.
 
         Raises:
-            PayloadError: it is no number.
+            PayloadError: it is not a number.
         """
         try:
             if len(payload) <= NUMBER_BYTES_MAX:
@@ -43,7 +43,7 @@ class NumberFormat:
         """Return the field ``value`` as a number.
 
         Raises:
-            PayloadError: there are other fields, or it is no finite number.
+            PayloadError: there are other fields, or it is not a finite number.
         """
         value = _only(values, "number")
         if type(value) is not int and type(value) is not float:
@@ -78,7 +78,7 @@ class TextFormat:
         """Return the field ``value``.
 
         Raises:
-            PayloadError: there are other fields, or it is no text.
+            PayloadError: there are other fields, or it is not text.
         """
         value = _only(values, "text")
         if type(value) is not str:
@@ -90,13 +90,13 @@ class TextFormat:
 
 
 class BytesFormat:
-    """Bytes as they are."""
+    """Opaque bytes."""
 
     def decode(self, payload: bytes) -> Values:
         """Return the bytes as the field ``value``.
 
         Raises:
-            PayloadError: they are too many.
+            PayloadError: there are too many.
         """
         check_length(payload)
         return {VALUE: payload}

@@ -1,4 +1,4 @@
-"""Payloads that are a row of bytes with fields at fixed places, as small devices and PLCs send them."""
+"""Payloads that are a row of bytes with fields at fixed places, from small devices and PLCs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 
 
 class StructFormat:
-    """Fields one after the other, without padding. The payload has exactly their bytes.
+    """Consecutive fields without padding. The payload has exactly their bytes.
 
     An integer with a scale or an offset becomes a float, and back the same integer. Lists of readings in one payload
     are not supported: such payloads can be decoded by a ``python`` function.
@@ -44,7 +44,7 @@ class StructFormat:
         """Prepare for payloads with these fields.
 
         Raises:
-            ValueError: the fields contradict each other; says which one, and what to do.
+            ValueError: the fields contradict each other; the message names one and the remedy.
         """
         if not fields:
             raise ValueError("a struct has no fields: name them in `fields`")
@@ -56,7 +56,7 @@ class StructFormat:
         if self._struct.size > STRUCT_BYTES_MAX:
             raise ValueError(f"the fields have {self._struct.size} bytes; at most {STRUCT_BYTES_MAX} are possible")
         self._known = frozenset(self._names)
-        # Most fields are what struct makes of them. The others are looked at one by one.
+        # Most fields are the values of ``struct``. The others are handled one by one.
         self._read = [each for each in self._fields if each.is_scaled or each.kind == "text"]
 
     def decode(self, payload: bytes) -> Values:
@@ -76,10 +76,10 @@ class StructFormat:
         return values
 
     def encode(self, values: Values) -> bytes:
-        """Return a payload with these fields; what is skipped is zero.
+        """Return a payload with these fields; skipped bytes are zero.
 
         Raises:
-            PayloadError: a field is missing, is not of its type, or does not fit; or there are others.
+            PayloadError: a field is missing, has another type, or does not fit; or there are further fields.
         """
         if values.keys() != self._known:
             raise PayloadError(self._difference(values))
@@ -106,7 +106,7 @@ def _code(given: StructField) -> str:
 
 
 def _checked(given: StructField) -> _Field:
-    """Return a field as it is read.
+    """Return the checked form of a field.
 
     Raises:
         ValueError: it has no name, or a scale that its type cannot have.
@@ -150,10 +150,10 @@ def _text(name: str, raw: bytes) -> str:
 
 
 def _packed(wanted: _Field, value: Any) -> Any:
-    """Return what ``struct`` writes for a value.
+    """Return the value for ``struct`` to write.
 
     Raises:
-        PayloadError: the value is not of the field's type, or does not fit.
+        PayloadError: the value has another type than the field, or does not fit.
     """
     kind, given = wanted.kind, type(value)
     if kind == "text" and given is str:

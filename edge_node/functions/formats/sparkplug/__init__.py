@@ -1,4 +1,4 @@
-"""Sparkplug B: payloads of edge nodes and their devices, as the Eclipse Sparkplug 3.0 specification has them.
+"""Sparkplug B: payloads of edge nodes and their devices, as in the Eclipse Sparkplug 3.0 specification.
 
-``payload`` reads and writes payloads, ``births`` remembers what births say of metrics, ``topic`` takes topics apart.
+``payload`` reads and writes payloads, ``births`` remembers the metrics of births, ``topic`` parses topics.
 """

@@ -1,8 +1,8 @@
 """Memory of births of Sparkplug B, and the function that decodes rows with it.
 
-A birth gives each metric a name, a datatype and perhaps an alias; data that follow may have the alias alone
-(Sparkplug 3.0, sections 6.4.6 and 6.4.8). An ingest of Sparkplug that follows sequences and asks for births again can
-use ``Births`` as it is: it knows nothing of rows.
+A birth gives each metric a name, a datatype and perhaps an alias; later data may have only the alias (Sparkplug 3.0,
+sections 6.4.6 and 6.4.8). A Sparkplug ingest that follows sequences and requests births can use ``Births`` directly: it
+does not depend on rows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SOURCE_BYTES_MAX = 1_024
 NAME_CHARACTERS_MAX = 256
 """Longest name of a metric that is remembered."""
 BD_SEQ = "bdSeq"
-"""Metric of births and deaths of edge nodes by which a death is known to belong to a birth (section 6.4.20)."""
+"""Metric in births and deaths of edge nodes that relates a death to its birth (section 6.4.20)."""
 NONE = -1
-"""In place of an alias or ``bdSeq`` that is not there; real ones are not negative."""
+"""Value for a missing alias or ``bdSeq``; real ones are not negative."""
 
 
 class _Known(NamedTuple):
@@ -52,15 +52,15 @@ class Births:
     def __init__(self, state: State) -> None:
         """Use a state, which may be filled later."""
         self._state = state
-        # Tables to look things up in, made from the state when they are first needed and again when it has changed.
+        # Look-up tables, created from the state at the first use and again after a change.
         self._tables: dict[bytes, _Known] = {}
 
     def learn(self, topic: SparkplugTopic, message: Any) -> None:
-        """Remember a birth. That of an edge node also ends its devices, which have births of their own (6.4.6).
+        """Remember a birth. The birth of an edge node also ends its devices, which have births of their own (6.4.6).
 
         Raises:
-            PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then, and what was
-                remembered of it may be wrong by now (``lose``).
+            PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then, and the
+                earlier birth may be outdated (``lose``).
         """
         if len(topic.source) > SOURCE_BYTES_MAX:
             raise PayloadError(
@@ -78,10 +78,10 @@ class Births:
         self._state.set(topic.source, [bd_seq_of(message), metrics])
 
     def forget(self, topic: SparkplugTopic, message: Any) -> None:
-        """Forget a birth after its death. That of an edge node also ends its devices.
+        """Forget a birth after its death. The death of an edge node also ends its devices.
 
-        The death of an edge node is its will, which a broker may send when the node is back already. One whose
-        ``bdSeq`` is not that of the birth is passed over.
+        The death of an edge node is its will, which a broker may send when the node is back already. A death whose
+        ``bdSeq`` differs from the birth's is skipped.
         """
         stored = self._state.values.get(topic.source)
         if stored is None or (topic.is_node and stored[0] != bd_seq_of(message)):
@@ -89,12 +89,12 @@ class Births:
         self.lose(topic)
 
     def lose(self, topic: SparkplugTopic) -> None:
-        """Forget a birth: that its sender has gone, or a later one is not understood and may have given other names."""
+        """Forget a birth: its sender has gone, or a later birth that may have other names could not be parsed."""
         for source in sorted({topic.source, *(self._devices(topic.node) if topic.is_node else ())}):
             self._forget(source)
 
     def definitions(self, topic: SparkplugTopic) -> Definitions:
-        """Return what is known of the metrics of an edge node or device."""
+        """Return the known metrics of an edge node or device."""
         stored = self._state.values.get(topic.source)
         if stored is None:
             self._tables.pop(topic.source, None)
@@ -116,8 +116,8 @@ class Births:
 class SparkplugRows(Function):
     """Decoding of a stream of Sparkplug B, the first function of its chain.
 
-    Each message of an edge node or device becomes a row with its metrics as fields. Data whose metrics have aliases
-    alone are rejected until a birth was seen. State: see ``Births``.
+    Each message of an edge node or device becomes a row with its metrics as fields. Data whose metrics have only
+    aliases are rejected until a birth was seen. State: see ``Births``.
     """
 
     reads_values = False  # It decodes them itself.
@@ -173,7 +173,7 @@ def stored_metric(metric: Any) -> list[str | int]:
 
 
 def bd_seq_of(message: Any) -> int:
-    """Return the number by which the death of an edge node is known to belong to a birth; ``NONE`` without one."""
+    """Return the number that relates the death of an edge node to its birth; ``NONE`` without one."""
     for metric in message.metrics:
         if metric.name == BD_SEQ:
             found: int = metric.long_value or metric.int_value

@@ -10,7 +10,7 @@ from weft.edge_node.functions.payloads import PayloadError
 
 
 class Datatype(IntEnum):
-    """Datatypes by the number that a metric has for them."""
+    """Datatypes by their number in a metric."""
 
     UNKNOWN = 0
     INT8 = 1
@@ -72,7 +72,7 @@ _NAMES = {
 
 
 def title_of(datatype: int) -> str:
-    """Return the name of a datatype as the specification has it; its number where it has none."""
+    """Return the name of a datatype in the specification; its number where it has none."""
     return _NAMES.get(datatype) or str(datatype)  # type: ignore[call-overload]
 
 
@@ -88,7 +88,7 @@ def name_of(datatype: int) -> str:
 
 
 def integer(raw: int, datatype: int | None) -> int:
-    """Return what an integer on the wire stands for.
+    """Return the value of an integer on the wire.
 
     The wire has no negative numbers. Senders write an Int8 of -1 as 255, or as 2**32 - 1: both are read.
 
@@ -138,7 +138,7 @@ def text(value: Any, datatype: int | None) -> str:
 
 
 def utf8(value: Any) -> str:
-    """Return text as protobuf gives it: as bytes where they are not UTF-8.
+    """Return text from protobuf, which returns bytes where they are not UTF-8.
 
     Raises:
         PayloadError: it is not UTF-8.
@@ -149,10 +149,10 @@ def utf8(value: Any) -> str:
 
 
 def binary(value: bytes, datatype: int | None) -> Any:
-    """Return bytes, or the list of numbers, truth values or texts that they stand for.
+    """Return bytes, or the list of numbers, truth values or texts that they encode.
 
     Raises:
-        PayloadError: the datatype is not one of those, or the bytes are not of it.
+        PayloadError: the datatype is another one, or the bytes do not match it.
     """
     if not datatype or datatype in (Datatype.BYTES, Datatype.FILE):
         return value
@@ -226,7 +226,7 @@ def written_list(values: list[Any]) -> tuple[Datatype, bytes]:
 
 
 def column(values: list[Any]) -> Datatype:
-    """Return the datatype of a dataset's column, of which some values may be missing.
+    """Return the datatype of a dataset's column, in which some values may be missing.
 
     Raises:
         PayloadError: the values have no datatype in common.

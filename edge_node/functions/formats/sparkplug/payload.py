@@ -33,22 +33,22 @@ NO_DEFINITIONS: Definitions = {}
 
 
 class UnknownAlias(PayloadError):
-    """A metric has an alias in place of a name, and no birth that is known has it."""
+    """A metric has an alias in place of a name, and no known birth has it."""
 
 
 class SparkplugFormat:
-    """Sparkplug B without a memory: of metrics that have their names, as births have.
+    """Sparkplug B without a memory, for metrics with names, such as those of births.
 
-    A metric is the field of its name; of two with the same name the last one counts. The payload's own ``timestamp``
-    and ``seq`` are fields as well, unless a metric has the name. A template is a mapping, a dataset a list of mappings,
-    a time milliseconds since 1970. Properties, metadata and the times of metrics are left out.
+    A metric is the field of its name; the last one of equal names counts. The payload's own ``timestamp`` and ``seq``
+    are fields as well, unless a metric has the name. A template is a mapping, a dataset a list of mappings, a time
+    milliseconds since 1970. Properties, metadata and the times of metrics are left out.
     """
 
     def decode(self, payload: bytes) -> Values:
         """Return the metrics.
 
         Raises:
-            PayloadError: it is not Sparkplug B, or a metric has no name, or needs the datatype that its birth has.
+            PayloadError: it is not Sparkplug B, or a metric has no name, or its datatype is only in its birth.
         """
         return values_of(parse(payload), NO_DEFINITIONS)
 
@@ -78,7 +78,7 @@ class SparkplugFormat:
 
 
 def parse(payload: bytes) -> Any:
-    """Return a payload as protobuf has it.
+    """Return the protobuf message of a payload.
 
     Raises:
         PayloadError: it is not Sparkplug B, or too long.
@@ -97,7 +97,7 @@ def values_of(message: Any, known: Definitions) -> Values:
         known: definitions of the birth of its edge node or device.
 
     Raises:
-        PayloadError: a metric has neither a name nor a known alias, or a value that is not of its datatype.
+        PayloadError: a metric has neither a name nor a known alias, or a value that does not match its datatype.
     """
     values: Values = {name: getattr(message, name) for name in OWN_FIELDS if message.HasField(name)}
     _read_metrics(message.metrics, known, values, 0)
@@ -140,7 +140,7 @@ def value_of(metric: Any, datatype: int, depth: int = 0) -> Any:
         depth: templates around it.
 
     Raises:
-        PayloadError: it is not of its datatype, or holds templates that are too deep in each other.
+        PayloadError: it does not match its datatype, or has templates nested too deeply.
     """
     kind = metric.WhichOneof("value")
     if kind is None or metric.is_null:
@@ -173,10 +173,10 @@ def scalar_of(holder: Any, kind: str, datatype: int) -> Any:
     """Return a number, truth value or text of a metric, property, parameter or dataset.
 
     Args:
-        kind: name of the field that has it.
+        kind: name of the field with the value.
 
     Raises:
-        PayloadError: it is not of its datatype.
+        PayloadError: it does not match its datatype.
     """
     return _SCALARS[kind](getattr(holder, kind), datatype)
 

@@ -1,4 +1,4 @@
-"""Metrics of Sparkplug B with all that a payload says of each: time, quality, flags, properties."""
+"""Metrics of Sparkplug B with all their data in a payload: time, quality, flags, properties."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from weft.edge_node.functions.formats.sparkplug.payload import Definitions, defi
 from weft.edge_node.functions.payloads import PayloadError
 
 GOOD = 192
-"""Quality of a metric that says none: a sender has to name only others (Sparkplug 3.0, section 6.4.9.1)."""
+"""Quality of a metric without one: a sender must state only other qualities (Sparkplug 3.0, section 6.4.9.1)."""
 STALE = 500
 """Quality of a metric after the death of its edge node or device."""
 METRICS_MAX = 10_000
-"""Most metrics of a payload. Each may become a record of its own, and a birth of 256 KiB has some 4,000."""
+"""Maximum number of metrics in a payload. Each may become a record of its own, and a birth of 256 KiB has some
+4,000."""
 NAME_CHARACTERS_MAX = 256
-"""Longest name of a metric, as of those that are remembered."""
+"""Longest name of a metric, as for remembered ones."""
 _QUALITY = "quality"
 _INTEGERS = ("int_value", "long_value")
 
@@ -35,7 +36,7 @@ class Reading(NamedTuple):
     is_historical: bool
     is_transient: bool
     properties: Values | None
-    """Other properties than the quality; None without any."""
+    """Properties except the quality; None without any."""
     template: Values | None
     """Facts about a template beside its metrics: ``of``, ``version``, ``definition``, ``parameters``."""
 
@@ -79,7 +80,7 @@ def _reading(metric: Any, known: Definitions, sent: int | None) -> Reading:
 
 
 def _take_quality(properties: Values) -> int:
-    """Return the quality, which is no property among others then."""
+    """Remove the quality from the properties and return it."""
     # The specification writes `Quality`; senders write both.
     for name in ("Quality", _QUALITY):
         if type(properties.get(name)) is int:
@@ -126,5 +127,5 @@ def _about(template: Any) -> Values:
 def _typed(holder: Any, kind: str) -> Any:
     if holder.type or kind not in _INTEGERS:
         return scalar_of(holder, kind, holder.type)
-    # Without a type, nothing says whether it has a sign: it is what stands there.
+    # Without a type the sign is unknown: use the number on the wire.
     return getattr(holder, kind)

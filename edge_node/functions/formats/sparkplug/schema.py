@@ -1,7 +1,7 @@
 """Messages of Sparkplug B (Sparkplug 3.0, section 6.4), for the runtime of protobuf.
 
-The description is made here instead of by a compiler: it says all that is read and written, and fields that it does not
-name (metadata, extensions) are passed over by the parser without an object for each.
+The description is written here instead of generated: it has all fields that are read and written, and the parser skips
+other fields (metadata, extensions) without an object for each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _PACKAGE = "weft.sparkplug"
 _TYPES = {"uint32": 13, "uint64": 4, "float": 2, "double": 1, "bool": 8, "string": 9, "bytes": 12}
-"""Type -> its number in a description. Any other name is that of a message."""
+"""Type -> its number in a description. Any other name is a message's."""
 
 _SCALARS = ("int uint32", "long uint64", "float float", "double double", "boolean bool", "string string")
 

@@ -17,7 +17,7 @@ class SparkplugTopic(NamedTuple):
     node: bytes
     """``GROUP/NODE``: name of the edge node."""
     source: bytes
-    """``GROUP/NODE`` or ``GROUP/NODE/DEVICE``: what the metrics belong to."""
+    """``GROUP/NODE`` or ``GROUP/NODE/DEVICE``: the owner of the metrics."""
 
     @property
     def is_node(self) -> bool:
@@ -26,7 +26,7 @@ class SparkplugTopic(NamedTuple):
 
 
 def parse_topic(topic: bytes) -> SparkplugTopic | None:
-    """Return what a topic says; None when it is none of edge nodes and devices, such as ``STATE`` of a host."""
+    """Return the parts of a topic; None for a topic of neither edge nodes nor devices, such as ``STATE`` of a host."""
     levels = topic.split(b"/")
     if levels[0] != NAMESPACE or not all(levels):
         return None
