@@ -39,7 +39,7 @@ class AlertFunction(Function):
         self._cleared = None if settings.cleared is None else _named("cleared", Payload, settings.cleared, context)
         self._every = None if settings.every_s is None else round(settings.every_s * 10**9)
         self._oldest: list[tuple[int, bytes]] | None = None
-        """Heap of keys in alert by the time of its beginning, with some that are in alert no more."""
+        """Heap of keys in alert by the time of its beginning, with some whose alert is over."""
 
     def reads(self) -> frozenset[Path] | None:
         """Return the fields of the conditions and texts."""
@@ -54,7 +54,7 @@ class AlertFunction(Function):
         return frozenset(of_texts.union(*(each.expression.paths for each in conditions)))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows, and publish what their conditions say."""
+        """Return the rows, and publish the alerts of their conditions."""
         passed: list[Row] = []
         for row in rows:
             try:
@@ -92,7 +92,7 @@ class AlertFunction(Function):
         assert self.state is not None
         self.state.set(key, [time, time])
         if self._oldest is None:
-            # From the state alone and by time and key, so that a restart forgets the same keys.
+            # Only from the state, by time and key, so that a restart forgets the same keys.
             self._oldest = sorted((began, each) for each, (began, _) in self.state.values.items())
         else:
             heapq.heappush(self._oldest, (time, key))

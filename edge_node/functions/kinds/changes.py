@@ -15,15 +15,15 @@ _NS = 1_000_000_000
 NEVER = (1 << 63) - 1
 
 _UNTIL, _SEEN = 1, 2
-"""An entry: number, time from which a row is kept in any case (ns), then the identity of what was seen last: of the
-payload, or of each field, None for a field that was never there."""
+"""An entry: number, time from which a row is kept in any case (ns), then the identity of the last payload, or of each
+field's last value, None for a field that never occurred."""
 
 
 class ChangesFunction(Function):
-    """Keeps a row when a field (or the payload) differs from what the last kept row of its series had.
+    """Keeps a row when a field (or the payload) differs from the last kept row of its series.
 
-    Guarantee: each dropped row said the same as the last kept row of its series: equal values, where 1 and 1.0 are
-    equal and true and 1 are not, or equal payloads byte by byte. Long values are compared by digests of 128 bits.
+    Guarantee: each dropped row equals the last kept row of its series: in its values, where 1 and 1.0 are equal and
+    true and 1 are not, or in its payload, byte by byte. Long values are compared by digests of 128 bits.
 
     State: up to 32 bytes for each field of each series, up to ``keys_max``; it changes only when a row is kept.
     """
@@ -42,7 +42,7 @@ class ChangesFunction(Function):
         self.reads_values = bool(self._reads)
 
     def reads(self) -> frozenset[Path]:
-        """Return the fields that are compared, and those that tell series."""
+        """Return the compared fields, and those that identify series."""
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
@@ -51,7 +51,7 @@ class ChangesFunction(Function):
         return [row for row in rows if self._keeps(row, out)]
 
     def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
-        """Start all series again: what changed in the gap is not known, so the next row of each is kept."""
+        """Start all series again: changes in the gap are unknown, so the next row of each is kept."""
         self._series.restore()
         self._series.clear()
 
@@ -66,7 +66,7 @@ class ChangesFunction(Function):
         entry = self._series.get(series)
         if entry is not None:
             last = entry[_SEEN:]
-            # A field that is not there did not change.
+            # A missing field counts as unchanged.
             seen = [old if new is None else new for new, old in zip(seen, last, strict=True)]
             if seen == last and row.time < entry[_UNTIL]:
                 out.drop(row, "says what the last kept row said")

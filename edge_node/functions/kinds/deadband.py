@@ -15,14 +15,14 @@ from weft.edge_node.functions.series.state import SeriesState
 from weft.protocols.batch import HeaderPairs
 
 HEADER = "weft.deadband."
-"""Beginning of the header with the bound; the field's name follows."""
+"""Prefix of the header with the bound; the field's name follows."""
 NEVER = (1 << 63) - 1
 _NS = 1_000_000_000
 _WITHIN = "within the bounds of the last kept row"
 
 _UNTIL, _BANDS = 1, 2
-"""An entry: number, time from which a row is kept whatever it says (ns), then the least and the greatest value that is
-left out, for each field. None for a field of which no value was kept."""
+"""An entry: number, time from which a row is kept in any case (ns), then the least and the greatest dropped value, for
+each field. None for a field without a kept value."""
 
 
 class _Field(NamedTuple):
@@ -32,7 +32,7 @@ class _Field(NamedTuple):
     relative: float
 
     def bound(self, value: float) -> float:
-        """Return the largest difference to a kept value that is left out from then on."""
+        """Return the largest difference to a kept value that is dropped."""
         return max(self.delta, self.relative * abs(value)) if self.relative else self.delta
 
 
@@ -41,7 +41,7 @@ class DeadbandFunction(Function):
 
     Guarantee: let K be a kept row of a series with a value of a field, in the order of the rows. Up to the next kept
     row of the series with that field, each dropped row had a value x with |x - K| <= bound, exactly, where bound is the
-    number in K's header ``weft.deadband.FIELD``. Rows that could not be judged are no part of this (``missing``).
+    number in K's header ``weft.deadband.FIELD``. The guarantee excludes rows that could not be compared (``missing``).
 
     State: one entry for each series, up to ``keys_max``; an entry changes only when a row is kept.
     """
@@ -68,7 +68,7 @@ class DeadbandFunction(Function):
         self._missing = settings.missing
 
     def reads(self) -> frozenset[Path]:
-        """Return the fields with bands, and those that tell series."""
+        """Return the fields with bands, and those that identify series."""
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
@@ -79,7 +79,7 @@ class DeadbandFunction(Function):
         return [row for row in rows if self._keeps(row, out)]
 
     def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
-        """Start all series again: what moved in the gap is not known, so the next row of each is kept."""
+        """Start all series again: changes in the gap are unknown, so the next row of each is kept."""
         self._series.restore()
         self._series.clear()
 
@@ -93,7 +93,7 @@ class DeadbandFunction(Function):
             if entry is not None:
                 _, until, low, high = entry
                 try:
-                    # NaN is in no band, and what does not compare raises: _judge has the reasons.
+                    # NaN is in no band, and other types raise: _judge has the reasons.
                     if low <= row.values[name] <= high and row.time < until:
                         drop(row, _WITHIN)
                         continue
@@ -139,17 +139,17 @@ class DeadbandFunction(Function):
                     if not entry[at] <= value <= entry[at + 1]:
                         return False
                 at += 2
-        except TypeError:  # no number, or the first of its field
+        except TypeError:  # not a number, or the first of its field
             return False
         return has_any and row.time < entry[_UNTIL]
 
     def _judge(self, row: Row, series: bytes, entry: list[Any] | None, out: Out) -> bool:
-        """Return whether a row is kept that does not stay within the bounds, and remember it then."""
+        """Return whether a row outside the bounds is kept, and remember a kept one."""
         values = [field.get(row.values) for field in self._fields]
         for field, value in zip(self._fields, values, strict=True):
             if value is not MISSING and not is_finite(value):
                 if self._missing == "pass":
-                    # What the reader of the output has now is no number: the next number is news.
+                    # The reader of the output now has a value that is not a number: the next number is new.
                     self._series.state.delete(series)
                 return passes(row, self._missing, no_number("deadband", field.name, value), out)
         if all(value is MISSING for value in values):
@@ -195,8 +195,8 @@ def bands(settings: Deadband) -> dict[str, Band]:
 
 
 def with_bounds(headers: HeaderPairs, pairs: HeaderPairs) -> HeaderPairs:
-    """Return headers with bounds. A bound that an earlier function of the same kind wrote is added to: what was left
-    out may be off by both."""
+    """Return headers with bounds. A bound of an earlier function of the same kind is added: a dropped value may be off
+    by both."""
     if not headers:
         return pairs
     new = dict(pairs)

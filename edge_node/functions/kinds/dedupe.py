@@ -13,7 +13,7 @@ from weft.edge_node.functions.series.state import SeriesState
 
 _NS = 1_000_000_000
 _FORGOTTEN_AT_ONCE = 8
-"""Most identities that are forgotten for each one that is remembered: enough to catch up, and no long stop."""
+"""Maximum number of identities forgotten for each new one: enough to catch up without a long pause."""
 
 _TIME = 1
 """An entry after its number: time of the kept row, ns."""
@@ -22,7 +22,7 @@ _TIME = 1
 class DedupeFunction(Function):
     """Keeps the first row with an identity and drops others with it for ``within`` after that.
 
-    Guarantee: each dropped row has the identity of a kept row that came before it, taken in less than ``within`` ago.
+    Guarantee: each dropped row has the identity of a kept row that came before it, received less than ``within`` ago.
     Repeats may get through: after ``within``, and when there were more than ``ids_max`` identities in that time, as the
     oldest are then forgotten. Identities longer than 32 bytes are compared by digests of 128 bits.
 
@@ -40,8 +40,8 @@ class DedupeFunction(Function):
         self._ids = SeriesState(settings.ids_max)
         self.state: State = self._ids.state
         self._order: deque[tuple[int, bytes]] = deque()
-        """Numbers of entries and their identities, the oldest first. An identity that was put again has a new number;
-        its old one is passed over."""
+        """Numbers of entries and their identities, the oldest first. A renewed identity has a new number; its old one
+        is skipped."""
         self._reads = fields_of(settings.by, context)
         self.reads_values = bool(self._reads)
 
@@ -50,7 +50,7 @@ class DedupeFunction(Function):
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows that are no repeats."""
+        """Return the rows that are not repeats."""
         if self._ids.restore():
             self._list()
         return [row for row in rows if self._keeps(row, out)]
@@ -61,7 +61,7 @@ class DedupeFunction(Function):
         except ValueError as error:
             return passes(row, self._missing, f"dedupe: {error}", out)
         entry = self._ids.get(found)
-        # Also where time stepped back: of two rows a year apart in either direction, one is no repeat of the other.
+        # Also where time stepped back: two rows a year apart, in either direction, are not repeats.
         if entry is not None and abs(row.time - entry[_TIME]) < self._within:
             out.drop(row, "repeats a message")
             return False
@@ -70,7 +70,7 @@ class DedupeFunction(Function):
         return True
 
     def _forget(self, now: int) -> None:
-        """Forget what is over, a little at a time, and what there is no room for."""
+        """Forget expired identities, a few at a time, and the oldest beyond the bound."""
         if len(self._order) > 2 * self._ids_max + 64:
             self._list()
         count = 0

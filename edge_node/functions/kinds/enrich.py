@@ -18,10 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Enrich(AsyncFunction):
-    """Rows with fields that a CSV file or an SQLite database has for one of their values (docs/functions/enrich.md).
+    """Rows with fields from a CSV file or an SQLite database, looked up by one of their values
+    (docs/functions/enrich.md).
 
     State: none. The table in memory has at most ``rows`` rows and about ``memory`` bytes; it is read in a thread, and
-    for that time there are two of them.
+    meanwhile there are two of them.
     """
 
     def __init__(self, settings: Settings, context: Context) -> None:
@@ -29,7 +30,7 @@ class Enrich(AsyncFunction):
         self._context = context
         self._value = _value_getter(settings.on, context)
         self._wanted = wanted_of(settings)
-        # A database in WAL mode changes in a file beside it.
+        # A database in WAL mode is changed in a file beside it.
         self._files = WatchedFiles((settings.file, f"{settings.file}-wal"), CHECK_INTERVAL_S)
         self._table: LookupTable | None = None
         self._trouble = ""
@@ -92,16 +93,16 @@ class Enrich(AsyncFunction):
         return made
 
     def version(self) -> str:
-        """Return the beginning of the hash of the table's content."""
+        """Return the prefix of the hash of the table's content."""
         return self._table.version if self._table is not None else ""
 
     def trouble(self) -> str:
-        """Return why the file as it is now is not in use."""
+        """Return the reason why the present file is not in use."""
         return self._trouble
 
 
 def wanted_of(settings: Settings) -> Wanted:
-    """Return what the settings want of which file."""
+    """Return the file and columns of the settings."""
     return Wanted(
         file=settings.file,
         column=settings.column or settings.on.rpartition(".")[2],

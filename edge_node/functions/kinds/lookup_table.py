@@ -1,4 +1,4 @@
-"""A table of an operator's file, to look rows up in: CSV or SQLite."""
+"""A look-up table from an operator's file: CSV or SQLite."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from weft.config.machine import why_unreadable
 
 HASH_CHARACTERS = 12
 LINE_CHARACTERS_MAX = 1 << 20
-"""Longest line of a CSV file. A file that is no CSV may be one line of a gigabyte."""
+"""Longest line of a CSV file. Another file than CSV may be one line of a gigabyte."""
 COLUMNS_MAX = 2000
 VALUE_BYTES_MAX = 1 << 20
 STEPS_MAX = 200_000_000
-"""Steps of SQLite for all rows: ten seconds. A view may be a query without end."""
+"""Maximum number of SQLite's steps for all rows: ten seconds. A view may be an endless query."""
 _STEPS_A_LOOK = 10_000
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _ROW_BYTES = 250
@@ -35,11 +35,11 @@ _WHOLE_FLOAT_MAX = 1 << 53
 
 
 class TableError(ValueError):
-    """A file that cannot be used as a table: which, where, and what to do."""
+    """An unusable file for a table, with its name, the place and the remedy."""
 
 
 class Wanted(NamedTuple):
-    """A file, and what is wanted of it."""
+    """A file, and the columns and bounds of the table."""
 
     file: str
     column: str
@@ -59,12 +59,12 @@ class LookupTable(NamedTuple):
     rows: dict[str, tuple[Any, ...]]
     """Value of the column, as text -> values of the fields."""
     version: str
-    """Beginning of the hash of all this: equal for equal content."""
+    """Prefix of the hash of the content: equal for equal content."""
 
 
 def text_of(value: Any) -> str | None:
-    """Return a value as it is compared: as text, so that 7 in a payload finds 7 in a CSV file. None for what cannot be
-    looked up."""
+    """Return a value in the form for comparison: as text, so that 7 in a payload finds 7 in a CSV file. None for a type
+    without a look-up."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -75,23 +75,23 @@ def text_of(value: Any) -> str | None:
 
 
 class Stopped(Exception):
-    """The table is not wanted any more."""
+    """The table is no longer needed."""
 
 
 def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTable:
     """Return the table of a file.
 
     Args:
-        stopped: says that the table is not wanted any more.
+        stopped: returns whether the table is no longer needed.
 
     Raises:
-        Stopped: it is not.
-        TableError: the file cannot be read or is not as wanted.
+        Stopped: ``stopped`` returned True.
+        TableError: the file cannot be read or is not valid.
     """
     name = os.path.basename(wanted.file)
     try:
         if not stat.S_ISREG(os.stat(wanted.file).st_mode):
-            # To open a pipe would wait for a process that writes to it, and a device may have no end.
+            # Opening a pipe would wait for a writer, and a device may have no end.
             raise TableError(f"{name}: is no regular file")
         with open(wanted.file, "rb") as file:
             is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
@@ -141,7 +141,7 @@ def _lines(file: TextIO, name: str, stopped: Callable[[], bool]) -> Iterator[str
         if number % _ROWS_A_TURN == 0:
             if stopped():
                 raise Stopped
-            time.sleep(0)  # lets the node's loop go on
+            time.sleep(0)  # lets the node's loop run
         if len(line) == LINE_CHARACTERS_MAX and not line.endswith(("\n", "\r")):
             raise TableError(f"{name}, line {number}: has more than {LINE_CHARACTERS_MAX:,} characters")
         yield line
@@ -210,12 +210,12 @@ def _table(
     found: dict[str, tuple[Any, ...]] = {}
     size = 0
     encode = msgspec.msgpack.Encoder().encode
-    # Row by row: one call for all of them would hold the interpreter, and with it the node's loop.
+    # Row by row: one call for all of them would hold the interpreter's lock, and so the node's loop.
     digest = hashlib.sha256(encode([wanted.column, fields]))
     for place, value, values in rows:
         key = text_of(value)
         if key is None:
-            continue  # NULL, which no record's value is equal to
+            continue  # NULL, which equals no record's value
         if key in found:
             raise TableError(f'{place}: {wanted.column} "{key:.80}" is there twice. Keep one')
         found[key] = values

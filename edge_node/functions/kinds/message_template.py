@@ -25,16 +25,16 @@ class Template:
     """A text with names in braces: ``key``, ``time``, topic levels and fields of the payload."""
 
     def __init__(self, text: str, context: Context) -> None:
-        """Take a text apart.
+        """Parse a text.
 
         Raises:
-            ValueError: a brace is alone, or a name is none.
+            ValueError: a brace is alone, or a name is not valid.
         """
         self._parts: list[str | tuple[str, Callable[[Row], Any]]] = []
         names = {found[1] for found in _PART.finditer(text) if found[1] is not None}
         known = {"key", "time", *context.level_names}
         self.fields = frozenset(name.partition(".")[0] for name in names - known)
-        """Fields of the rows that are looked at, by their first names."""
+        """Fields of the rows that are read, by their first names."""
         position = 0
         for found in _PART.finditer(text):
             if found[2]:
@@ -68,18 +68,18 @@ class Template:
 
 
 class Topic:
-    """A topic with names in braces. A value other than ``key`` stays within its level: what divides levels, and the
+    """A topic with names in braces. A value other than ``key`` stays within its level: separators of levels, and
     wildcards, become ``_``."""
 
     def __init__(self, text: str, context: Context) -> None:
-        """Take a topic apart.
+        """Parse a topic.
 
         Raises:
-            ValueError: it can be no topic.
+            ValueError: it is not a valid topic.
         """
         self._template = Template(text, context)
         self.fields = self._template.fields
-        """Fields of the rows that are looked at, by their first names."""
+        """Fields of the rows that are read, by their first names."""
         if re.search(r"[+#\0]", self._template.literal):
             raise ValueError("a topic to publish to has no + and no #")
         if text.startswith("$"):
@@ -98,10 +98,10 @@ class Topic:
 
 
 class Payload:
-    """Payloads of messages: JSON of all that a row has, JSON of expressions, or a text with names in braces."""
+    """Payloads of messages: JSON of a whole row, JSON of expressions, or a text with names in braces."""
 
     def __init__(self, payload: Mapping[str, str] | str | None, context: Context) -> None:
-        """Compile what the settings say.
+        """Compile the settings.
 
         Raises:
             ValueError: an expression or the text is not valid.
@@ -110,7 +110,7 @@ class Payload:
         self._template = Template(payload, context) if isinstance(payload, str) else None
         self._expressions: dict[str, Expression] = {}
         self.fields: frozenset[str] | None = None
-        """Fields of the rows that are looked at, by their first names; None for all."""
+        """Fields of the rows that are read, by their first names; None for all."""
         if self._template is not None:
             self.fields = self._template.fields
         elif isinstance(payload, Mapping):

@@ -16,26 +16,26 @@ from weft.protocols.message_headers import stored_name
 
 KEY_BYTES_MIN = 16
 HASH_BYTES = 16
-"""Bytes of a hash that are kept: two of a billion values have the same one with a chance of 10^-21."""
+"""Number of bytes kept of a hash: two of a billion values have the same one with a probability of 10^-21."""
 _to_json = msgspec.json.Encoder().encode
 
 
 class Redact(Function):
     """Remove, replace and hash fields; remove headers.
 
-    Drops no row. A row in which the way to a field leads through something that is no mapping goes to the errors: what
-    it holds may be what was to be redacted. The errors get no payload of it, and its reasons name fields and no values.
-    Payloads are always written from what was looked at. Without state.
+    Drops no row. A row in which the path to a field leads through a value other than a mapping goes to the errors: that
+    value may be the one to redact. The errors get none of its payload, and its reasons name fields without values.
+    Payloads are always encoded from the checked values. Without state.
     """
 
     is_stateless = True
     redacts = True
 
     def __init__(self, settings: RedactSettings, key: bytes = b"") -> None:
-        """Take the names of fields, which may be dotted.
+        """Parse the names of fields, which may be dotted.
 
         Raises:
-            ValueError: nothing is to be redacted, or a field is named twice.
+            ValueError: the settings redact nothing, or name a field twice.
         """
         fields = [*settings.remove, *settings.replace, *settings.hash]
         if not fields and not settings.headers:
@@ -50,7 +50,7 @@ class Redact(Function):
         self._headers = frozenset(settings.headers) | {stored_name(name) for name in settings.headers}
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows without what is to be redacted."""
+        """Return the redacted rows."""
         done: list[Row] = []
         for row in rows:
             try:
@@ -59,7 +59,7 @@ class Redact(Function):
                 out.reject(row, str(error))
                 continue
             row.values = values
-            # Also where no field was found: a payload may name a field twice, and its reader take the other one.
+            # Also where no field was found: a payload may have a name twice, and its reader may use the other one.
             row.payload = None
             if row.headers and self._headers:
                 row.headers = tuple(pair for pair in row.headers if pair[0] not in self._headers)
@@ -81,7 +81,7 @@ class Redact(Function):
 
     def _hashed(self, value: Any) -> str | None:
         if value is None:
-            return None  # Null says that there is nothing to hide.
+            return None  # Null has nothing to hide.
         if isinstance(value, str):
             value = value.encode(errors="surrogatepass")
         try:
@@ -95,7 +95,7 @@ class RedactWithKey(AsyncFunction, Redact):
     """Redaction with hashes, whose key is read from its file before the first rows. Without state."""
 
     def __init__(self, settings: RedactSettings, path: str) -> None:
-        """Take the names of fields, and the file of the key.
+        """Parse the names of fields, and set the file of the key.
 
         Raises:
             ValueError: a field is named twice.
@@ -107,7 +107,7 @@ class RedactWithKey(AsyncFunction, Redact):
         """Read the key, once.
 
         Raises:
-            NotReady: the file cannot be used. Rows wait, as without a key they would leave with other hashes.
+            NotReady: the file cannot be used. Rows wait, since they must not leave with hashes of another key.
         """
         if not self._key:
             self._key = read_key(self._path)
@@ -118,7 +118,7 @@ class RedactWithKey(AsyncFunction, Redact):
 
 
 def make_redact(settings: RedactSettings, _context: Context) -> Function:
-    """Make the function, with a key where it hashes.
+    """Create the function, with a key where it hashes.
 
     Raises:
         ValueError: the settings do not fit together.
@@ -138,7 +138,7 @@ def _holder(values: Values, names: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the mapping that has the last name of a path, as a copy in its place; None where there is none.
 
     Raises:
-        _NotRedacted: something on the way is neither a mapping nor null.
+        _NotRedacted: a value on the path is neither a mapping nor null.
     """
     holder = values
     for at, name in enumerate(names[:-1]):
@@ -147,7 +147,7 @@ def _holder(values: Values, names: tuple[str, ...]) -> dict[str, Any] | None:
             return None
         if not isinstance(inner, dict):
             raise _NotRedacted(f"{'.'.join(names[: at + 1])} is no mapping, so {'.'.join(names)} cannot be redacted")
-        # Other rows may share it: one that was routed as a copy.
+        # Other rows may share it, such as one that was routed as a copy.
         holder[name] = inner = dict(inner)
         holder = inner
     return holder if names[-1] in holder else None
@@ -157,7 +157,7 @@ def read_key(path: str) -> bytes:
     """Return the key in a file, without white space around it.
 
     Raises:
-        NotReady: the file cannot be read, others than its owner and group may read it, or the key is short.
+        NotReady: the file cannot be read, other users than its owner and group may read it, or the key is short.
     """
     try:
         with open(path, "rb") as file:

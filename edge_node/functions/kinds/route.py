@@ -45,7 +45,7 @@ class RouteFunction(Function):
         """Route rows, and return those that go on."""
         for condition, rule in self._rules:
             left: list[Row] = []
-            # Rows on which the condition fails leave for the errors. Others that it does not take are left.
+            # Rows on which the condition fails go to the errors. Other rows that it does not take remain.
             taken = condition.filter_rows(rows, self._levels, out.reject, left.append) if condition else rows
             for row in taken:
                 out.route(_copied(row) if rule.copy else row, rule.to)
@@ -56,12 +56,12 @@ class RouteFunction(Function):
 
 
 def _copied(row: Row) -> Row:
-    """Return a row that no function behind this one changes."""
+    """Return a copy of a row that later functions do not change."""
     return msgspec.structs.replace(row, values=dict(row.values))
 
 
 def _merged(rows: list[Row], taken: list[Row], left: list[Row]) -> list[Row]:
-    """Return the rows that were taken or left, in their order; others have failed."""
+    """Return the taken and remaining rows, in their order; others have failed."""
     if not taken or not left:
         return taken or left
     kept = {id(row) for part in (taken, left) for row in part}

@@ -1,4 +1,4 @@
-"""The function ``sample``: keeps a few rows in place of all."""
+"""The function ``sample``: keeps a sample of the rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COUNT = 1
 class SampleFunction(Function):
     """Keeps the first of each ``every`` rows of a series, or the first row of each ``period``.
 
-    Guarantee: none about what is dropped; no value is changed, and the first row of each series is kept. With
-    ``period``, each period in which a series has rows keeps one of them. A row whose time steps back to another period
-    counts as the first of a new one.
+    Guarantee: none about dropped rows; no value is changed, and the first row of each series is kept. With ``period``,
+    each period in which a series has rows keeps one of them. A row whose time steps back to another period counts as
+    the first of a new one.
 
     State: one number for each series, up to ``keys_max``; with ``every`` it changes with each row.
     """
@@ -41,7 +41,7 @@ class SampleFunction(Function):
         self.reads_values = bool(self._reads)
 
     def reads(self) -> frozenset[Path]:
-        """Return the fields that tell series."""
+        """Return the fields that identify series."""
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
@@ -75,7 +75,7 @@ class SampleFunction(Function):
                 continue
             period = row.time // self._period
             entry = get(series)
-            # Not "<": after a clock that was far ahead is set back, the series goes on.
+            # Not "<": after a clock that was far ahead is set back, the series continues.
             if entry is not None and entry[_COUNT] == period:
                 out.drop(row, _LEFT_OUT)
                 continue

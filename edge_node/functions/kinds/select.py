@@ -1,4 +1,4 @@
-"""``select`` and ``set``: fields that stay, and fields that expressions make."""
+"""``select`` and ``set``: chosen fields, and computed fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.edge_node.functions.paths import MISSING, check_no_overlap, getter, na
 
 
 class Set(Function):
-    """New fields, or other values for fields: each by an expression, and all of them from the row as it came.
+    """New fields, or other values for fields: each by an expression over the original row.
 
     Drops nothing; rows on which an expression fails go to the errors. Without state.
     """
@@ -22,7 +22,7 @@ class Set(Function):
         """Compile the expressions.
 
         Raises:
-            ValueError: an expression is not valid, or a field lies in another one.
+            ValueError: an expression is not valid, or a field is within another one.
         """
         self._maker = FieldMaker(settings, context.level_names, only=False, nulls=context.nulls)
         self._levels = context.levels
@@ -33,7 +33,7 @@ class Set(Function):
 
 
 class SelectNew(Function):
-    """Fields that expressions make, and no others. Rows on which one fails go to the errors. Without state."""
+    """Only the fields that expressions compute. Rows on which one fails go to the errors. Without state."""
 
     is_stateless = True
     makes_values = True
@@ -42,7 +42,7 @@ class SelectNew(Function):
         """Compile the expressions.
 
         Raises:
-            ValueError: an expression is not valid, or a field lies in another one.
+            ValueError: an expression is not valid, or a field is within another one.
         """
         self._maker = FieldMaker(settings, context.level_names, only=True, nulls=context.nulls)
         self._levels = context.levels
@@ -52,7 +52,7 @@ class SelectNew(Function):
         return frozenset[Path]().union(*(each.paths for each in self._maker.expressions.values()))
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows with the new fields alone."""
+        """Return the rows with only the new fields."""
         return self._maker.make_fields(rows, self._levels, out.reject)
 
 
@@ -63,10 +63,10 @@ class SelectNames(Function):
     makes_values = True
 
     def __init__(self, settings: tuple[str, ...]) -> None:
-        """Take the names, which may be dotted.
+        """Parse the names, which may be dotted.
 
         Raises:
-            ValueError: a name is empty, or a field lies in another one.
+            ValueError: a name is empty, or a field is within another one.
         """
         names = tuple(dict.fromkeys(settings))
         check_no_overlap(names)
@@ -78,11 +78,11 @@ class SelectNames(Function):
             self._make = _plain(names)
 
     def reads(self) -> frozenset[Path]:
-        """Return the fields that stay."""
+        """Return the chosen fields."""
         return self._reads
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows with these fields alone."""
+        """Return the rows with only these fields."""
         make = self._make
         done: list[Row] = []
         for row in rows:
@@ -114,13 +114,13 @@ def run(values):
 
 
 def _plain(names: tuple[str, ...]) -> Callable[[Values], Values]:
-    """Return a function that takes fields by name. Most rows have all of them: a mapping made in one go."""
+    """Return a function that takes fields by name. Most rows have all of them: a mapping created in one expression."""
     made = ", ".join(f"{name!r}: values[{name!r}]" for name in names)
     return function(_PLAIN.format(made=f"{{{made}}}"), {}, Missing=KeyError, names=names)
 
 
 def make_select(settings: tuple[str, ...] | Mapping[str, str], context: Context) -> Function:
-    """Make the function for a list of names, or for new names with expressions.
+    """Create the function for a list of names, or for new names with expressions.
 
     Raises:
         ValueError: a name or an expression is not valid.

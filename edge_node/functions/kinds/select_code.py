@@ -1,7 +1,7 @@
-"""Code of the process that runs the SELECTs of a ``sql`` function, in the place of a user's code.
+"""Code of the process that runs the SELECTs of a ``sql`` function, in place of a user's code.
 
-A process, and no thread of the node: what a SELECT sorts is in memory, and SQLite can only bound the memory of a whole
-process, which would be that of the node's sessions, too.
+A process instead of a thread of the node: a SELECT sorts in memory, and SQLite can only bound the memory of a whole
+process, which the node's sessions would share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _selects: dict[str, Select] = {}
 
 
 def process(record: dict[str, Any], ctx: object) -> dict[str, Any]:  # noqa: ARG001
-    """Return the result of a window's SELECT, or why it has none."""
+    """Return the result of a window's SELECT, or the reason why it has none."""
     text = record["select"]
     if text not in _selects:
         _selects[text] = Select(text, record["names"], Limits(*record["limits"]))

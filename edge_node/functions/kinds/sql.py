@@ -31,21 +31,21 @@ from weft.edge_node.functions.windows.windows import Closed, Windows
 MEMORY_BYTES = 128 << 20
 """Memory of the process, besides that for the rows of a window."""
 ROW_MEMORY_FACTOR = 16
-"""Memory for a byte of a window's rows: in the question, as Python's values, in SQLite's table, and in a sort of it."""
+"""Memory per byte of a window's rows: in the request, as Python's values, in SQLite's table, and in a sort of it."""
 TIME_S = 60.0
 STEPS_A_SECOND = 1_000_000
-"""Steps that the slowest machine makes. A step that handles a text of a megabyte takes a millisecond."""
+"""Steps per second on the slowest machine. A step that handles a text of a megabyte takes a millisecond."""
 RESULT_BYTES_MAX = 16 << 20
 QUESTION_BYTES_MAX = FRAME_BYTES_MAX >> 1
 START_TIMEOUT_S = 60.0
 _SHOWN_AS = "SQLite"
 CUTS_A_ROW = 256
-"""Most kept rows that may go for one row that comes in: less than a millisecond."""
+"""Maximum number of kept rows removed for one incoming row: less than a millisecond."""
 Result = SelectResult | str
 
 
 class Job(NamedTuple):
-    """A window that is over, and whose SELECT has not run yet."""
+    """A closed window whose SELECT has not run yet."""
 
     time: int
     key: bytes
@@ -55,25 +55,25 @@ class Job(NamedTuple):
     cause: Row | None
     """Row that closed it before its tick; None at a tick."""
     source: list[Any]
-    """Records that its rows came from."""
+    """Source records of its rows."""
 
 
 class SqlFunction(Windows, AsyncFunction):
-    """The rows that a SELECT gives for each window and group.
+    """The rows that a SELECT returns for each window and group.
 
     ``State`` holds the rows of open windows, packed and 64 in a value; ``rows_max`` and ``size_max`` bound those of a
-    window, ``memory`` those of all. The SELECT runs in a process of its own: what it sorts may be more than the node's
-    memory holds.
+    window, ``memory`` those of all. The SELECT runs in a process of its own: its sorts may need more memory than the
+    node has.
     """
 
     windows_a_tick = 32
-    """Most windows whose SELECTs are on their way to the thread at a time."""
+    """Maximum number of windows whose SELECTs are under way at a time."""
 
     def __init__(self, settings: Sql, context: Context) -> None:
         """Compile the SELECT.
 
         Raises:
-            WindowError: settings do not go together, or the SELECT may not run here.
+            WindowError: settings contradict each other, or the SELECT is not allowed.
         """
         plan = Plan.of(settings)
         header = [0] * (LAST + 1 if plan.gap else COUNT + 1)
@@ -137,8 +137,8 @@ class SqlFunction(Windows, AsyncFunction):
         self.store.state.touch(pane.key)
 
     def make_room(self, pane: Pane, row: Row, item: bytes, out: Out) -> None:
-        """Have the topic with the most rows of a full window give up its newest for a row of another topic. Such a row
-        goes to the errors.
+        """Remove the newest rows of the topic with the most rows in a full window, for a row of another topic. Removed
+        rows go to the errors.
 
         Raises:
             Refusal: the topic of the row would then have more than that one.
@@ -160,7 +160,7 @@ class SqlFunction(Windows, AsyncFunction):
             out.reject(cut, "its window is full, and its topic had the most rows of it (rows_max, size_max)", row)
 
     def _victims(self, pane: Pane, topic: bytes, item: bytes) -> list[tuple[int, int, bytes]]:
-        """Return the kept rows that have to go for another row, each with its place; none where it has to go itself."""
+        """Return the kept rows to remove for another row, each with its place; none where that row itself must go."""
         store, shares, numbers = self.store, pane.shares, pane.numbers
         if shares is None or not numbers[COUNT]:
             return []
@@ -183,7 +183,7 @@ class SqlFunction(Windows, AsyncFunction):
         """Refuse a row of more fields than the table can have.
 
         Raises:
-            Refusal: it has.
+            Refusal: it has more fields.
         """
         number, most = len(names_in(row.values)), self._select.columns_left
         if most is not None and number > most:
@@ -223,7 +223,7 @@ class SqlFunction(Windows, AsyncFunction):
     # --- windows
 
     def results(self, closed: Closed) -> list[Row]:
-        """Put a window's rows aside for its SELECT."""
+        """Set a window's rows aside for its SELECT."""
         group, closing, first, missing, late = closed
         rows = [item for pane in closing.panes for item in self.store.kept(pane)]
         over, whose = sum(pane.numbers[self._over] for pane in closing.panes), dict[str, int]()
@@ -263,7 +263,7 @@ class SqlFunction(Windows, AsyncFunction):
                 records = []
                 continue
             records.append(msgspec.Raw(packed))
-            if len(packed) > BYTES_ENOUGH:  # few large windows at a time are in memory twice
+            if len(packed) > BYTES_ENOUGH:  # bounds the large windows that are in memory twice
                 found += await self._answers(records)
                 records = []
         return _rows(jobs, found + await self._answers(records), out)
@@ -300,7 +300,8 @@ class SqlFunction(Windows, AsyncFunction):
         return _rows(jobs, self._solve(jobs), out)
 
     def _solve(self, jobs: list[Job]) -> list[Result]:
-        """Return the result of each window, or why it has none. In this process; for a caller without a loop."""
+        """Return the result of each window, or the reason why it has none. In this process; for a caller without a
+        loop."""
         found: list[Result] = []
         for job in jobs:
             try:
@@ -321,7 +322,7 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
     rows: list[Row] = []
     for job, result in zip(jobs, found, strict=True):
         if isinstance(result, str):
-            # The window itself goes to the errors: which one it was, and how many rows it had.
+            # The window itself goes to the errors, with its identity and its number of rows.
             row = Row(job.time, job.key, msgspec.json.encode(job.frame), job.frame, source=known(job.source))
             out.reject(row, f"select: {result}", job.cause)
             continue
@@ -333,7 +334,7 @@ def _rows(jobs: list[Job], found: list[Result], out: Out) -> list[Row]:
 
 
 def _tell_cut(job: Job, cut: list[int], out: Out) -> None:
-    """Send rows to the errors that the table had no columns for."""
+    """Send rows without columns in the table to the errors."""
     whose: dict[str, int] = {}
     for at in cut:
         row = _unpacked(job.rows[at])
@@ -352,7 +353,7 @@ def _also(missing: str, text: str, whose: dict[str, int]) -> str:
 
 
 def _unpacked(item: bytes) -> Row:
-    """Return a row that was kept. Those of earlier releases do not say where they came from."""
+    """Return a kept row. Rows of earlier releases have no source."""
     time, key, values, *source = msgspec.msgpack.decode(item)
     seq, stream = source or (-1, "")
     return Row(time, key, None, values, (), seq, stream)

@@ -17,25 +17,26 @@ from weft.edge_node.functions.series.numbers import LARGEST, difference, exact, 
 from weft.edge_node.functions.series.state import SeriesState
 
 HEADER = "weft.swinging_door."
-"""Beginning of the header with the bound; the field's name follows."""
+"""Prefix of the header with the bound; the field's name follows."""
 TIME_MAX: Final = 1 << 63
 """End of the device's own times, so that differences are finite."""
 HELD_BYTES_MAX: Final = 8 << 10
-"""Longest row that is held back, packed with its fields; a longer one comes out at once. So the rows of all series take
-no more memory than readings do, whatever anyone sends."""
+"""Longest row that is held back, packed with its fields; a longer one is emitted at once. This bounds the memory of all
+series for any input."""
 _NS = 1_000_000_000
 _TICK_ROWS = 1000
-"""Rows that a call of ``tick`` gives, some two milliseconds of work."""
+"""Maximum number of rows that a call of ``tick`` returns, some two milliseconds of work."""
 
-# Slopes and their limits are rounded a few times each: at most 9 roundings of 2**-53 of what is compared. The limits
-# are narrowed by 2**-49 of it, and by what quotients near zero can lose, so that the exact line keeps the exact bound.
+# Slopes and their limits are rounded a few times each: at most 9 roundings of 2**-53 of the compared values. The limits
+# are narrowed by 2**-49 of them, and by the possible loss of quotients near zero, so that the exact line keeps the
+# exact bound.
 _ROUNDINGS: Final = 2.0**-49
 _UNDERFLOW: Final = 1e-290
 
 _UNTIL, _TIME, _VALUE, _LOW, _HIGH, _HELD, _HELD_SINCE, _HELD_TIME, _HELD_VALUE = range(1, 10)
-"""An entry after its number: the time by which a held row comes out (ns); the pivot, which is the last row that came
-out, by its time on the line and its value; the slopes between which the line to the next pivot may go (``_LOW`` is
-None: the line has ended); and the row that is held back, packed, with its times and value: None where there is none."""
+"""An entry after its number: the time by which a held row is emitted (ns); the pivot, which is the last emitted row, by
+its time on the line and its value; the limits of the slope to the next pivot (``_LOW`` is None: the line has ended);
+and the row that is held back, packed, with its times and value: None where there is none."""
 
 
 class SwingingDoorFunction(Function):
@@ -47,12 +48,12 @@ class SwingingDoorFunction(Function):
 
     Guarantee: each dropped row lies, in order and in time, between two pivots of its series that follow each other, and
     is within ``delta`` of the line through them in exact arithmetic. ``delta`` is in the pivots' header
-    ``weft.swinging_door.FIELD``. Rows that could not be judged end the line or pass (``missing``).
+    ``weft.swinging_door.FIELD``. Rows that could not be compared end the line or pass (``missing``).
 
     A row whose time is not after that of the one before begins a new line, unless it repeats its time and value.
 
     State: for each series, up to ``keys_max``, the pivot's numbers and one row, which changes with each row. A held row
-    comes out at the first whole second ``max_silence`` after its pivot. A series that is forgotten gives its row first.
+    is emitted at the first whole second ``max_silence`` after its pivot. A forgotten series emits its row first.
     """
 
     def __init__(self, settings: SwingingDoor, context: Context) -> None:
@@ -69,14 +70,14 @@ class SwingingDoorFunction(Function):
         self._missing = settings.missing
         self._bounds = ((HEADER + settings.field_, settings.delta),)
         self._deadlines = Calendar()
-        """Series with a held row, at the second by which it comes out."""
+        """Series with a held row, at the second by which it is emitted."""
         self._held = Calendar()
-        """The same, at the second in which the row was taken in."""
+        """The same, at the second in which the row was received."""
         self._ended: set[bytes] = set()
-        """Those of them whose line has ended in a gap."""
+        """Series among them whose line has ended in a gap."""
 
     def process(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the pivots that the rows brought out."""
+        """Return the pivots that the rows released."""
         self._restore()
         emitted: list[Row] = []
         if self._ended:
@@ -92,8 +93,8 @@ class SwingingDoorFunction(Function):
         return emitted
 
     def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
-        """Return rows that were held back long enough, at most ``_TICK_ROWS`` at once: those whose time is over first,
-        of one second the oldest first."""
+        """Return rows that were held back long enough, at most ``_TICK_ROWS`` at once: by their deadline, and within a
+        second by age."""
         self._restore()
         second = self._deadlines.first()
         if second is None or second * _NS > time:
@@ -103,7 +104,7 @@ class SwingingDoorFunction(Function):
         return emitted
 
     def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
-        """End all lines: none goes on through rows that are missing. Held rows come out before the next row, or with
+        """End all lines: no line continues across missing rows. Held rows are emitted before the next row, or at their
         time."""
         self._restore()
         for series, entry in list(self._series.state.items()):
@@ -116,13 +117,13 @@ class SwingingDoorFunction(Function):
             self._series.state.touch(series)
 
     def due(self) -> int | None:
-        """Return the second at which the next held row has to come out."""
+        """Return the second at which the next held row must be emitted."""
         self._restore()
         second = self._deadlines.first()
         return None if second is None else second * _NS
 
     def oldest(self) -> int | None:
-        """Return the second in which the oldest held row was taken in."""
+        """Return the second in which the oldest held row was received."""
         self._restore()
         second = self._held.first()
         return None if second is None else second * _NS
@@ -137,7 +138,7 @@ class SwingingDoorFunction(Function):
                 self._hold(series, entry)
 
     def _come_out(self, several: list[bytes], emitted: list[Row], count: int | None = None) -> None:
-        """Let held rows out, the oldest first, as pivots of lines that go on unless they have ended."""
+        """Emit held rows, the oldest first, as pivots of lines that continue unless they have ended."""
         found = sorted((self._series.get(series)[_HELD_SINCE], series) for series in several)
         for _, series in found[:count]:
             entry = self._series.get(series)
@@ -156,7 +157,7 @@ class SwingingDoorFunction(Function):
             if reason is not None:
                 if passes(row, self._missing, reason, out):
                     if value is not MISSING:
-                        # It is part of the series and no point: the line does not go on over it.
+                        # It is part of the series but not a point: the line does not continue across it.
                         self._end(series, entry, emitted)
                     emitted.append(row)
                 return
@@ -194,11 +195,11 @@ class SwingingDoorFunction(Function):
             return False
         pivot = entry[_VALUE]
         change = value - pivot if type(value) is float and type(pivot) is float else difference(value, pivot)
-        # An infinite slope is outside, and so is any once the limits have crossed.
+        # An infinite slope is outside, and so is any slope once the limits have crossed.
         if not entry[_LOW] <= change / duration <= entry[_HIGH]:
             return False
         try:
-            # At once and not when the step is saved: here a row that no state can hold can still go on.
+            # Pack it at once, not when the step is saved: here a row that a state cannot hold can still be emitted.
             packed = pack_row(row)
         except ValueError:
             return False
@@ -212,7 +213,7 @@ class SwingingDoorFunction(Function):
         before, entry[_HELD_SINCE] = entry[_HELD_SINCE], row.time
         entry[_HELD], entry[_HELD_TIME], entry[_HELD_VALUE] = packed, time, value
         if held is None:
-            # Not in the past, for which every tick may have been.
+            # Not in the past, whose ticks may all be over.
             entry[_UNTIL] = max(entry[_UNTIL], row.time)
             self._hold(series, entry)
         else:
@@ -272,7 +273,7 @@ def pack_row(row: Row) -> bytes:
     """Return a row as bytes.
 
     Raises:
-        ValueError: a value is not one that a state can hold, such as an integer of more than 64 bits.
+        ValueError: a state cannot hold a value, such as an integer of more than 64 bits.
     """
     try:
         return _encode((row.time, row.key, row.payload, row.values, row.headers, row.seq, row.input, row.source))
@@ -281,7 +282,7 @@ def pack_row(row: Row) -> bytes:
 
 
 def unpack_row(packed: bytes) -> Row:
-    """Return the row that ``pack_row`` was given."""
+    """Return the row that ``pack_row`` packed."""
     time, key, payload, values, headers, seq, stream, *more = _decode(packed)
     source = tuple(more[0]) if more else ()  # an earlier release kept none
     return Row(time, key, payload, values, tuple((name, value) for name, value in headers), seq, stream, source=source)

@@ -1,4 +1,4 @@
-"""Files whose changes a function takes note of."""
+"""Detection of changed files for functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 CHECK_INTERVAL_S = 1.0
-"""Time between two looks at the files."""
+"""Interval between two checks of the files."""
 
 
 class WatchedFiles:
@@ -22,7 +22,7 @@ class WatchedFiles:
         self._states: list[object] | None = None
 
     def changed(self, now: float) -> bool:
-        """Return whether the files are others than at the last look; True at the first. Looks now and then only."""
+        """Return whether the files differ from the last check; True at the first. It checks only after the interval."""
         if self._states is not None and now < self._check_at:
             return False
         self._check_at = now + self._interval_s
@@ -30,7 +30,7 @@ class WatchedFiles:
         return self._states != former
 
     def forget(self) -> None:
-        """Say at the next look that they have changed."""
+        """Report a change at the next check."""
         self._states = None
 
 

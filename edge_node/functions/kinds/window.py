@@ -32,7 +32,7 @@ class WindowFunction(Windows):
         """Compile the aggregates.
 
         Raises:
-            WindowError: settings do not go together, or an aggregate is none.
+            WindowError: settings contradict each other, or an aggregate is not valid.
         """
         plan = Plan.of(settings)
         aggregates = [parse_aggregate(name, text) for name, text in settings.emit.items()]
@@ -84,7 +84,7 @@ class WindowFunction(Windows):
         return self._reads
 
     def refuse_more(self, pane: Pane) -> None:
-        """Count and refuse a row beyond those that are kept.
+        """Count and refuse a row beyond the bound of kept rows.
 
         Raises:
             Refusal: always.

@@ -32,11 +32,11 @@ _STARVED_S = 0.01
 
 
 class OutOfTime(BaseException):
-    """A call took longer than it may. No ``Exception``, so that ``except Exception`` does not hold it up."""
+    """A call took longer than it may. Not an ``Exception``, so that ``except Exception`` does not catch it."""
 
 
 class Fields(dict[str, Any]):
-    """The values of a record, with what else is known of it."""
+    """The values of a record, with its other properties as attributes."""
 
     __slots__ = ("input", "key", "levels", "time", "time_ns")
 
@@ -50,7 +50,7 @@ class Fields(dict[str, Any]):
 
 
 class CallContext:
-    """The second argument of a user's code, ``ctx``: what it may use beside the records."""
+    """The second argument of a user's code, ``ctx``: the state, log and facts beside the records."""
 
     def __init__(self, stream: str, state: KeptState) -> None:
         self.stream = stream
@@ -60,14 +60,14 @@ class CallContext:
         self.key = ""
         """Topic of the record; in a function for batches each record has its own."""
         self.time = 0.0
-        """Seconds since 1970 at which the node took the record in."""
+        """Seconds since 1970 at which the node received the record."""
         self.levels: dict[str, str] = {}
         """Named levels of the record's topic."""
         self._lines: list[str] = []
         self._lines_left_out = 0
 
     def log(self, *values: object) -> None:
-        """Write a line to the node's log. What is too much is left out and counted."""
+        """Write a line to the node's log. Lines beyond the bound are left out and counted."""
         if len(self._lines) < LINES_MAX:
             self._lines.append(" ".join(map(str, values))[:LINE_CHARACTERS_MAX])
         else:
@@ -104,10 +104,10 @@ class UserCode:
             setup(self._context)
 
     def answer(self, records: list[Record]) -> Answering:
-        """Return what becomes of some records, or of the first of them when that takes long or is much.
+        """Return the results of some records, or of the first of them when they take long or are large.
 
         Raises:
-            MemoryError: the code needed more than it may have; the process is to end.
+            MemoryError: the code needed more memory than allowed; the process must end.
         """
         self._limit.begin()
         results, failed = self._whole(records) if self._begin.by_batch else (self._one_by_one(records), "")
@@ -115,7 +115,7 @@ class UserCode:
         return Answering(results, self.state.take_changes(), lines, left_out, failed)
 
     def _one_by_one(self, records: list[Record]) -> list[msgspec.Raw]:
-        # An answer is due after a fraction of the limit, so that many slow records are no reason to end the process.
+        # An answer is due after a fraction of the limit, so that many slow records do not end the process.
         enough_at = self._clock() + self._begin.timeout_s / 4
         results: list[msgspec.Raw] = []
         size = 0
@@ -168,7 +168,7 @@ class UserCode:
         return packed, ""
 
     def _end_forks(self) -> None:
-        # A copy made by os.fork comes back from the call as well; only one of them may answer.
+        # A copy of the process by os.fork returns from the call as well; only one of them may answer.
         if os.getpid() != self._process_id:
             os._exit(0)
 
@@ -186,12 +186,12 @@ class UserCode:
         return msgspec.Raw(packed)
 
     def reason(self, error: BaseException) -> str:
-        """Return an error in a line: where in the user's file it came from, and what it says."""
+        """Return an error in a line: its place in the user's file, and its text."""
         return reason(error, self._begin.shown_as, self._begin.file)
 
 
 def reason(error: BaseException, shown_as: str, file: str) -> str:
-    """Return an error in a line: the last place of the user's file that it passed, and what it says."""
+    """Return an error in a line: its last place in the user's file, and its text."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     place = f"{shown_as}, line {lines[-1]}: " if lines else f"{shown_as}: "
     try:
@@ -209,7 +209,7 @@ def _load(begin: Begin) -> types.ModuleType:
         code = compile(file.read(), begin.file, "exec")
     module = types.ModuleType("weft_function")
     module.__file__ = begin.file
-    sys.modules[module.__name__] = module  # dataclasses and pickle look it up
+    sys.modules[module.__name__] = module  # dataclasses and pickle need it there
     sys.path.insert(0, os.getcwd())  # other files of the settings can be imported
     exec(code, module.__dict__)  # noqa: S102 - the operator's own code, in its own process
     return module
@@ -223,8 +223,8 @@ def _plain(value: Any) -> Any:
 
 
 class _TimeLimit:
-    """A limit on the time of one call, by a signal. It ends waiting, and loops of Python code. A loop in C, or one that
-    catches everything, goes on: for these the node ends the process."""
+    """A limit on the time of one call, by a signal. It ends waiting, and loops of Python code. It cannot end a loop in
+    C, or one that catches everything: for these the node ends the process."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -245,7 +245,7 @@ class _TimeLimit:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _ring(self, *_signal: object) -> None:
-        if not self._is_on:  # it rang while the call ended
+        if not self._is_on:  # the alarm came while the call ended
             return
         waited, self._waited_s = self._waited_s, waited_s()
         starved_s = min(self._waited_s - waited, self._limit_s)
@@ -256,15 +256,15 @@ class _TimeLimit:
 
 
 DEPTH_MAX = 32
-"""Deepest lists and mappings in each other, as in payloads. Whether a decoder takes deeper ones depends on the stack
-that is left: a state that was written now might not be read at the next start."""
+"""Deepest nesting of lists and mappings, as in payloads. Deeper ones depend on the decoder's remaining stack: a state
+that was written now might not be decoded at the next start."""
 
 _PLAIN = frozenset({str, int, float, bool, bytes, NoneType})
 _NAMES = frozenset({str, int})
 
 
 def plain(value: Any, depth: int = 1) -> Any:
-    """Return a value with times as text. Objects that MessagePack knows no more of than this module stay as they are.
+    """Return a value with times as text. Other objects that MessagePack can encode stay unchanged.
 
     Raises:
         TypeError: it cannot be part of a record.
@@ -276,7 +276,7 @@ def plain(value: Any, depth: int = 1) -> Any:
         raise TypeError(f"lists and mappings are more than {DEPTH_MAX} deep in each other")
     if isinstance(value, list | tuple):
         return value if {*map(type, value)} <= _PLAIN else [plain(each, depth + 1) for each in value]
-    if isinstance(value, dict):  # also a record that comes back
+    if isinstance(value, dict):  # also a returned record
         if not {*map(type, value)} <= _NAMES:
             raise TypeError("a mapping has a name that is no text")
         if {*map(type, value.values())} <= _PLAIN:

@@ -1,4 +1,4 @@
-"""The process of a user's code, seen from the node: started, asked, ended."""
+"""The process of a user's code, on the node's side: start, requests, end."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ WORKER = "weft.edge_node.functions.kinds.python.worker"
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ")
 """Variables of the node's environment that the process gets. Others may hold secrets."""
 SET = {
-    # Libraries of numbers start a thread for each processor otherwise, each with memory of its own.
+    # Otherwise numeric libraries start a thread for each processor, each with memory of its own.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # From version 1.29 on, onnxruntime tells its maker what it runs, unless this is set before it is imported.
+    # From version 1.29 on, onnxruntime sends telemetry to its maker, unless this is set before it is imported.
     "ORT_DISABLE_TELEMETRY": "1",
 }
-"""Variables that the process gets besides."""
+"""Further variables of the process."""
 PRINTED_BYTES = 64 << 10
 PRINT_PAUSE_S = 0.05
-"""Pause after reading what the code printed. A pipe holds 64 KiB: code that prints without end waits, not the node."""
+"""Pause after reading what the code printed. A pipe holds 64 KiB: code that prints without end blocks, not the node."""
 PRINTED_SHOWN = 300
 STARVED_FACTOR = 10
-"""Most by which a limit grows while the process waits for a processor."""
+"""Maximum factor by which a limit grows while the process waits for a processor."""
 GRACE_S = 0.25
 """Time over the limit of a call in which the process may end the call itself."""
 _REAP_PAUSE_S = 0.005
@@ -53,20 +53,20 @@ _REAP_TRIES = 400
 
 
 class ChildEnded(Exception):
-    """The process has ended, or was ended because it took too long. Says why."""
+    """The process has ended, or was ended because it took too long. The text has the reason."""
 
     def __init__(self, why: str, *, is_by_limit: bool) -> None:
         super().__init__(why)
         self.is_by_limit = is_by_limit
-        """True where a limit ended it; another end may have come from outside, such as a signal of the kernel."""
+        """True where a limit ended it; another end may have an external cause, such as a signal of the kernel."""
 
 
 class LoadFailed(Exception):
-    """The user's code cannot be loaded. Says why."""
+    """The user's code cannot be loaded. The text has the reason."""
 
 
 class Child:
-    """One process, from its start to its end. One question at a time."""
+    """One process, from its start to its end. One request at a time."""
 
     def __init__(self, begin: Begin, folder: str) -> None:
         self._begin = begin
@@ -76,8 +76,8 @@ class Child:
         self._is_by_limit = False
         self._printed = b""
         self.answers = 0
-        """Questions answered so far."""
-        # Not asyncio's: uvloop copies the node's page tables with fork, and Popen spares them (vfork).
+        """Number of answered requests."""
+        # Not asyncio's: uvloop copies the node's page tables with fork, and Popen does not (vfork).
         self._process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-I", "-X", "utf8", "-m", WORKER],
             stdin=subprocess.PIPE,
@@ -96,7 +96,7 @@ class Child:
 
         Raises:
             LoadFailed: it cannot be loaded.
-            OSError: the system starts no process.
+            OSError: the system cannot start a process.
         """
         child = cls(begin, folder)
         try:
@@ -136,26 +136,26 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Return the process id."""
         return self._process.pid
 
     async def put(self, state: dict[str, Any]) -> None:
-        """Replace the state that the process has.
+        """Replace the state of the process.
 
         Raises:
-            ChildEnded: the process is no more.
+            ChildEnded: the process has ended.
         """
         await self._send(framed(Put(state), self._encoder))
 
     async def ask(self, records: list[msgspec.Raw], timeout_s: float) -> Answer:
-        """Return what becomes of some records.
+        """Return the results of some records.
 
         Args:
             timeout_s: limit of one call. The process ends a call that takes longer, and answers before many calls add
-                up to a quarter of it; so when it is silent beyond that, it is ended.
+                up to a quarter of it; so a process that is silent beyond that is ended.
 
         Raises:
-            ChildEnded: the process is no more.
+            ChildEnded: the process has ended.
         """
         limit_s = timeout_s * 1.25 + GRACE_S
         answer = await self._asked(framed(Ask(records), self._encoder), limit_s, timeout_s)
@@ -185,7 +185,7 @@ class Child:
                 raise self._ended()
             return exchange.result()
         except asyncio.CancelledError:
-            # The answer that will never be read would be taken for that of the next question.
+            # The unread answer would be treated as the answer to the next request.
             exchange.cancel()
             self.kill()
             raise
@@ -224,7 +224,7 @@ class Child:
     async def _stop(self, why: str) -> None:
         """End the process, and note why."""
         if not why:
-            # Its pipe is closed: it is about to end, with a status that says more than the signal that we would send.
+            # Its pipe is closed: it is about to end, with a status that explains more than a signal of the node would.
             await self._reap()
         self.kill()
         status = await self._reap()
@@ -243,8 +243,8 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _reap(self) -> int | None:
-        """Return the exit status; None when the process has not ended in time. It is waited for step by step: a wait in
-        a thread would hold the node's end up when the kernel cannot end the process."""
+        """Return the exit status; None when the process has not ended in time. The wait polls: a wait in a thread would
+        delay the node's end when the kernel cannot end the process."""
         for _ in range(_REAP_TRIES):
             if (status := self._process.poll()) is not None:
                 return status
@@ -258,7 +258,7 @@ class Child:
             task.cancel()
         for transport in self._transports:
             if not transport.is_closing():
-                # What the process has not read yet is lost anyway, and close() would wait for it.
+                # Data that the process has not read is lost anyway, and close() would wait for it.
                 transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
         await self._reap()
 

@@ -1,6 +1,6 @@
 """Limits that the process of a user's code puts on itself before it loads the code.
 
-They protect the node from mistakes and not from malice: the code runs as the node's user and may do what that user may.
+They protect the node from mistakes, not from malice: the code runs as the node's user with that user's rights.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ NICENESS = 10
 """A tenth of a busy processor, all of an idle one."""
 FILES_MAX = 256
 ADDRESSES_BYTES_MORE = 1 << 30
-"""Room for addresses above the memory: libraries such as onnxruntime reserve far more than they write to."""
+"""Address space beyond the memory: libraries such as onnxruntime reserve far more than they write to."""
 _PR_SET_PDEATHSIG = 1
 
 
 def take_over_pipes() -> tuple[int, int]:
-    """Return the descriptors of the pipes from and to the node. What the code reads as its standard input is empty,
-    and what it prints goes to the standard error; neither reaches the pipes."""
+    """Return the descriptors of the pipes from and to the node. The code's standard input is empty, and its output goes
+    to the standard error; neither reaches the pipes."""
     pipes = os.dup(0), os.dup(1)  # not inherited by processes that the code starts (PEP 446)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -32,7 +32,7 @@ def take_over_pipes() -> tuple[int, int]:
 
 
 def confine(memory_bytes: int, parent: int) -> None:
-    """Lower the priority, limit memory, and have the process end with the node."""
+    """Lower the priority, limit memory, and tie the process's life to the node's."""
     # Set before the check: a node that ended in between has another parent in its place already.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -40,10 +40,10 @@ def confine(memory_bytes: int, parent: int) -> None:
         sys.exit("the node has ended")
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    # When memory is short, the kernel is to end this process and not the node (proc(5); raising it needs no right).
+    # When memory is short, the kernel must end this process and not the node (proc(5); raising it needs no right).
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
-    # RLIMIT_DATA counts the memory that can be written to; RLIMIT_AS is a fence behind it for shared memory.
+    # RLIMIT_DATA counts writable memory; RLIMIT_AS is a further bound for shared memory.
     _limit(resource.RLIMIT_DATA, memory_bytes)
     _limit(resource.RLIMIT_AS, memory_bytes + ADDRESSES_BYTES_MORE)
     _limit(resource.RLIMIT_NOFILE, FILES_MAX)
@@ -51,8 +51,8 @@ def confine(memory_bytes: int, parent: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Have the kernel end the process when it uses that much processor time from now on. The node ends it sooner; this
-    is for a node that cannot."""
+    """Let the kernel end the process when it uses so much processor time from now on. The node normally ends it sooner;
+    this is for a node that cannot."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     with contextlib.suppress(ValueError, OSError):
@@ -62,5 +62,5 @@ def limit_cpu(seconds: float) -> None:
 def _limit(what: int, value: int) -> None:
     _, hard = resource.getrlimit(what)
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    with contextlib.suppress(ValueError, OSError):  # a system that does not know the limit
+    with contextlib.suppress(ValueError, OSError):  # a system without this limit
         resource.setrlimit(what, (value, value))

@@ -22,20 +22,20 @@ from weft.edge_node.functions.series.sources import source_of
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
-"""Wait for a new version to load, while the former one can have the records."""
+"""Wait for a new version to load, while the former one can handle the records."""
 TRIAL_RECORDS = 100
-"""Records after which a new version has proved itself."""
+"""Number of records after which a new version has passed its trial."""
 TRIAL_ROWS = 20
 """Records that a new version on trial gets at a time."""
 TRIAL_FAILURES_MAX = 3
-"""Failures among these after which the rest is not tried: each may cost the time limit."""
+"""Failures in a trial after which it ends: each may cost the time limit."""
 
 
 class Python(AsyncFunction):
     """A function of the user in a process of its own (docs/functions/python.md).
 
-    State: what the code keeps in ``ctx.state``, at most ``state`` bytes in all. A version of the files is replaced by a
-    later one without a restart of the node; one that fails on records that the former handles is refused.
+    State: the content of ``ctx.state``, at most ``state`` bytes in all. A version of the files is replaced by a later
+    one without a restart of the node; a version that fails on records that the former handles is refused.
     """
 
     def __init__(self, settings: Settings, context: Context) -> None:
@@ -53,25 +53,25 @@ class Python(AsyncFunction):
         self._trouble = ""
 
     async def prepare(self) -> None:
-        """Load the code; a version that changed since the last look is tried on the next records."""
+        """Load the code; a version that changed since the last check is tried on the next records."""
         wait_s: float | None = 0.0
         if self._watched.changed(asyncio.get_running_loop().time()):
             await self._give_up_loading()
             self._loading = asyncio.create_task(self._loaded())
             wait_s = SOON_S
         if self._loading is not None:
-            # Records do not wait for a model that takes a minute to load, as the former version can have them.
+            # Records do not wait for a model that takes a minute to load, as the former version can handle them.
             done, _ = await asyncio.wait({self._loading}, timeout=None if self._current is None else wait_s)
             if done:
                 loading, self._loading = self._loading, None
                 await self._adopt(loading.result())
         if self._current is None:
-            await self._files.close()  # the chain may be made again for each try
+            await self._files.close()  # the chain may be created again for each try
             raise NotReady(self._trouble)
 
     async def _loaded(self) -> Runner | FilesSnapshot | str:
-        """Return the files at work; or only which they are, when they are those of the present version; or why they
-        cannot work."""
+        """Return the running files; or only their snapshot, when it is the present version's; or the reason why they
+        cannot run."""
         try:
             snapshot = await self._files.take()
         except (OSError, ValueError) as error:
@@ -95,7 +95,7 @@ class Python(AsyncFunction):
         self._trouble = ""
         if isinstance(found, FilesSnapshot):
             if self._current is not None and found.version != self._current.snapshot.version:
-                self._watched.forget()  # a trial has ended meanwhile: another version is the present one now
+                self._watched.forget()  # a trial has ended meanwhile, and another version is the present one
             return
         log.info("%s: loaded version %s of %s", self._context.stream, found.snapshot.version, self._name)
         if self._current is None:
@@ -135,7 +135,7 @@ class Python(AsyncFunction):
         self._trouble = trouble
 
     async def _end_trial(self, in_place_of: Runner | None) -> None:
-        """End the trial: with the candidate in the place of the former version, or without it."""
+        """End the trial: with the candidate in place of the former version, or without it."""
         trial, self._trial = self._trial, None
         if trial is None:
             return
@@ -146,7 +146,7 @@ class Python(AsyncFunction):
         await self._files.drop(gone.snapshot)
 
     async def process_async(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return what the code makes of some rows."""
+        """Return the code's results for some rows."""
         sent: list[Row] = []
         records: list[msgspec.Raw] = []
         for row in rows:
@@ -198,7 +198,7 @@ class Python(AsyncFunction):
                 await self._end_trial(None)
                 self._refuse(f"version {trial.snapshot.version} of {self._name} fails: {reason or tried.lines[0]}")
                 return outcome
-            if len(tried.results) < len(records):  # given up, and the former version does no better
+            if len(tried.results) < len(records):  # the trial stopped early, and the former version fails as well
                 trial.is_stale = True
                 return outcome
         former.is_stale = True
@@ -212,7 +212,7 @@ class Python(AsyncFunction):
         return {key.decode(): value for key, value in self.state.values.items()}
 
     def tell(self, line: str) -> None:
-        """Have a line of the code's own (``ctx.log``) in the node's log."""
+        """Write a line of the code (``ctx.log``) to the node's log."""
         log.info("%s: %s: %s", self._context.stream, self._name, line)
 
     def _remember(self, outcome: RunResults) -> None:
@@ -228,12 +228,12 @@ class Python(AsyncFunction):
             self.tell(f"{left_out} more lines were left out")
 
     def version(self) -> str:
-        """Return the beginning of the hash of the files that the last rows went through."""
+        """Return the prefix of the hash of the files that handled the last rows."""
         runner = self._trial or self._current
         return runner.snapshot.version if runner is not None else ""
 
     def trouble(self) -> str:
-        """Return why the newest version of the files is not in use."""
+        """Return the reason why the newest version of the files is not in use."""
         return self._trouble
 
     async def close(self) -> None:

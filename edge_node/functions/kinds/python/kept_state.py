@@ -1,4 +1,4 @@
-"""State of a user's code: a mapping that outlives the process, because each answer carries what changed."""
+"""State of a user's code: a mapping that outlives the process, because each answer contains the changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 KEY_CHARACTERS_MAX = 256
 _LIST_OF_ONE = b"\x91"
-"""Beginning of a list with one value in MessagePack."""
+"""First byte of a list with one value in MessagePack."""
 
 
 class StateFull(ValueError):
@@ -17,7 +17,7 @@ class StateFull(ValueError):
 
 
 class KeptState(MutableMapping[str, Any]):
-    """A mapping whose changes count call by call: kept at the end of one that succeeds, undone after one that fails.
+    """A mapping with changes per call: kept at the end of a successful call, undone after a failed one.
 
     A list or mapping that was read may be changed in place, so values are compared as bytes, before and after a call.
     """
@@ -29,7 +29,7 @@ class KeptState(MutableMapping[str, Any]):
         self._sizes: dict[str, int] = {}
         self._bytes = 0
         self._before: dict[str, bytes | None] = {}
-        """Keys that this call has touched, each with the value that it had; None for what was not there."""
+        """Keys that this call has touched, each with the value that it had; None for a key that did not exist."""
         self._changes: dict[str, msgspec.Raw | None] = {}
 
     def put(self, wrapped: dict[str, list[Any]]) -> None:
@@ -74,8 +74,8 @@ class KeptState(MutableMapping[str, Any]):
         """End a call that succeeded.
 
         Raises:
-            StateFull: the state would grow beyond its bound. The call is to be undone.
-            TypeError: a value cannot be kept. The call is to be undone.
+            StateFull: the state would grow beyond its bound. The call must be undone. TypeError: a value cannot be
+                kept. The call must be undone.
         """
         if not self._before:
             return
@@ -97,7 +97,7 @@ class KeptState(MutableMapping[str, Any]):
         self._before = {}
 
     def undo(self) -> None:
-        """End a call that failed: everything is as it was before."""
+        """End a failed call: restore the state from before it."""
         for key, packed in self._before.items():
             if packed is None:
                 self._values.pop(key, None)
@@ -106,7 +106,7 @@ class KeptState(MutableMapping[str, Any]):
         self._before = {}
 
     def take_changes(self) -> dict[str, msgspec.Raw | None]:
-        """Return what the calls since the last one of these changed: each value in a list of its own, so that None is a
-        value too; None for what was deleted."""
+        """Return the changes of the calls since the last ``take_changes``: each value in a list of its own, so that
+        None is a value, too; None for deleted keys."""
         changes, self._changes = self._changes, {}
         return changes

@@ -1,4 +1,5 @@
-"""A version of a user's code at work: its process, started again when it ends, and the search for guilty records."""
+"""A running version of a user's code: its process, restarted when it ends, and the search for the records that end
+it."""
 
 from __future__ import annotations
 
@@ -15,22 +16,22 @@ from weft.edge_node.functions.kinds.python.snapshots import FilesSnapshot
 from weft.edge_node.functions.kinds.python.wire import Answer, Begin, Result
 
 ROWS_MAX = 256
-"""Most records of a question."""
+"""Maximum number of records in a request."""
 BYTES_ENOUGH = 1 << 20
-"""Size of a question from which on it gets no further records."""
+"""Size of a request from which on no further records are added."""
 BACKOFF_S = 0.05
 BACKOFF_S_MAX = 5.0
 STARTS_MAX = 5
-"""Starts in a row that may fail before the step is given up, and tried again later."""
+"""Consecutive failed starts after which the step is stopped, and tried again later."""
 
 
 class RunResults(NamedTuple):
     """Results of a run."""
 
     results: list[Result]
-    """One for each record; fewer when the run was given up."""
+    """One for each record; fewer when the run was stopped."""
     changes: dict[str, Any]
-    """Changes of the state; None for what was deleted."""
+    """Changes of the state; None for deleted keys."""
     failures: int
     lines: list[str]
     lines_left_out: int
@@ -47,9 +48,9 @@ class Runner:
         self._backoff_s = 0.0
         self._rows_max = ROWS_MAX
         self.restarts = 0
-        """Processes that ended on their own or had to be ended."""
+        """Number of processes that ended or had to be ended."""
         self.is_stale = True
-        """True when the process may have another state than the step."""
+        """True when the state of the process may differ from the step's."""
 
     async def start(self) -> None:
         """Start the process.
@@ -72,11 +73,11 @@ class Runner:
     async def run(
         self, records: Sequence[msgspec.Raw], state: Callable[[], dict[str, Any]], failures_max: int | None = None
     ) -> RunResults:
-        """Return what becomes of records, in order. What cannot be handled has a reason as its result.
+        """Return the results of records, in order. A record that cannot be handled has a reason as its result.
 
         Args:
             state: returns a copy of the state before. Called only when the process does not have it.
-            failures_max: give up after so many failures.
+            failures_max: stop after so many failures.
 
         Raises:
             NotReady: the process cannot be started any more.
@@ -98,11 +99,12 @@ class Runner:
                 if end - begin > 1:
                     parts.extendleft(self._parts(begin, end))
                 elif child.answers == 0 and (error.is_by_limit or suspect == begin):
-                    # Guilty: a fresh process had nothing but this record, and broke a limit, or ended twice.
+                    # This record is the cause: a fresh process had only this record, and exceeded a limit, or ended
+                    # twice.
                     results.append(f"{self._begin.shown_as}: {error}")
                     outcome = outcome._replace(failures=outcome.failures + 1)
                 else:
-                    # What earlier records left behind may be the reason, or a signal from outside: once more.
+                    # The cause may be the effects of earlier records, or an external signal: try once more.
                     suspect = begin if child.answers == 0 else -1
                     parts.appendleft((begin, end))
                 continue
@@ -132,12 +134,12 @@ class Runner:
     def _parts(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Return smaller parts of a part on which the process ended, the last one first."""
         if self._begin.by_batch:
-            # Also when the batch was merely large for the limit; so the next ones begin smaller.
+            # The batch may only have been too large for the limit; so the next ones begin smaller.
             self._rows_max = max(1, (end - begin) // 2)
             middle = (begin + end) // 2
             return [(middle, end), (begin, middle)]
-        # Every end costs up to the limit and a start: record by record there is one more of them for each guilty
-        # record, by halves there would be up to eight.
+        # Every end costs up to the limit and a start: record by record there is one more for each failing record, by
+        # halves there would be up to eight.
         return [(i, i + 1) for i in reversed(range(begin, end))]
 
     async def _ready(self, state: Callable[[], dict[str, Any]], changes: Mapping[str, Any]) -> Child:

@@ -1,4 +1,4 @@
-"""Copies of the user's files, so that a version runs from the same bytes until the next one has proved itself."""
+"""Copies of the user's files, so that a version runs from the same bytes until the next one has passed its trial."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 BYTES_MAX = 512 << 20
-"""Most that the code and its files, such as a model, may have together."""
+"""Maximum size of the code and its files, such as a model, together."""
 HASH_CHARACTERS = 12
 PREFIX = "weft-function-"
 MARK = "WEFT_FUNCTION_FOLDER"
-"""Variable of the process that runs a version and of all that it starts: its folder."""
+"""Environment variable with the folder, in the process that runs a version and all of its children."""
 LOCK = "lock"
 
 
 class FilesSnapshot(NamedTuple):
-    """The files as they were at one moment."""
+    """The files at one moment."""
 
     version: str
-    """Beginning of the SHA-256 of names and contents."""
+    """Prefix of the SHA-256 of names and contents."""
     folder: str
 
 
@@ -42,7 +42,7 @@ class Snapshots:
         self._count = 0
 
     async def take(self) -> FilesSnapshot:
-        """Return a copy of the files as they are now.
+        """Return a copy of the present files.
 
         Raises:
             OSError: a file cannot be read or copied.
@@ -76,7 +76,7 @@ class Snapshots:
         return FilesSnapshot(digest.hexdigest()[:HASH_CHARACTERS], folder)
 
     async def drop(self, snapshot: FilesSnapshot) -> None:
-        """Remove a copy that nothing runs from any more."""
+        """Remove a copy that is no longer in use."""
         await asyncio.to_thread(shutil.rmtree, snapshot.folder, ignore_errors=True)
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class Snapshots:
 
 
 def _new_folder() -> tuple[str, int]:
-    """Return a new folder, and the lock that says that it is in use."""
+    """Return a new folder, and the lock that marks it as in use."""
     while True:
         folder = tempfile.mkdtemp(prefix=PREFIX)
         lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
@@ -101,10 +101,10 @@ def _new_folder() -> tuple[str, int]:
 
 
 def remove_left_folders() -> None:
-    """Remove folders of nodes that were killed, and end what the code in them has started and the kernel has not ended
-    with the node. A lock says which folders are in use, whatever the process ids."""
+    """Remove folders of killed nodes, and end processes of their code that the kernel has not ended with the node. A
+    lock marks folders in use, independent of process ids."""
     for folder in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
-        with contextlib.suppress(OSError):  # in use, or not ours
+        with contextlib.suppress(OSError):  # in use, or another user's
             lock = os.open(os.path.join(folder, LOCK), os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,8 +116,8 @@ def remove_left_folders() -> None:
 
 
 def _end_processes(folder: str) -> None:
-    """End the processes that have a folder in their environment, which processes inherit. Those of other users cannot
-    be read."""
+    """End the processes that have a folder in their environment, which child processes inherit. Other users'
+    environments cannot be read."""
     mark = f"{MARK}={folder}/".encode()
     for path in glob.glob("/proc/[0-9]*/environ"):
         with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:

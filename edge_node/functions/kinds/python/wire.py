@@ -9,15 +9,15 @@ import msgspec
 
 LENGTH = struct.Struct("<I")
 FRAME_BYTES_MAX = 64 << 20
-"""Longest frame. The node asks for less at a time, and a process that says more is ended."""
+"""Longest frame. The node requests less at a time, and a process that sends more is ended."""
 RECORD_BYTES_MAX = 16 << 20
-"""Longest record that a process is given."""
+"""Longest record that is sent to a process."""
 RESULT_BYTES_MAX = 1 << 20
-"""Most that one record may become, of a user's code."""
+"""Maximum size of a user's results for one record."""
 ANSWER_BYTES_ENOUGH = 4 << 20
-"""Size of an answer from which on the process sends it without handling the records that are left."""
+"""Size of an answer at which the process sends it without handling the remaining records."""
 LINES_MAX = 20
-"""Lines of ``ctx.log`` that go with one answer; the others are only counted."""
+"""Maximum number of ``ctx.log`` lines in one answer; further ones are only counted."""
 LINE_CHARACTERS_MAX = 500
 EXIT_NO_MEMORY = 75
 """Exit status of a process whose code needed more memory than it may have."""
@@ -27,7 +27,7 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     """First message to the process. It answers with ``Ready`` or ``Broken``."""
 
     file: str
-    """Path of the code, from the current folder on."""
+    """Path of the code, relative to the current folder."""
     shown_as: str
     """Name of the file for people."""
     function: str
@@ -39,11 +39,11 @@ class Begin(msgspec.Struct, array_like=True, tag=1):
     parent: int
     """Process id of the node."""
     result_bytes: int = RESULT_BYTES_MAX
-    """Most that one record may become."""
+    """Maximum size of the results of one record."""
 
 
 class Put(msgspec.Struct, array_like=True, tag=2):
-    """The whole state, in place of what the process has. It has no answer."""
+    """The whole state, which replaces that of the process. It has no answer."""
 
     state: dict[str, Any]
 
@@ -52,7 +52,7 @@ class Record(msgspec.Struct, array_like=True):
     """A record to handle."""
 
     time: int
-    """Time at which the node took it in, ns since 1970."""
+    """Time at which the node received it, ns since 1970."""
     key: bytes
     levels: dict[str, str]
     input: str
@@ -67,7 +67,7 @@ class Ask(msgspec.Struct, array_like=True, tag=3):
 
 
 class Asked(msgspec.Struct, array_like=True, tag=3):
-    """``Ask`` as the process reads it."""
+    """``Ask`` in the form that the process decodes."""
 
     records: list[Record]
 
@@ -83,7 +83,7 @@ class Broken(msgspec.Struct, array_like=True, tag=5):
 
 
 Result = list[dict[str, Any]] | str | None
-"""Result of a record: the values of new records, the reason why it failed, or None when it was left out."""
+"""Result of a record: the values of new records, the reason why it failed, or None when it was dropped."""
 
 
 class Answer(msgspec.Struct, array_like=True, tag=6):
@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, array_like=True, tag=6):
 
     results: list[Result]
     state: dict[str, Any]
-    """Changes of the state; None for what was deleted."""
+    """Changes of the state; None for deleted keys."""
     lines: list[str]
     lines_left_out: int
     failed: str = ""
@@ -99,7 +99,7 @@ class Answer(msgspec.Struct, array_like=True, tag=6):
 
 
 class Answering(msgspec.Struct, array_like=True, tag=6):
-    """``Answer`` as the process writes it: its parts are encoded already."""
+    """``Answer`` in the form that the process writes: its parts are encoded already."""
 
     results: list[msgspec.Raw]
     state: dict[str, msgspec.Raw | None]

@@ -1,6 +1,6 @@
 """Program of the process that runs a user's code: ``python -I -m weft.edge_node.functions.kinds.python.worker``.
 
-It imports little, so that it starts fast: of the project, only what its messages need.
+It imports little, so that it starts fast: from the project, only the modules that its messages need.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ if __name__ == "__main__":
         status = EXIT_NO_MEMORY
     except (OSError, msgspec.MsgspecError, KeyboardInterrupt):
         status = 1  # the pipe is gone: the node has ended, or the code has closed the pipe
-    # At once: threads that the code started may run on on, and exit handlers of the code serve no purpose now.
+    # At once: threads of the code may still run, and its exit handlers serve no purpose now.
     os._exit(status)

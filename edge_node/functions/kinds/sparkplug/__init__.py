@@ -1,5 +1,5 @@
-"""``sparkplug``: messages of Sparkplug B as an edge node's log has them, as a host application understands them.
+"""``sparkplug``: stored messages of Sparkplug B, interpreted as a host application does.
 
-``nodes`` remembers births and follows sequences, ``rows`` makes rows, ``function`` joins them, ``host`` says that this
-node is a host application.
+``nodes`` remembers births and follows sequences, ``rows`` makes rows, ``function`` joins them, ``host`` announces this
+node as a host application.
 """

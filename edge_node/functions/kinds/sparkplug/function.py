@@ -1,4 +1,4 @@
-"""The function ``sparkplug``: messages of edge nodes as a host application understands them."""
+"""The function ``sparkplug``: messages of edge nodes, interpreted as a host application does."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from weft.edge_node.functions.payloads import PayloadError
 SOURCE_BYTES_MAX = 512
 """Longest name of an edge node or device with its group. It is part of every key, and of a header."""
 CERTIFICATES = b"$sparkplug/certificates/"
-"""Before the topic of a birth that is kept for later subscribers (Sparkplug 3.0, section 10.1: aware MQTT servers)."""
+"""Prefix of the topic of a birth that is retained for later subscribers (Sparkplug 3.0, section 10.1: aware MQTT
+servers)."""
 REBIRTH = "Node Control/Rebirth"
-"""Metric by which an edge node is asked for its births."""
+"""Metric that requests an edge node's births."""
 _STATES = (b"spBv1.0/STATE/", b"STATE/")
 
 
@@ -28,7 +29,7 @@ class SparkplugFunction(Function):
     """Rows of the metrics of Sparkplug B, with their names, datatypes and quality (docs/functions/sparkplug.md).
 
     Guarantee: a metric has the name and datatype that the birth before it in the log gives it, or its message goes to
-    the errors. Where messages in between are missing, the rows say so until the next birth.
+    the errors. Where messages in between are missing, the rows are marked until the next birth.
 
     State: births and numbers of edge nodes, see ``EdgeNodes``.
     """
@@ -56,11 +57,11 @@ class SparkplugFunction(Function):
         return made
 
     def due(self) -> int | None:
-        """Return the time at which a missing message has had its time to come late."""
+        """Return the time until which a missing message may come late."""
         return self._nodes.due()
 
     def tick(self, time: int, out: Out) -> list[Row]:
-        """Ask edge nodes for their births."""
+        """Request edge nodes' births."""
         for node in self._nodes.take_due(time):
             if self._asks:
                 group, _, name = node.partition(b"/")
@@ -69,7 +70,7 @@ class SparkplugFunction(Function):
         return []
 
     def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
-        """Trust no birth from before: another one may be among what is missing."""
+        """Discard earlier births: another one may be among the missing messages."""
         self._nodes.lose_all()
 
     # --- inside
@@ -96,7 +97,7 @@ class SparkplugFunction(Function):
         try:
             return self._birth(row, topic, _numbered(row), out)
         except PayloadError:
-            # It may have given the aliases other names.
+            # It may have other names for the aliases.
             self._nodes.lose(topic)
             raise
 
@@ -119,7 +120,7 @@ class SparkplugFunction(Function):
         self._number(row, topic, message)
         known = self._nodes.definitions(topic)
         if not self._nodes.is_born(topic.node):
-            # What a device said at its birth holds no longer than that of its edge node.
+            # A device's birth is valid no longer than its edge node's.
             known = None
             self._nodes.want(topic.node, topic.node, row.time)
         elif known is None:
@@ -133,7 +134,7 @@ class SparkplugFunction(Function):
 
     def _death(self, row: Row, topic: SparkplugTopic, message: Any, out: Out) -> list[Row]:
         if topic.is_node:
-            # The will was written when its connection began: its time says nothing of the death.
+            # The will was written when its connection began: its time is not that of the death.
             ended, timestamp = self._nodes.node_died(topic, message), milliseconds(row)
             if ended is None:
                 out.drop(row, "the death of an earlier connection: its bdSeq is not that of the birth")
@@ -165,7 +166,7 @@ class SparkplugFunction(Function):
 
 
 def rebirth_request(time: int) -> bytes:
-    """Return the payload that asks an edge node for its births.
+    """Return the payload that requests an edge node's births.
 
     Args:
         time: ns since 1970.
@@ -181,7 +182,7 @@ def _numbered(row: Row) -> Any:
     """Return the message of a row.
 
     Raises:
-        PayloadError: it is not Sparkplug B, or its number is none.
+        PayloadError: it is not Sparkplug B, or its number is not valid.
     """
     message = parse(row.payload or b"")
     if message.seq >= NUMBERS:

@@ -1,9 +1,9 @@
-"""The node as a host application: ``STATE`` tells edge nodes that their data reach a log (Sparkplug 3.0, section 5).
+"""The node as a host application: ``STATE`` informs edge nodes that their data reach a log (Sparkplug 3.0, section 5).
 
-An edge node whose primary host this is sends its data while the host is online, and keeps them back otherwise. Here the
-broker and the host are one process, so nothing comes between them: who reaches the broker reaches the log. What others
-do by a will, going away with the broker does: after a crash, the message that says `online` is there again as soon as
-clients are, and what they publish is stored.
+An edge node whose primary host this is sends its data while the host is online, and holds them back otherwise. Here the
+broker and the host are one process: a client that reaches the broker reaches the log. No will is needed, since the host
+goes offline only with the broker: after a crash, the retained `online` message is available as soon as clients can
+connect, and their publishes are stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HostState(Part):
     name = "Sparkplug host"
 
     def __init__(self, host_id: str, publish: Alerts, wall_clock: Callable[[], int]) -> None:
-        """Say nothing yet.
+        """Publish nothing yet.
 
         Args:
             wall_clock: ns since 1970.
@@ -36,11 +36,11 @@ class HostState(Part):
         self._wall_clock = wall_clock
 
     def start(self) -> None:
-        """Say that the host is online."""
+        """Publish that the host is online."""
         self._say(online=True)
 
     async def close(self) -> None:
-        """Say that it goes offline."""
+        """Publish that the host goes offline."""
         self._say(online=False)
 
     def _say(self, *, online: bool) -> None:
@@ -50,5 +50,5 @@ class HostState(Part):
             self._publish.ready()
             self._publish(Alert(self._topic, payload, 1, now, retain=True))
         except LogError as error:
-            # The message is retained all the same; streams that keep `STATE` lack it.
+            # The message is retained in any case; streams with `STATE` lack it.
             logger.warning("%s: the log does not take it: %s", self._topic.decode(), error)

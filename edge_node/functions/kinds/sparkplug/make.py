@@ -1,4 +1,4 @@
-"""The function ``sparkplug``, made where a configuration has it: most nodes need not load protobuf, some 8 MB."""
+"""The function ``sparkplug``, created where a configuration has it: most nodes do not need protobuf, some 8 MB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge nodes of Sparkplug B as their messages tell of them: births, numbers, and which births have to be asked for."""
+"""State of Sparkplug B edge nodes from their messages: births, numbers, and births to request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from weft.edge_node.functions.payloads import PayloadError
 NUMBERS = 256
 """Numbers of an edge node's messages are 0 to 255, and begin again."""
 AHEAD_MAX = NUMBERS // 2
-"""A number that is further ahead than this is one from before."""
+"""A number that is further ahead than this counts as an earlier one."""
 UNBORN = -1
-"""In place of the next number of an edge node whose birth is not known."""
+"""Value for the next number of an edge node without a known birth."""
 NODE_METRICS_MAX = 20_000
-"""Most metrics of an edge node with its devices: its death makes a record of each at once, in a tenth of a second."""
+"""Maximum number of metrics of an edge node with its devices: its death makes a record of each at once, in a tenth of a
+second."""
 WANTED_MAX = 16
-"""Most births of one edge node that are noted as wanted: one request asks for all."""
+"""Maximum number of an edge node's births noted as wanted: one request is for all."""
 _SECOND = 1_000_000_000
 _NODE = b"\0"
-"""Before the name of an edge node, in the state: what is known of its numbers. No topic has a NUL."""
+"""Prefix of an edge node's name in the state, for its numbers. No topic has a NUL."""
 
 
 class Ended(NamedTuple):
@@ -38,33 +39,34 @@ class Ended(NamedTuple):
 
 
 class EdgeNode(msgspec.Struct, array_like=True):
-    """Numbers of an edge node, and what is missing of it."""
+    """Numbers of an edge node, with its missing messages and births."""
 
     bd_seq: int = NONE
     next_seq: int = UNBORN
     missing: list[int] = []
-    """Numbers that were passed over, and may come late."""
+    """Numbers that were skipped, and may come late."""
     wanted: list[bytes] = []
-    """The edge node and those of its devices that sent data which no birth explains."""
+    """The edge node and its devices, as far as they sent data without a known birth."""
     since: int = 0
-    """Time of the first message that showed any of this."""
+    """Time of the first message that revealed one of these."""
     asked: int = 0
     """Time of the last request for a birth; 0 for none."""
     is_doubtful: bool = False
-    """True from when a message is given up until the next birth: it may have been a birth, with other aliases."""
+    """True from the loss of a message until the next birth: it may have been a birth, with other aliases."""
 
     @property
     def is_troubled(self) -> bool:
-        """Return whether a birth is to be asked for if nothing comes late."""
+        """Return whether a birth must be requested if nothing comes late."""
         return bool(self.missing or self.wanted)
 
 
 class EdgeNodes:
     """Births and numbers of edge nodes, in the state of a function.
 
-    The state has, under ``GROUP/NODE`` and ``GROUP/NODE/DEVICE``, whether the birth holds, and name, alias and datatype
-    of each metric; under a NUL and ``GROUP/NODE`` an ``EdgeNode``. Births beyond ``sources_max``, ``metrics_max`` and
-    ``NODE_METRICS_MAX`` are refused, and of edge nodes without a birth at most ``sources_max`` are noted.
+    The state has, under ``GROUP/NODE`` and ``GROUP/NODE/DEVICE``, whether the birth is valid, and name, alias and
+    datatype of each metric; under a NUL and ``GROUP/NODE`` an ``EdgeNode``. Births beyond ``sources_max``,
+    ``metrics_max`` and ``NODE_METRICS_MAX`` are refused, and at most ``sources_max`` edge nodes without a birth are
+    noted.
     """
 
     def __init__(self, state: State, settings: Sparkplug) -> None:
@@ -77,13 +79,13 @@ class EdgeNodes:
         self._found: dict[bytes, EdgeNode] | None = None
         self._tables: dict[bytes, tuple[Any, Definitions]] = {}
         self._due: dict[bytes, int] = {}
-        """Edge node -> time at which it is to be asked, or forgotten."""
+        """Edge node -> time at which its birth is requested, or it is forgotten."""
         self._first_due: int | None = None
 
     # --- births and deaths
 
     def definitions(self, topic: SparkplugTopic) -> Definitions | None:
-        """Return the metrics of an edge node or device; None when no birth of it holds."""
+        """Return the metrics of an edge node or device; None without a valid birth."""
         entry = self._state.values.get(topic.source)
         if entry is None or not entry[0]:
             self._tables.pop(topic.source, None)
@@ -94,7 +96,7 @@ class EdgeNodes:
         return known[1]
 
     def is_born(self, node: bytes) -> bool:
-        """Return whether the birth of an edge node holds."""
+        """Return whether the birth of an edge node is valid."""
         known = self._nodes.get(node)
         return known is not None and known.next_seq != UNBORN
 
@@ -102,7 +104,7 @@ class EdgeNodes:
         """Remember the birth of an edge node; its devices have births of their own after it (section 6.4.6).
 
         Returns:
-            What a connection before has left, when this is another one and its death did not come.
+            Stale metrics of an earlier connection whose death did not come.
 
         Raises:
             PayloadError: a metric has no name, or the bounds do not allow more; nothing has changed then.
@@ -135,8 +137,8 @@ class EdgeNodes:
     def node_died(self, topic: SparkplugTopic, message: Any) -> list[Ended] | None:
         """Forget an edge node and its devices, and return them.
 
-        Its death is its will, which a broker may send when the node is back already. Of one whose ``bdSeq`` is not that
-        of the birth, None is returned, and nothing changes (section 6.4.20).
+        Its death is its will, which a broker may send when the node is back already. For a death whose ``bdSeq``
+        differs from the birth's, return None and change nothing (section 6.4.20).
         """
         known = self._nodes.get(topic.node)
         if known is None or topic.node not in self._state.values:
@@ -147,13 +149,13 @@ class EdgeNodes:
         for each in ended:
             self._forget(each.source)
         if known.asked:
-            self._put(topic.node, EdgeNode(asked=known.asked))  # until it may be asked again
+            self._put(topic.node, EdgeNode(asked=known.asked))  # until the next request is allowed
         else:
             self._drop(topic.node)
         return ended
 
     def device_died(self, topic: SparkplugTopic) -> list[Ended]:
-        """Forget a device, and return it; nothing when it is not known."""
+        """Forget a device, and return it; nothing when it is unknown."""
         entry = self._state.values.get(topic.source)
         if entry is None:
             return []
@@ -161,7 +163,7 @@ class EdgeNodes:
         return [Ended(topic.source, entry[1])]
 
     def lose(self, topic: SparkplugTopic) -> None:
-        """Trust the birth of an edge node or device no more: the latest one is not understood."""
+        """Discard the birth of an edge node or device: the latest one could not be parsed."""
         sources = [topic.source, *(self._devices(topic.node) if topic.is_node else ())]
         known = self._nodes.get(topic.node)
         if topic.is_node and known is not None:
@@ -170,7 +172,7 @@ class EdgeNodes:
             self._unborn(source)
 
     def lose_all(self) -> None:
-        """Trust no birth any more: messages are missing from the log, and others may have been among them."""
+        """Discard all births: messages are missing from the log, and other births may have been among them."""
         for node, known in list(self._nodes.items()):
             self._lose_count(node, known)
         for source in self._sources():
@@ -179,7 +181,7 @@ class EdgeNodes:
     # --- numbers
 
     def arrived(self, node: bytes, number: int, time: int) -> None:
-        """Take note of a message's number: the next one, a late one, or one that shows that others are missing."""
+        """Handle a message's number: the next one, a late one, or one that reveals missing ones."""
         known = self._nodes.get(node)
         if known is None or known.next_seq == UNBORN:
             return
@@ -192,18 +194,18 @@ class EdgeNodes:
                 known.since = known.since or time
             known.next_seq = (number + 1) % NUMBERS
         elif ahead <= AHEAD_MAX:
-            # Too much is missing to wait for it.
+            # Too many are missing to wait for them.
             known.missing, known.is_doubtful = [], True
             known.next_seq = (number + 1) % NUMBERS
         else:
-            # Repeated, or begun again without a birth, or with one that was lost.
+            # A repeat, or a restart without a birth, or with a lost one.
             known.is_doubtful = True
         if known.is_doubtful and not known.is_troubled:
             known.wanted, known.since = [node], time
         self._put(node, known)
 
     def want(self, node: bytes, source: bytes, time: int) -> None:
-        """Note that data of an edge node or device came which no birth explains."""
+        """Note that data of an edge node or device came without a known birth."""
         known = self._nodes.get(node)
         if known is None:
             if len(self._nodes) >= 2 * self._sources_max:
@@ -215,12 +217,12 @@ class EdgeNodes:
         self._put(node, known)
 
     def is_doubtful(self, node: bytes) -> bool:
-        """Return whether messages of an edge node are missing, so that its aliases may mean something else by now."""
+        """Return whether messages of an edge node are missing, so that its aliases may have other meanings by now."""
         known = self._nodes.get(node)
         return known is not None and known.next_seq != UNBORN and (known.is_doubtful or bool(known.missing))
 
     def due(self) -> int | None:
-        """Return the first time at which ``take_due`` has something to do."""
+        """Return the first time at which ``take_due`` has work."""
         if self._found is None:
             self._restore()
         if self._first_due is None and self._due:
@@ -228,12 +230,12 @@ class EdgeNodes:
         return self._first_due
 
     def take_due(self, time: int) -> list[bytes]:
-        """Return the edge nodes that are to be asked for their births by this time."""
+        """Return the edge nodes whose births must be requested by this time."""
         asked = []
         for _, node in sorted((due, node) for node, due in self._due.items() if due <= time):
             known = self._nodes[node]
             if not known.is_troubled:
-                # An edge node that never said its birth, or has died: there is nothing left to remember.
+                # An edge node that never sent its birth, or has died: there is nothing left to remember.
                 for source in self._devices(node):
                     self._forget(source)
                 self._drop(node)

@@ -13,14 +13,14 @@ from weft.edge_node.functions.kinds.sparkplug.nodes import Ended
 from weft.protocols.batch import HeaderPairs
 
 PREFIX = "sparkplug."
-"""Beginning of the names of headers that say where a row comes from."""
+"""Prefix of the headers with a row's origin."""
 ATTRIBUTES = "attributes"
-"""Field of a message's row with what its metrics say of themselves."""
+"""Field of a message's row with the attributes of its metrics."""
 _MS = 1_000_000
 
 
 class SparkplugSender(NamedTuple):
-    """Sender of a message, and what its rows have in common."""
+    """Sender of a message, and the common part of its rows."""
 
     key: bytes
     """``GROUP/NODE/DEVICE``; the device is empty for the edge node itself."""
@@ -36,9 +36,9 @@ def sender_of(
         source: ``GROUP/NODE`` or ``GROUP/NODE/DEVICE``.
         row: the message.
         kind: ``NDATA`` and so on.
-        number: that of the message; None without one.
-        doubtful: messages before it are missing.
-        stale: its metrics have no value any more.
+        number: number of the message; None without one.
+        doubtful: whether messages before it are missing.
+        stale: whether its metrics have no value any more.
     """
     group, node, device = [*source.decode(errors="replace").split("/"), ""][:3]
     headers: list[tuple[str, Any]] = [pair for pair in row.headers if not pair[0].startswith(PREFIX)]
@@ -77,7 +77,7 @@ class MetricRows:
             yield _made(row, _key(sender, reading.name), values, sender)
 
     def stale(self, ended: Ended, sender: SparkplugSender, row: Row, timestamp: int) -> Iterator[Row]:
-        """Yield the rows of an edge node or device that is not there any more."""
+        """Yield the rows of an edge node or device that is offline."""
         for name, _, datatype in ended.metrics:
             values: Values = {
                 "metric": name,
@@ -108,17 +108,17 @@ class MessageRows:
         yield _made(row, sender.key, values, sender)
 
     def stale(self, ended: Ended, sender: SparkplugSender, row: Row, timestamp: int) -> Iterator[Row]:  # noqa: ARG002
-        """Yield the row of an edge node or device that is not there any more."""
+        """Yield the row of an edge node or device that is offline."""
         yield _made(row, sender.key, {"timestamp": timestamp}, sender)
 
 
 def milliseconds(row: Row) -> int:
-    """Return the time at which the node took a message in, in milliseconds since 1970."""
+    """Return the time at which the node received a message, in milliseconds since 1970."""
     return row.time // _MS
 
 
 def _said(reading: Reading, sent: int | None) -> Values:
-    """Return what a metric says of itself, as far as it is not what all of the message's metrics are."""
+    """Return the attributes of a metric that differ from the message's defaults."""
     said: Values = {}
     if reading.timestamp != sent:
         said["timestamp"] = reading.timestamp
@@ -140,5 +140,5 @@ def _key(sender: SparkplugSender, name: str) -> bytes:
 
 
 def _made(row: Row, key: bytes, values: Values, sender: SparkplugSender) -> Row:
-    # Number and stream stay those of the message: they give the row its place among the errors.
+    # Number and stream remain the message's: they decide the row's place among the errors.
     return Row(row.time, key, None, values, sender.headers, row.seq, row.input)
