@@ -14,7 +14,7 @@ class FunctionCounters(msgspec.Struct):
     """Figures of one derived stream since the node started."""
 
     rows_in: int = 0
-    """Rows of the inputs that the functions have seen. Rows that are read again after a failure count again."""
+    """Rows of the inputs that the functions have seen. Rows read again after a failure count again."""
     rows_out: int = 0
     """Rows that were written to the stream itself."""
     rows_rejected: int = 0
@@ -25,12 +25,12 @@ class FunctionCounters(msgspec.Struct):
     gaps: int = 0
     """Stretches of missing records between the rows."""
     bytes_in: int = 0
-    """Payload bytes of the rows that came in."""
+    """Payload bytes of the rows read."""
     bytes_out: int = 0
     """Payload bytes that were written to the stream itself."""
     steps: int = 0
     failures: int = 0
-    """Times that the functions were made again because of an error."""
+    """Number of times that the functions were created again because of an error."""
     lag: int = 0
     """Records of the inputs that the functions have not seen."""
     until: int = 0
@@ -39,18 +39,18 @@ class FunctionCounters(msgspec.Struct):
     """Bytes of the last copy of the states and of the changes since, in the log."""
     version: str = ""
     trouble: str = ""
-    """Line about what keeps them from going on; empty when all is well."""
+    """Line about a problem that stops them; empty when there is none."""
     refused: str = ""
-    """Line about newer settings or files that they do not work by; empty when all is well."""
+    """Line about newer settings or files that are not in use; empty when there are none."""
     warning: str = ""
-    """Line about rows that they reject; empty where those are few."""
+    """Line about rejected rows; empty where they are few."""
 
 
 class FunctionFacts(TypedDict):
     """Facts about the functions of a stream, since the node started."""
 
     version: str
-    """Name of what runs, as ``_origin`` of its rows has it."""
+    """Name of the running version, as in ``_origin`` of its rows."""
     rows_in: int
     rows_out: int
     rows_rejected: int
@@ -61,17 +61,17 @@ class FunctionFacts(TypedDict):
     bytes_in: int
     bytes_out: int
     failures: int
-    """Times that they started again after an error."""
+    """Number of times that they restarted after an error."""
     lag_records: int
     lag_seconds: float
-    """Age of the moment up to which the stream has all that will come; 0 before the first."""
+    """Age of the time up to which the stream is complete; 0 before the first."""
     state_bytes: int
     trouble: str
-    """Sentence about what keeps them from going on; empty when all is well."""
+    """Sentence about a problem that stops them; empty when there is none."""
     refused: str
-    """Sentence about newer settings or files that they do not work by; empty when all is well."""
+    """Sentence about newer settings or files that are not in use; empty when there are none."""
     warning: str
-    """Sentence about rows that they reject; empty where those are less than one in a hundred."""
+    """Sentence about rejected rows; empty where they are less than one in a hundred."""
 
 
 def function_facts(counters: FunctionCounters, now: int) -> FunctionFacts:

@@ -22,13 +22,13 @@ from weft.edge_node.functions.runtime.versions import RETRY_S, RETRY_S_MAX, Vers
 from weft.storage.segment_log import LogFailed, LogFull
 
 SLICE = 256
-"""Most rows that are handled in one go."""
+"""Maximum number of rows handled at once."""
 TURN_S = 0.002
-"""Time after which everything else of the node has its turn, s."""
+"""Time after which other work of the node has its turn, s."""
 STEP_ROWS_MAX = 20_000
-"""Rows after which a step is written, whether anything came out or not."""
+"""Rows after which a step is written, with or without output."""
 STEP_S = 1.0
-"""Time for which rows of which nothing came out may wait for their step, s. After a crash they are read again."""
+"""Longest wait of rows without output for their step, s. After a crash they are read again."""
 _PAYLOAD = attrgetter("payload")
 
 logger = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class Derived:
         environment: Environment,
         remembered: Remembered,
     ) -> None:
-        """Go on where the log ends. Its marks are held from now on.
+        """Resume at the end of the log's steps. The stream's marks are held from now on.
 
         Args:
-            remembered: positions and states that the log has; a new one for a stream that was not there before.
+            remembered: positions and states in the log; empty for a new stream.
         """
         self.counters = FunctionCounters()
         self._name = version.name
@@ -61,9 +61,9 @@ class Derived:
         self._rows = 0
         """Rows since the last step."""
         self._since = 0.0
-        """Time of the first of them, by the clock."""
+        """Time of the first of these rows, by the clock."""
         self._is_stale = False
-        """True when the memory of the functions is not to be trusted."""
+        """True when the memory of the functions is not reliable."""
         self._failing_rows = FailingRows()
         self._rejections = Rejections(self._name, self.counters, environment.clock)
         self._writer = StepWriter(self._name, streams, environment, self.counters)
@@ -71,12 +71,12 @@ class Derived:
 
     def start(self) -> None:
         """Begin to work."""
-        # The log does not remember over a restart what may go; a stream without new records would keep its old ones.
+        # A restart loses the log's list of releasable records; a stream without new records would keep its old ones.
         self._writer.tell_read(Positions(self._inputs.positions()))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop. What is not in a step is done again at the next start."""
+        """Stop. The next start repeats work that is not in a step."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -85,20 +85,20 @@ class Derived:
             await self._chain.close()
 
     def change(self, version: Version) -> None:
-        """Go on with another version of the functions after the present step; back to this one if that fails at once.
-        States of functions whose settings are the same go on."""
+        """Switch to another version of the functions after the present step, and back to this one if that fails at
+        once. States of functions with equal settings are kept."""
         self._versions.want(version)
 
     def has_streams(self, inputs: Sequence[str], others: Sequence[str]) -> bool:
-        """Return whether it reads and writes these streams."""
+        """Return whether the stream's inputs and outputs are these."""
         return tuple(inputs) == tuple(self._streams.inputs) and tuple(others) == tuple(self._streams.others)
 
     def positions(self) -> dict[str, int]:
-        """Return the number of the first record of each input that it has not read."""
+        """Return the number of the first unread record of each input."""
         return self._inputs.positions()
 
     def appended(self, streams: frozenset[int]) -> None:
-        """Look at the inputs if one of them has more."""
+        """Wake up if one of the inputs has more records."""
         if not streams.isdisjoint(self._streams.inputs.values()):
             self._wake.set()
 
@@ -115,7 +115,7 @@ class Derived:
             environment.pages,
             inputs,
             {
-                # A stream that is new to the functions is read from the first record that the log has.
+                # A new input is read from the log's first record.
                 name: (self._first(inputs[name]) if seq is None else seq, positions.times.get(name, 0))
                 for name, seq in found.items()
             },
@@ -151,14 +151,14 @@ class Derived:
                 self._is_stale = bool(self._rows)
                 self._trouble(str(error))
                 if self._chain is None and self._versions.skip():
-                    continue  # what cannot work is not what is wanted any more
+                    continue  # the failed version is no longer the wanted one
             except LogFull as error:
                 self._trouble(f"waits for room in the log: {error}")
             except OSError as error:
                 self._is_stale = True
                 self._trouble(f"cannot read the log ({error})")
             except Exception as error:
-                # A fault of a function. Its memory may be half changed: begin again with what is durable.
+                # A fault of a function. Its memory may be half changed: begin again with the durable state.
                 self._is_stale = True
                 self.counters.failures += 1
                 if not self._versions.go_back(error):
@@ -169,7 +169,7 @@ class Derived:
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait after an error; not for longer than the functions stay the same."""
+        """Wait after an error, at most until the functions change."""
         self._versions.changed.clear()
         pauses = {
             asyncio.ensure_future(self._environment.sleep(wait_s)),
@@ -189,7 +189,7 @@ class Derived:
         try:
             await chain.prepare()
         except BaseException:
-            await chain.close()  # a function before the one that failed may have started a process
+            await chain.close()  # a function before the failed one may have started a process
             raise
         self._chain, self._states = chain, {}
         if self._losses.of:
@@ -207,7 +207,7 @@ class Derived:
         self._is_stale = False
 
     async def _switched(self, chain: Chain) -> Chain:
-        """Return the functions of another version, with the states of these, once one is wanted and ready."""
+        """Return the functions of the wanted version, with the present states, once they are ready."""
         new = await self._versions.next_chain()
         if new is None:
             return chain
@@ -265,7 +265,8 @@ class Derived:
             self._since = self._environment.clock()
         self._rows += 1
         if isinstance(piece, Gap) and piece.first == piece.end:
-            # The clock was set back. Time goes on with the next row, or no window would close until it is there again.
+            # The clock was set back. Time continues with the next row; otherwise no window would close until the clock
+            # catches up.
             self._tick = 0
             return
         if isinstance(piece, Gap):
@@ -283,11 +284,11 @@ class Derived:
         self._failing_rows.handled()
 
     async def _pass_time(self, chain: Chain, until: int) -> None:
-        """Have every tick up to a time come, of those at which something is due."""
+        """Run every due tick up to a time."""
         last = until // SECOND * SECOND
         if last <= self._tick:
-            # A row that is older than the last tick may make something due in the past. It waits for the next tick:
-            # one between two rows of a second would depend on how they were cut into pages.
+            # A row that is older than the last tick may cause a deadline in the past. It waits for the next tick: a
+            # tick between two rows of a second would depend on the division into pages.
             return
         clock = self._environment.clock
         end = clock() + TURN_S
@@ -304,9 +305,9 @@ class Derived:
         self._tick = last
 
     async def _wait(self) -> None:
-        """Wait for more of the inputs, and look at the time now and then."""
+        """Wait for more records of the inputs, and check the time at intervals."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STEP_S):  # ``wait_for`` may swallow that the task is cancelled (Python 3.11)
+            async with asyncio.timeout(STEP_S):  # ``wait_for`` may swallow a cancellation (Python 3.11)
                 await self._wake.wait()
 
     # --- steps
@@ -315,11 +316,11 @@ class Derived:
         """Write everything since the last step.
 
         Raises:
-            LogFull, LogFailed: it is not written. It is kept, and tried again.
+            LogFull, LogFailed: the step is not written. It is kept, and tried again.
         """
         outputs, self._outputs = self._outputs, self._no_outputs()
         inputs, hold = self._inputs, self._hold_of(chain)
-        # Inputs of earlier settings may come back: their rows are not to be read twice.
+        # Inputs of earlier settings may return: their rows must not be read twice.
         begun = self._begun_from
         positions = Positions(
             {**begun.inputs, **inputs.positions()}, self._tick, {**begun.times, **inputs.times()}, hold,
@@ -338,7 +339,7 @@ class Derived:
         return ReplayOutputs() if self._versions.present.replayed else Outputs()
 
     def _hold_of(self, chain: Chain) -> int:
-        """Return the time from which on more rows may come out."""
+        """Return the time from which on more rows may be emitted."""
         until, held, settled = self._tick + 1, chain.oldest(), self._inputs.settled()
         if held is not None:
             until = min(until, held)
@@ -348,16 +349,16 @@ class Derived:
 class FailingRows:
     """Finder of the rows that functions fail on.
 
-    After a failure the rows are given one by one. The row that they fail on then is rejected at the next try.
+    After a failure the functions get the rows one by one. The row on which they fail then is rejected at the next try.
     """
 
     def __init__(self) -> None:
         """Suspect nothing."""
         self.is_searching = False
-        """True while rows have to be given one by one."""
+        """True while the functions get rows one by one."""
         self._alone: Row | None = None
         self._found: dict[tuple[str, int], str] = {}
-        """(input, number) -> how the functions failed."""
+        """(input, number) -> description of the failure."""
 
     def failed(self, error: Exception) -> None:
         """Note that the functions failed."""
@@ -366,7 +367,7 @@ class FailingRows:
         self._alone, self.is_searching = None, True
 
     def bearable(self, rows: list[Row], out: Out) -> list[Row]:
-        """Return the rows that may be given to the functions, and reject the one of them that may not."""
+        """Return the rows for the functions, and reject the one on which they failed."""
         for row in rows:
             reason = self._found.get((row.input, row.seq))
             if reason is not None:
@@ -380,6 +381,6 @@ class FailingRows:
         self._alone = None
 
     def written(self, positions: Mapping[str, int]) -> None:
-        """Forget what a step has left behind; ``positions`` are those of the inputs."""
+        """Forget rows that a step has passed, by the inputs' positions."""
         self._found = {(name, seq): how for (name, seq), how in self._found.items() if seq >= positions.get(name, 0)}
         self.is_searching = bool(self._found)

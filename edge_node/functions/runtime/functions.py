@@ -19,14 +19,14 @@ from weft.protocols.ranges import RangeSet
 from weft.storage.segment_log import LogFull, SegmentLog
 
 READS_MAX = 2
-"""Pages that functions read from the disk at one time."""
+"""Maximum number of concurrent reads of pages from the disk."""
 
 
 class Functions:
     """The derived streams of a node. Event loop's thread only.
 
-    Make it before links start: from then on the marks of derived streams are held at what the log knows of them. It
-    reads the states from the log, which blocks.
+    Make it before links start: from then on the marks of derived streams are held at their state in the log. It reads
+    the states from the log, which blocks.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Functions:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Go on where the log ends.
+        """Resume at the end of the log's steps.
 
         Args:
             alerts: publishes to local subscribers and to the streams of a topic.
-            released: told (derived stream, input, numbers) of records that functions do not need any more.
+            released: called with (derived stream, input, numbers) for records that functions no longer need.
             turn: returns when the node has time for more.
             wall_clock: ns since 1970.
-            clock: seconds, never set.
-            sleep: waits for some seconds, before something that failed is tried again.
+            clock: monotonic seconds.
+            sleep: waits for some seconds, before a retry.
 
         Raises:
             OSError, LogFailed: the states cannot be read.
@@ -70,7 +70,7 @@ class Functions:
         self._one_replay_at_a_time = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._written: set[str] = set()
-        """Names of the streams that functions write. Derived streams look at it while it changes."""
+        """Names of the streams that functions write. Derived streams share this set, which changes."""
         self._want({definition.name: definition for definition in definitions})
         for name, definition in self._wanted.items():
             self._running[name] = self._made(definition, reader.of(name))
@@ -88,7 +88,7 @@ class Functions:
             derived.start()
 
     async def close(self) -> None:
-        """Stop all functions. What is not durable of their work is done again at the next start."""
+        """Stop all functions. The next start repeats work that is not durable."""
         self._unlisten()
         if self._changes is not None:
             self._changes.cancel()
@@ -101,8 +101,8 @@ class Functions:
         return {name: derived.counters for name, derived in self._running.items()}
 
     def change(self, definitions: Iterable[Definition]) -> None:
-        """Have other derived streams from now on. Those that stay go on in the middle of what they do, with other
-        functions after their present step; they go back to the former ones if the new ones fail on their first rows.
+        """Replace the derived streams. Remaining ones continue, and switch to changed functions after their present
+        step; they return to the former functions if the new ones fail on their first rows.
 
         Raises:
             ValueError: functions cannot work with their settings. Nothing has changed.
@@ -110,9 +110,9 @@ class Functions:
         wanted = {definition.name: definition for definition in definitions}
         for name, definition in wanted.items():
             if not definition.works_like(self._wanted.get(name)):
-                definition.make_chain()  # says now whether it can be made
+                definition.make_chain()  # raises now if it cannot be created
         for name, definition in wanted.items():
-            # From now on: links may tell of marks before the functions run.
+            # From now on: links may send marks before the functions run.
             self._environment.mark_holds.hold_also(name, self._streams(definition).outputs)
         self._want(wanted)
         if self._changes is None or self._changes.done():
@@ -121,15 +121,15 @@ class Functions:
     # --- replays
 
     async def replay(self, replayed: str, into: str) -> ReplayProgress:
-        """Compute a derived stream again, from all that the log has of its inputs, into another stream.
+        """Compute a derived stream again, from all records of its inputs in the log, into another stream.
 
-        The same records get the same numbers whenever that is done; where it was done in part, or records have come
-        since, it goes on. What functions route to other streams, and alerts, are left out.
+        The same records get the same numbers each time; a partial replay, or one with new records since, is continued.
+        Rows for other streams and alerts are left out.
 
         Raises:
-            ReplayRefused: says why.
+            ReplayRefused: the replay is not possible; the message has the reason.
         """
-        # What is known of an earlier replay stands among the states of all streams, which may take a second to read.
+        # The state of an earlier replay is among those of all streams, which may take a second to read.
         async with self._one_replay_at_a_time:
             remembered = await asyncio.to_thread(self._read_states, into)
             return self._replay(replayed, into, remembered)
@@ -156,10 +156,10 @@ class Functions:
         return self._replays[into].progress()
 
     def replay_progress(self, into: str) -> ReplayProgress:
-        """Return how far a replay is that was asked for since the node started.
+        """Return the progress of a replay that was started in this run of the node.
 
         Raises:
-            ReplayRefused: there is none.
+            ReplayRefused: there is no such replay.
         """
         if into not in self._replays:
             raise ReplayRefused(f"nothing is replayed into {into}")
@@ -189,7 +189,7 @@ class Functions:
             self._written.update((each.name, errors_stream(each.name), *each.others))
 
     async def _change(self) -> None:
-        """Make what runs what is wanted, which may change meanwhile."""
+        """Start and stop streams until the wanted ones run; the wish may change meanwhile."""
         done: dict[str, Definition] | None = None
         while done is not self._wanted:
             done = self._wanted
@@ -203,7 +203,7 @@ class Functions:
                 else:
                     derived.change(version_of(definition))
             for name in done.keys() - self._running.keys():
-                # What was written before counts, whether it was durable already or not.
+                # Earlier writes count, durable or not.
                 await self._log.durable()
                 remembered = await asyncio.to_thread(self._read_states, name)
                 self._environment.mark_holds.keep_only(name, self._streams(done[name]).outputs)
@@ -211,12 +211,12 @@ class Functions:
                 self._running[name].start()
 
     def _forget(self, seqs: list[int]) -> None:
-        """Let records of states go. The log does not remember over a restart which of them may."""
+        """Release records of states. A restart loses the log's list of them."""
         if seqs:
             self._log.release(self._states, RangeSet([(seq, seq + 1) for seq in seqs]))
 
     def _bury(self, name: str, left: Remembered) -> None:
-        """Keep only the positions of a stream that has no functions any more."""
+        """Keep only the positions of a stream without functions."""
         if len(left.seqs) < 2 and not left.states:
             return
         key, value = tombstone(name, left)

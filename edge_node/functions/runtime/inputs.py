@@ -16,33 +16,33 @@ from weft.storage.segment_log import PageReader, SegmentLog
 from weft.storage.segment_log.state.gaps import reason_name
 
 PAGE_BYTES = 256 << 10
-"""Encoded bytes of a page, as those of links are: a millisecond or two of work for functions is part of it."""
+"""Encoded bytes of a page, as for links: a millisecond or two of work for functions is part of it."""
 Event = Row | Gap
-"""A gap without numbers stands where the clock was set back: the row after it is older than the one before."""
+"""A gap without numbers marks a clock that was set back: the row after it is older than the one before."""
 BACK_NS = 60_000_000_000
-"""Time by which a row is older than the one before it, of an input in order, when the clock was set back. Clocks that
-are corrected by less are waited for."""
+"""Age difference to the row before from which on, in an ordered input, the clock counts as set back. For smaller
+corrections the input waits."""
 _TIME = attrgetter("time")
 
 
 class _Input:
-    """One input: what was read of it and not handed out."""
+    """One input, with the events that were read and not returned yet."""
 
     def __init__(self, name: str, stream: int, seq: int, last_time: int) -> None:
         self.name = name
         self.stream = stream
         self.read_to = seq
-        """Number of the first record that was not read."""
+        """Number of the first unread record."""
         self.events: deque[tuple[int, Event]] = deque()
         """Each with its place in time: the time of the row, or of the latest before it when that is later."""
         self.last_time = last_time
-        """Latest time of a row that was read; 0 for none."""
+        """Latest time of the rows read; 0 for none."""
         self.settled = 0
-        """Time up to which marks have said that every row was handed out."""
+        """Time up to which, by the marks, every row was returned."""
 
     @property
     def seq(self) -> int:
-        """Return the number of the first record that was not handed out."""
+        """Return the number of the first record that was not returned."""
         if not self.events:
             return self.read_to
         _, first = self.events[0]
@@ -50,13 +50,13 @@ class _Input:
 
 
 class Inputs:
-    """The inputs of one derived stream. What it hands out is the same whenever it is asked, however pages are cut.
+    """The inputs of one derived stream, as one sequence that is the same at any time and for any division into pages.
 
-    Rows of one input come in their order. Of several inputs the row with the least time comes first, at the same time
-    that of the input that is named first; so a row waits until nothing older can come from the others.
+    Rows of one input come in their order. Among several inputs the row with the least time comes first, at equal times
+    the row of the input named first; so a row waits until nothing older can come from the others.
 
-    What functions wrote is not always in the order of time: a row that was held back comes after later ones of other
-    keys. Such a row has its place with the latest before it, so that the merged order depends on nothing else.
+    Streams of functions are not always in the order of time: a row that was held back follows later ones of other keys.
+    Such a row is placed at the time of the latest before it, so that the merged order depends on nothing else.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Inputs:
         *,
         unordered: Collection[str] = (),
     ) -> None:
-        """Go on at some positions.
+        """Resume at some positions.
 
         Args:
             streams: name -> number, in the order in which the configuration names them.
-            positions: name -> (first record to hand out, latest time of a row before it or 0).
+            positions: name -> (first record to return, latest time of a row before it or 0).
             wall_clock: ns since 1970.
             unordered: names of the inputs whose rows may have times before those of earlier ones.
         """
@@ -84,22 +84,22 @@ class Inputs:
         self._inputs = [_Input(name, stream, *positions[name]) for name, stream in streams.items()]
 
     def positions(self) -> dict[str, int]:
-        """Return the number of the first record of each input that was not handed out."""
+        """Return the number of the first record of each input that was not returned."""
         return {each.name: each.seq for each in self._inputs}
 
     def lag(self) -> int:
-        """Return how many numbers that are durable were not handed out."""
+        """Return the number of durable records that were not returned."""
         return sum(self._log.durable_end(each.stream) - each.seq for each in self._inputs)
 
     async def read(self) -> list[Event]:
-        """Return the next rows and gaps, some at a time; none when nothing more can be said now.
+        """Return the next rows and gaps, some at a time; none when the order of the next is not decided yet.
 
         Raises:
             OSError, LogFailed: as ``PageReader.read``.
         """
         if len(self._inputs) == 1:
             (only,) = self._inputs
-            # Without another input nothing has to be put in order, so nothing waits.
+            # A single input needs no ordering, so nothing waits.
             return await self._fill(only) if only.read_to < self._log.durable_end(only.stream) else []
         while True:
             slowest = min(self._inputs, key=self._known_until)
@@ -119,19 +119,17 @@ class Inputs:
                 slowest.events.append((place, event))
 
     def times(self) -> dict[str, int]:
-        """Return the latest time of a row of each input that was handed out. For inputs of which all was."""
+        """Return the latest time of the returned rows of each input, for inputs without remaining rows."""
         return {each.name: _time_before(*each.events[0]) if each.events else each.last_time for each in self._inputs}
 
     def until(self) -> int:
-        """Return the time up to which ticks may come: no row that is yet to be handed out has its place before."""
+        """Return the time up to which ticks may come: no row that is yet to be returned has an earlier place."""
         return min(self._known_until(each) if not each.events else each.events[0][0] - 1 for each in self._inputs)
 
     def settled(self) -> int | None:
-        """Return the time up to which every row of the unordered inputs was handed out; None without such inputs.
-
-        What is read of them says nothing of it: a later row may be older. Their marks do, and lag behind ``until``.
-        """
+        """Return the time up to which every row of the unordered inputs was returned; None without such inputs."""
         unordered = [each for each in self._inputs if each.name in self._unordered]
+        # By their marks, which lag behind ``until``: the rows read so far prove nothing, as a later row may be older.
         for each in unordered:
             time, seq = self._log.mark(each.stream, self._wall_clock())
             if seq <= each.seq:
@@ -159,11 +157,11 @@ class Inputs:
         return found
 
     def _known_until(self, each: _Input) -> int:
-        """Return the time up to which no row has its place that is yet to be read."""
+        """Return the time before which no unread row can have its place."""
         if each.read_to < self._log.durable_end(each.stream):
             return each.last_time - 1
         time, seq = self._log.mark(each.stream, self._wall_clock())
-        # Less one: the next record may be taken in at this very time, if the clock is coarse.
+        # Less one: with a coarse clock the next record may have this same time.
         return (max(time, each.last_time) if seq <= each.read_to else each.last_time) - 1
 
     def _merged(self, until: int) -> list[Event]:
@@ -179,8 +177,8 @@ class Inputs:
 
 
 def _add_with_steps(found: list[Event], name: str, rows: list[Row], last: int) -> int:
-    """Add rows, with a gap without numbers before each for which the clock was set back. Return the time of the latest
-    since then; ``last`` is that of the latest before the rows."""
+    """Add rows, with a gap without numbers before each for which the clock was set back. Return the latest time since
+    then; ``last`` is the latest before the rows."""
     if min(map(_TIME, rows)) > max(last, rows[0].time) - BACK_NS // 2:
         found += rows
         return max(last, rows[-1].time)

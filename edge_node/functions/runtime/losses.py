@@ -1,4 +1,4 @@
-"""Losses of what functions know, by damage of the disk: nothing that looks right and is not comes of them."""
+"""Losses of functions' states by damage of the disk: they must not lead to wrong results that look right."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ REASON = GapReason.CORRUPTION.name.lower()
 
 
 class Losses(NamedTuple):
-    """Losses that the outputs tell of before the next row."""
+    """Losses that the outputs report before the next row."""
 
     of: list[Loss]
     forgets: bool = False
-    """True where the latest records are lost: how far the functions were is not known, so they go on with the next
-    record, and with nothing in their memory. What lies between is named, and can be had by a replay."""
+    """True where the latest records are lost: the functions' positions are unknown, so they resume at the next record,
+    with empty memory. The records between are reported, and a replay can compute them."""
 
 
 def losses_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, now: int) -> Losses:
-    """Return what was lost of a derived stream. Where that is its latest records, bring its positions to the end.
+    """Return the losses of a derived stream. Where the latest records are lost, move its positions to the end.
 
-    It has written outputs that no record tells of: to read the same rows again would put them out twice.
+    It has written outputs without a record of them: reading the same rows again would emit them twice.
 
     Args:
         now: ns since 1970.
@@ -47,17 +47,17 @@ def losses_of(log: SegmentLog, streams: StreamNumbers, remembered: Remembered, n
 
 
 def _named(losses: list[Loss]) -> list[Loss]:
-    """Return those that name rows; of losses that fall between two rows, one that names the row before."""
+    """Return the losses that name rows; a loss between two rows names the row before."""
     found = [loss for loss in losses if loss.end > loss.first]
     return found or [loss._replace(first=loss.end - 1) for loss in losses[:1] if loss.end]
 
 
 async def tell(losses: Losses, chain: Chain, positions: Positions, out: Outputs, name: str) -> int:
-    """Have windows be incomplete that lack rows, and name what is lost in the stream of errors. Return how many losses
-    there are to tell of: none for functions that remember nothing."""
+    """Mark windows that lack rows as incomplete, and report the losses in the stream of errors. Return the number of
+    reported losses: 0 for functions without a memory."""
     if not losses.forgets and not any(True for _ in chain.states()):
         return 0
-    # What was due by then came out, and what says so may be among what is lost.
+    # Due rows were emitted by then, and the record of that may be among the lost ones.
     while (due := chain.due()) is not None and due <= positions.tick:
         await chain.tick(due, ReplayOutputs())
     for loss in losses.of:

@@ -1,4 +1,4 @@
-"""Functions of another version, which make ready while the present ones work."""
+"""Functions of another version, which are prepared while the present ones work."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from weft.edge_node.functions.chain import Chain
 from weft.edge_node.functions.runtime.parts import Version
 
 TURNS = 3
-"""Turns of the loop after which functions are ready that wait for nothing, as most are. Those that load a model or a
+"""Turns of the loop after which most functions are ready, since they wait for nothing. Functions that load a model or a
 file may take a minute, and the rows of the stream do not wait for them."""
 
 
 class NextVersion:
-    """The functions of a version, on their way. Belongs to the event loop's thread."""
+    """The functions of a version in preparation. Belongs to the event loop's thread."""
 
     def __init__(self, version: Version, wake: asyncio.Event) -> None:
-        """Begin to make them.
+        """Begin to create them.
 
         Args:
             wake: set when they are ready, or have failed.
@@ -29,7 +29,7 @@ class NextVersion:
         """Return the functions, without any state; None while they are not ready.
 
         Raises:
-            Exception: they cannot be made.
+            Exception: they cannot be created.
         """
         for _ in range(TURNS):
             if not self._making.done():
@@ -37,7 +37,7 @@ class NextVersion:
         return self._making.result() if self._making.done() else None
 
     async def drop(self) -> None:
-        """Give them up."""
+        """Stop the preparation."""
         self._making.cancel()
         (made,) = await asyncio.gather(self._making, return_exceptions=True)
         if isinstance(made, Chain):
@@ -48,6 +48,6 @@ class NextVersion:
         try:
             await chain.prepare()
         except BaseException:
-            await chain.close()  # a function before the one that failed may have started a process
+            await chain.close()  # a function before the failed one may have started a process
             raise
         return chain

@@ -1,4 +1,4 @@
-"""Parts that a derived stream works with."""
+"""Parts that a derived stream uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.storage.segment_log.read.pages import PageReader
 
 
 class StreamNumbers(NamedTuple):
-    """Numbers of the streams that a derived stream has to do with."""
+    """Numbers of the streams that a derived stream reads and writes."""
 
     own: int
     errors: int
@@ -22,7 +22,7 @@ class StreamNumbers(NamedTuple):
     inputs: Mapping[str, int]
     """Name -> number, in the order of the configuration."""
     others: Mapping[str, int]
-    """Likewise those that rows are routed to."""
+    """Name -> number, of streams that rows are routed to."""
     written: Set[str] = frozenset()
     """Names of all streams that functions write, whose rows are not in the order of time. It may change."""
 
@@ -40,15 +40,15 @@ class Environment(NamedTuple):
     mark_holds: MarkHolds
     alerts: Alerts
     released: Callable[[str, str, RangeSet], None]
-    """Told (derived stream, input, numbers) of what a function has read, durably."""
+    """Called with (derived stream, input, numbers) for records that a function has read, durably."""
     read_states: Callable[[str], Remembered]
-    """Reads what the log has of a derived stream. Blocks; for a thread."""
+    """Reads the state of a derived stream from the log. Blocks; for a thread."""
     turn: Callable[[], Awaitable[None]]
     """Returns when the node has time for more."""
     wall_clock: Callable[[], int]
     """Time in ns since 1970."""
     clock: Callable[[], float]
-    """Seconds, never set."""
+    """Monotonic seconds."""
     sleep: Callable[[float], Awaitable[None]]
     """Waits for some seconds."""
 
@@ -60,16 +60,17 @@ class Version(NamedTuple):
     digest: bytes
     """Checksum of their settings."""
     make_chain: Callable[[], Chain]
-    """Makes the functions, without any state."""
+    """Creates the functions, without any state."""
     replayed: str = ""
     """Derived stream that is computed again; empty for a stream of the configuration."""
     whole: bytes = b""
     """Checksum of the settings with the folders of files."""
 
     def works_like(self, other: Version) -> bool:
-        """Return whether another version means the same functions."""
+        """Return whether another version has the same functions."""
         return (self.digest, self.whole) == (other.digest, other.whole)
 
     def text(self, files: str = "") -> str:
-        """Return it as the origin of rows has it; ``files`` is the version of the files that the functions read."""
+        """Return the text of the version in the origin of rows; ``files`` is the version of the files that the
+        functions read."""
         return self.digest.hex()[:8] + (f"-{files}" if files else "")

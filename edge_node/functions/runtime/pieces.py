@@ -1,4 +1,4 @@
-"""Pieces of the inputs that functions handle in one go."""
+"""Pieces of the inputs that functions handle at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weft.edge_node.functions.runtime.inputs import Event
 
 _TIME = attrgetter("time")
 PIECE_BYTES = 64 << 10
-"""Payload bytes of a piece of more than one row. A page is 256 KiB as encoded, and a hundred times that when texts that
-are mostly alike are decompressed; the node's loop waits for a piece."""
+"""Payload bytes of a piece of more than one row. A page is 256 KiB encoded, and a hundred times that when similar texts
+are decompressed; the node's loop waits for a piece."""
 
 
 def pieces(events: list[Event], rows_max: int, *, by_second: bool) -> Iterator[Gap | list[Row]]:
-    """Yield rows that may be handled at once: of one second where time matters, else some; and each gap alone.
+    """Yield rows that may be handled at once: those of one second where time matters, else some; and each gap alone.
 
-    A row that is older than one before it belongs to the second of that one. A page has thousands of rows, so what is
-    asked of each of them is asked in C.
+    A row that is older than one before it belongs to the second of that one. A page has thousands of rows, so checks of
+    each row run in C.
     """
     second = 0
     for run in _runs(events):

@@ -9,9 +9,9 @@ from weft.config.log_lines.repeats import Repeats, left_out
 from weft.edge_node.functions.runtime.counters import FunctionCounters
 
 PERCENT = 1
-"""Share of the rows from which on the log and the status say so."""
+"""Share of rejected rows from which on the log and the status report it."""
 ROWS = 10_000
-"""Rows after which the share is counted from the start: what devices send may change after a year."""
+"""Rows after which the count starts again: devices may change their messages after a year."""
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,14 @@ class Rejections:
         """Watch a stream.
 
         Args:
-            clock: seconds, never set.
+            clock: monotonic seconds.
         """
         self._stream, self._counters, self._clock = stream, counters, clock
         self._rows_in = self._rejected = 0
         self._lines = Repeats()
 
     def look(self) -> None:
-        """Look at the counters after a step, and write a line when the share is reached: once, then seldom."""
+        """Check the counters after a step, and log a line when the share is reached: once, then seldom."""
         counters = self._counters
         rows, rejected = counters.rows_in - self._rows_in, counters.rows_rejected - self._rejected
         if rejected and rejected * 100 >= rows * PERCENT:

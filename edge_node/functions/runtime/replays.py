@@ -8,27 +8,27 @@ from typing import NamedTuple
 from weft.edge_node.functions.runtime.derived import Derived
 
 REPLAYS_MAX = 8
-"""Most replays that run at one time."""
+"""Maximum number of concurrent replays."""
 
 
 class ReplayProgress(NamedTuple):
     """Progress of a replay."""
 
     rows: int
-    """Rows that it has read since it was asked for."""
+    """Rows read since the request."""
     left: int
-    """Records that it still has to read; 0 when it is done."""
+    """Records still to read; 0 when the replay is done."""
 
 
 class ReplayRefused(Exception):
-    """A replay that is not begun; the sentence says why, and what to do."""
+    """A refused replay; the text has the reason and the remedy."""
 
 
 class Replay:
-    """One replay that runs. It is done when it has read, durably, what the inputs had when it was asked for."""
+    """One running replay. It is done when it has read, durably, the records that the inputs had at the request."""
 
     def __init__(self, derived: Derived, ends: Mapping[str, int]) -> None:
-        """Follow a derived stream that was made for this.
+        """Follow a derived stream that was created for this.
 
         Args:
             ends: input -> number of the first record that it need not read.
@@ -38,10 +38,10 @@ class Replay:
         self._read = derived.positions()
 
     def has_read(self, name: str, seq: int) -> None:
-        """Note how far an input was read, durably."""
+        """Set the durable position in an input."""
         self._read[name] = max(seq, self._read.get(name, 0))
 
     def progress(self) -> ReplayProgress:
-        """Return how far it is."""
+        """Return its progress."""
         left = sum(max(0, end - self._read.get(name, 0)) for name, end in self._ends.items())
         return ReplayProgress(self.derived.counters.rows_in, left)

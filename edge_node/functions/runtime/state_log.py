@@ -1,13 +1,12 @@
 """Positions and states of functions as records of the log.
 
-Each step of a derived stream writes one record to the stream ``weft-functions``: how far the inputs were read, and what
-changed in the states. When the changes outweigh the states, a full copy follows, in pieces that ride on later steps, so
-that no step is long because of it. A piece has the values of its keys as they are when it is written, and changes go
-on being written meanwhile: all records from the copy's first on, in order, give the states. What is older is then
-released.
+Each step of a derived stream writes one record to the stream ``weft-functions``: the positions in the inputs, and the
+changes of the states. When the changes outweigh the states, a full copy follows, in pieces within later steps, so that
+no step is long because of it. A piece has the present values of its keys, and changes are still written meanwhile: all
+records from the copy's first on, in order, give the states. Older ones are then released.
 
-A record names the one before it, and a step's record says how far its outputs reached. So a start knows when the disk
-has lost one (``Loss``), and says so in the outputs rather than going on with numbers that look right.
+A record names the one before it, and a step's record has the end of its outputs. So a start detects when the disk has
+lost one (``Loss``), and reports it in the outputs instead of continuing with numbers that look right.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from weft.storage.segment_log import SegmentLog
 
 READ_BYTES = 1 << 20
 PIECE_BYTES = 64 << 10
-"""Length of a piece of a copy, about: what a step writes beside its changes."""
+"""Approximate length of a piece of a copy, which a step writes beside its changes."""
 COPY_BYTES_MIN = 256 << 10
 """Least bytes of changes after which a copy is begun."""
 COPY_FACTOR = 2
-"""Times that the changes outweigh the last copy when the next is begun."""
+"""Ratio of the changes to the last copy at which the next one begins."""
 VERSION = FORMATS["functions"]
 
 logger = logging.getLogger(__name__)
@@ -49,21 +48,21 @@ class Positions(msgspec.Struct, array_like=True):
     hold: int = 1
     """Time below which the marks of the outputs stay."""
     last: dict[int, int] = {}
-    """Number of a stream -> time of the last row that was written to it."""
+    """Number of a stream -> time of the last row written to it."""
     replayed: str = ""
     """Derived stream that this one is a replay of; empty for a stream of the configuration."""
     ends: dict[int, int] = {}
-    """Number of a stream that only this function writes -> number of its first record that no step has written."""
+    """Number of a stream that only this function writes -> number after its last record of a step."""
 
 
 class Loss(NamedTuple):
-    """Rows of an input of which functions may have forgotten what they knew, as the disk lost it."""
+    """Rows of an input whose effects on the states may be lost by damage of the disk."""
 
     input: str
     first: int
     end: int
     after: int
-    """Time of the last row before them, ns since 1970; 0 when that is not known."""
+    """Time of the last row before them, ns since 1970; 0 when it is unknown."""
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -72,7 +71,7 @@ class _Entry(msgspec.Struct, array_like=True):
     version: int
     positions: Positions
     changes: dict[str, dict[bytes, Any]]
-    """Label of a function -> key -> value, None for what was deleted."""
+    """Label of a function -> key -> value, None for deleted keys."""
     begins_copy: bool = False
     piece: dict[str, dict[bytes, Any]] = {}
     """Values of the copy, likewise."""
@@ -80,9 +79,9 @@ class _Entry(msgspec.Struct, array_like=True):
     before: int = -1
     """Number of the record before it of the same derived stream; -1 for none."""
     labels: list[str] | None = None
-    """Labels of the functions there are from now on: what was remembered of others is forgotten. None: as before."""
+    """Labels of all functions from now on: states of others are deleted. None: unchanged."""
     heals: bool = False
-    """True where what was lost before it has been told."""
+    """True where earlier losses have been reported."""
 
 
 class _Beginning(msgspec.Struct, array_like=True):
@@ -92,16 +91,16 @@ class _Beginning(msgspec.Struct, array_like=True):
 
 
 class Remembered:
-    """Contents of the log about one derived stream."""
+    """State of one derived stream in the log."""
 
     def __init__(self) -> None:
         self.positions = Positions()
         self.states: dict[str, dict[bytes, Any]] = {}
         """Label -> key -> value."""
         self.seqs: list[int] = []
-        """Numbers of the records that this stands in."""
+        """Numbers of the records with this state."""
         self.old: list[int] = []
-        """Numbers of records that are not needed any more."""
+        """Numbers of records that are no longer needed."""
         self.size_bytes = 0
         """Length of all records since the node's first, or since the last copy."""
         self.losses: dict[str, Loss] = {}
@@ -113,7 +112,7 @@ class Remembered:
         self._copy_losses: dict[str, Loss] = {}
 
     def learn(self, seq: int, entry: _Entry, length: int) -> None:
-        """Take in the next record."""
+        """Apply the next record."""
         self._look_for_loss(entry)
         self.seqs.append(seq)
         self.size_bytes = length if entry.begins_copy else self.size_bytes + length
@@ -126,7 +125,7 @@ class Remembered:
                     for label in states.keys() - entry.labels:
                         del states[label]
                 _apply(states, entry.changes)
-                # Also to states that no copy is needed for: it may be all that is left of them.
+                # Also to states that need no copy: this record may be their only one.
                 _apply(states, entry.piece)
         if self._copy is not None and entry.ends_copy:
             self.states, self._copy = self._copy, None
@@ -140,7 +139,7 @@ class Remembered:
         if entry.heals:
             self.losses, self._copy_losses = {}, {}
         elif entry.before >= 0 and (not self.seqs or self.seqs[-1] != entry.before):
-            # Records before a copy may be missing: they are released. Once it is whole, nothing of this counts.
+            # Records before a copy may be missing: they are released. Once the copy is complete, they no longer matter.
             for name, end in entry.positions.inputs.items():
                 first, after = self.positions.inputs.get(name, 0), self.positions.times.get(name, 0)
                 for losses in (self.losses, *(() if entry.begins_copy else (self._copy_losses,))):
@@ -159,19 +158,19 @@ def _apply(states: dict[str, dict[bytes, Any]], changes: dict[str, dict[bytes, A
 
 
 class StateReader:
-    """Reads the log once, when a node starts. Blocks; for a thread."""
+    """Reader of the states at the start of a node. Blocks; for a thread."""
 
     def __init__(self, log: SegmentLog, stream: int) -> None:
-        """Read all of the stream.
+        """Read the whole stream.
 
         Raises:
-            OSError, LogFailed: it cannot be read.
+            OSError, LogFailed: the log cannot be read.
             UnsupportedVersion: a later release wrote it.
         """
         self.streams: dict[str, Remembered] = {}
-        """Name of a derived stream -> what is remembered of it; those that are not configured any more, too."""
+        """Name of a derived stream -> its state, also of streams that are no longer configured."""
         self._lost_end = 0
-        """Number after the last record that was lost, or that says nothing."""
+        """Number after the last record that was lost or cannot be decoded."""
         decoder = msgspec.msgpack.Decoder(_Entry)
         seq, end = 0, log.durable_end(stream)
         missing = RangeSet([(0, end)])
@@ -181,14 +180,14 @@ class StateReader:
                     seq = record.seq + 1
                     missing.remove(record.seq, seq)
                     self._learn(record.seq, record.key.decode(), record.payload, decoder)
-        # What was released and is gone has no notice.
+        # Released records that were deleted have no notice.
         told = [gone.end for gone in log.why_gone(stream, missing) if gone.reason is not None]
         self._lost_end = max(self._lost_end, *told, 0)
         for remembered in self.streams.values():
             remembered.may_lack_end = remembered.seqs[-1] < self._lost_end
 
     def of(self, name: str) -> Remembered:
-        """Return what is remembered of a derived stream; it is in ``streams`` no longer."""
+        """Remove the state of a derived stream from ``streams`` and return it."""
         found = self.streams.pop(name, None)
         if found is None:
             found = Remembered()
@@ -210,14 +209,14 @@ class StateReader:
 
 
 class StateWriter:
-    """Writer of the records of one derived stream, which knows when they may go."""
+    """Writer of the records of one derived stream, and of their release."""
 
     def __init__(self, name: str, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
-        """Go on after what the log has.
+        """Continue after the log's last record.
 
         Args:
-            forgets: the functions begin with nothing, whatever the log remembers.
-            heals: the next step tells what was lost.
+            forgets: the functions begin with empty memory, despite states in the log.
+            heals: the next step reports the losses.
         """
         self.key = name.encode()
         self._encoder = msgspec.msgpack.Encoder()
@@ -226,11 +225,11 @@ class StateWriter:
         self._copied_bytes = 0
         self._copy: Iterator[tuple[str, bytes, Any]] | None = None
         self._copied: list[State] = []
-        """States that the copy is one of. Other functions have others."""
+        """States that the copy belongs to. Other functions have other states."""
         self._copy_from = 0
         self._has_ended = False
         self._labels: list[str] | None = None
-        """Labels that the log knows of."""
+        """Labels in the log."""
         self._forgets, self._heals = forgets, heals
 
     @property
@@ -239,8 +238,8 @@ class StateWriter:
         return self._copied_bytes + self._changed_bytes
 
     def entry(self, positions: Positions, states: Iterable[tuple[str, State]]) -> bytes:
-        """Return the record of a step: everything that changed since the last call, and a piece of a copy if one is
-        under way. ``written`` follows."""
+        """Return the record of a step: all changes since the last call, and a piece of a copy if one is under way. Call
+        ``written`` afterwards."""
         states = list(states)
         changes = {label: changed for label, state in states if (changed := state.take_changes())}
         before = self._seqs[-1] if self._seqs else -1
@@ -262,7 +261,7 @@ class StateWriter:
         return payload
 
     def written(self, seq: int) -> RangeSet:
-        """Note the number that the record got. Return the records that may go once it is durable."""
+        """Set the record's number. Return the records to release once it is durable."""
         self._seqs.append(seq)
         self._forgets = self._heals = False
         gone = RangeSet()
@@ -289,7 +288,7 @@ class StateWriter:
 
 
 def _all_of(states: Iterable[tuple[str, State]]) -> Iterator[tuple[str, bytes, Any]]:
-    """Yield the label, key and value of everything, as it is when its turn comes."""
+    """Yield label, key and present value of every entry."""
     for label, state in states:
         for key in list(state.values):
             if (value := state.values.get(key)) is not None:
@@ -298,7 +297,7 @@ def _all_of(states: Iterable[tuple[str, State]]) -> Iterator[tuple[str, bytes, A
 
 def tombstone(name: str, remembered: Remembered) -> tuple[bytes, bytes]:
     """Return key and value of a record that keeps the positions of a derived stream, and none of its states: if the
-    stream comes back, it makes nothing twice."""
+    stream returns, it emits nothing twice."""
     before = remembered.seqs[-1]
     entry = _Entry(VERSION, remembered.positions, {}, begins_copy=True, ends_copy=True, before=before, labels=[])
     return name.encode(), msgspec.msgpack.encode(entry)

@@ -1,4 +1,4 @@
-"""One step of a derived stream, ready to be written: everything in it becomes durable, or nothing."""
+"""One step of a derived stream, ready to write: all of it becomes durable, or nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from weft.storage.segment_log.state.pending import parts_max
 from weft.storage.segment_log.state.run_sizes import BATCH_OVERHEAD_BYTES, run_bytes
 
 REASON = "weft.reason"
-"""Header of a record in a stream of errors: why no function could do anything with it."""
+"""Header of a record in a stream of errors, with the reason of its rejection."""
 ROW_BYTES_MAX = RECORD_BYTES_MAX >> 1
-"""Most bytes of a row's key and payload; longer ones are rejected."""
+"""Maximum bytes of a row's key and payload; longer ones are rejected."""
 REASON_CHARACTERS_MAX = 500
 _SHOWN_BYTES = 4096
-"""Beginning that is kept of a payload that is too long."""
+"""Number of bytes kept of a payload that is too long."""
 
 
 class StreamRows(NamedTuple):
@@ -87,16 +87,16 @@ def write(  # noqa: PLR0917
 def runs_of(
     outputs: Outputs, own: int, errors: int, others: Mapping[str, int], *, after: int, last: dict[int, int]
 ) -> list[StreamRows]:
-    """Return what came out of a chain by the stream that it goes to.
+    """Return the outputs of a chain by their stream.
 
     Args:
         own: number of the derived stream.
         errors: number of its stream of errors.
         others: name -> number of the streams that rows are routed to.
-        after: time that every row must be later than: marks may have told of it.
-        last: number of a stream -> time of the last row that went to it; brought up to date. Windows that overlap put
-            out rows whose times go back. Who reads the stream takes a row for the word that all rows before its time
-            have come, so such a row gets the time of the one before it.
+        after: time that every row must be later than: marks may have passed it.
+        last: number of a stream -> time of the last row written to it; updated by this call. Overlapping windows emit
+            rows whose times go back. For a reader of the stream, a row means that all rows before its time have come,
+            so such a row gets the time of the one before it.
     """
     rejected = list(outputs.rejected)
     runs = []
@@ -130,7 +130,7 @@ def _run(stream: int, rows: Iterable[Row], after: int, last: dict[int, int]) -> 
 
 
 def _with_source(headers: HeaderPairs, source: Source) -> HeaderPairs:
-    """Return headers with the source of their row, in place of that of a record that it was made of."""
+    """Return headers with the source of their row, in place of the source of an input record."""
     return (*(pair for pair in headers if pair[0] != SOURCE), (SOURCE, text_of(source)))
 
 
@@ -150,7 +150,8 @@ def _error_row(rejected: Rejected) -> Row:
 
 
 def _as_json(values: Values) -> bytes:
-    """Return the values of a row that a function made. Its own format may be what cannot hold them."""
+    """Return the values of a row that a function created as JSON. The stream's own format may be unable to hold
+    them."""
     try:
         return msgspec.json.encode(values, enc_hook=repr)
     except (TypeError, ValueError, OverflowError, RecursionError):

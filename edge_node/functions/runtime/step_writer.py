@@ -15,27 +15,27 @@ from weft.protocols.ranges import RangeSet
 
 
 class StepWriter:
-    """Writes steps, one at a time, and tells the log what follows from each once it is durable: which records may go,
-    and up to what time the stream is complete."""
+    """Writer of steps, one at a time. Once a step is durable, it releases records in the log and moves the marks of the
+    stream."""
 
     def __init__(self, name: str, streams: StreamNumbers, environment: Environment, counters: FunctionCounters) -> None:
-        """Write to some streams. ``go_on`` follows."""
+        """Write to some streams. Call ``go_on`` afterwards."""
         self._name = name
         self._streams = streams
         self._environment = environment
         self._counters = counters
         self._written = streams.outputs
         self._pending: Step | None = None
-        """Step that the log had no room for."""
+        """Step without room in the log."""
         self._told = 0
-        """Time up to which marks may have told that nothing more comes."""
+        """Time up to which marks may have declared the stream complete."""
 
     def go_on(self, remembered: Remembered, *, forgets: bool = False, heals: bool = False) -> None:
-        """Go on after what the log has; drop what is not in it.
+        """Continue after the log's last record; drop a step that is not in the log.
 
         Args:
-            forgets: the functions begin with nothing.
-            heals: the next step tells what the disk has lost of their states.
+            forgets: the functions begin with empty memory.
+            heals: the next step reports the losses of their states.
         """
         self._states = StateWriter(self._name, remembered, forgets=forgets, heals=heals)
         self._last = dict(remembered.positions.last)
@@ -56,12 +56,12 @@ class StepWriter:
             files: version of the files that the functions read.
 
         Raises:
-            LogFull, LogFailed: it is not written; ``retry`` tries again.
+            LogFull, LogFailed: the step is not written; ``retry`` tries again.
         """
         streams, environment = self._streams, self._environment
         runs = runs_of(outputs, streams.own, streams.errors, streams.others, after=self._told, last=self._last)
         positions.last = dict(self._last)
-        # What marks have told holds, also when the clock is set back.
+        # Sent marks remain valid, even when the clock is set back.
         positions.hold = max(positions.hold, self._told + 1)
         positions.ends = {stream: environment.log.next_seq(stream) for stream in (streams.own, streams.errors)}
         for run in runs:
@@ -74,7 +74,7 @@ class StepWriter:
         self.retry()
 
     def retry(self) -> None:
-        """Write the step that waits.
+        """Write the waiting step.
 
         Raises:
             LogFull, LogFailed: it is not written.
@@ -92,7 +92,7 @@ class StepWriter:
         self._count(step)
 
     def hold_once_durable(self, time: int) -> None:
-        """Let marks go on to a time, once everything that was written is durable."""
+        """Move marks to a time, once all writes are durable."""
         self._environment.log.on_durable(lambda error: self._hold(time) if error is None else None)
 
     def tell_read(self, positions: Positions) -> None:

@@ -1,4 +1,4 @@
-"""Versions of the functions of a derived stream: the present one, the one that is to follow, and the one before."""
+"""Versions of the functions of a derived stream: the present one, the next one, and the former one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from weft.edge_node.functions.runtime.next_version import NextVersion
 from weft.edge_node.functions.runtime.parts import Version
 
 RETRY_S = 1.0
-"""Wait before what failed is tried again, or while the log has no room; it doubles up to a minute."""
+"""Wait before a retry after a failure, or while the log has no room; it doubles up to a minute."""
 RETRY_S_MAX = 60.0
 
 logger = logging.getLogger(__name__)
 
 
 class Versions:
-    """Says which version of the functions works. Another one takes over when it is ready, not before; the one before
-    comes back where the new one fails on its first rows. Belongs to the event loop's thread."""
+    """Choice of the running version of the functions. Another one takes over only when it is ready; the former one
+    returns where the new one fails on its first rows. Belongs to the event loop's thread."""
 
     def __init__(
         self, name: str, first: Version, counters: FunctionCounters, clock: Callable[[], float], wake: asyncio.Event
@@ -30,23 +30,23 @@ class Versions:
 
         Args:
             name: of the derived stream.
-            counters: told the version, and why another one was refused.
-            clock: seconds, never set.
-            wake: set when there is something to do.
+            counters: get the version, and the reason why another one was refused.
+            clock: monotonic seconds.
+            wake: set when there is work.
         """
         self.changed = asyncio.Event()
         """Set when another version is wanted."""
         self.refused = ""
-        """Line about why the version of the configuration is not the present one; empty when it is."""
+        """Line with the reason why the configuration's version is not running; empty when it is."""
         self._name = name
         self._present = first
         self._next: Version | None = None
         self._former: Version | None = None
         """Version to go back to, until a step of the present one is written."""
         self._making: NextVersion | None = None
-        """Functions of the next one, while they make ready and until they take over."""
+        """Functions of the next version, from their preparation until they take over."""
         self._try_at = 0.0
-        """Time at which it is tried, by the clock."""
+        """Time of the next try, by the clock."""
         self._wait_s = RETRY_S
         self._counters = counters
         self._clock = clock
@@ -55,16 +55,16 @@ class Versions:
 
     @property
     def present(self) -> Version:
-        """Return the version that works."""
+        """Return the running version."""
         return self._present
 
     @property
     def is_changing(self) -> bool:
-        """Return whether ``next_chain`` has something to do."""
+        """Return whether ``next_chain`` has work."""
         return self._next is not None or self._making is not None
 
     def want(self, version: Version) -> None:
-        """Go on with a version, as soon as it is ready."""
+        """Switch to a version, as soon as it is ready."""
         if version.works_like(self._present):
             self._next, self.refused = None, ""
         elif self._next is None or not version.works_like(self._next):
@@ -73,8 +73,8 @@ class Versions:
             self.changed.set()
 
     async def next_chain(self) -> Chain | None:
-        """Return the functions of the next version, without any state, once they are ready. ``take_over`` follows, or
-        the same functions are returned again."""
+        """Return the functions of the next version, without any state, once they are ready: the same ones until
+        ``take_over`` is called."""
         version, making = self._next, self._making
         if making is not None and making.version is not version:  # the configuration has changed once more
             self._making = None
@@ -90,7 +90,7 @@ class Versions:
                 logger.exception("the new functions of stream %s cannot be made", self._name)
             self._making = None
             if self._next is version:
-                # A file may come yet. Rows do not wait for it meanwhile.
+                # A missing file may still appear. Rows do not wait for it meanwhile.
                 self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
                 self._try_at = self._clock() + self._wait_s
                 self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
@@ -109,7 +109,7 @@ class Versions:
         self._former = None
 
     def go_back(self, error: Exception) -> bool:
-        """Make the version before the present one again, which has failed. Return whether there is one."""
+        """Return to the former version after the present one failed. Return whether there is one."""
         if self._former is None:
             return False
         self._refuse(f"the functions of before go on, as the new ones fail on their first rows "
@@ -119,14 +119,14 @@ class Versions:
         return True
 
     def skip(self) -> bool:
-        """Give up the present version, which cannot begin, for the next one. Return whether there is one."""
+        """Replace the present version, which cannot begin, by the next one. Return whether there is one."""
         if self._next is None:
             return False
         self._present, self._next = self._next, None
         return True
 
     async def close(self) -> None:
-        """Give up functions that are on their way."""
+        """Stop the preparation of functions."""
         if self._making is not None:
             await self._making.drop()
 

@@ -1,1 +1,1 @@
-"""Series of rows: what tells them apart, what is remembered of each, and how far numbers may be off."""
+"""Series of rows: their identity, their state, and bounds on numbers."""

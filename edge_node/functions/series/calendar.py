@@ -1,10 +1,10 @@
-"""Series by the second at which something is to be done for them."""
+"""Series by the second at which they have work."""
 
 from __future__ import annotations
 
 
 class Calendar:
-    """Seconds with the series that are put there; knows the first one."""
+    """Seconds with their series, and the first such second."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -12,7 +12,7 @@ class Calendar:
         self._first: int | None = None
 
     def put(self, second: int, series: bytes) -> None:
-        """Put a series at a second. At one second at most; ``move`` takes it elsewhere."""
+        """Add a series at a second. A series has at most one second; ``move`` changes it."""
         there = self._series.get(second)
         if there is not None:
             there[series] = None
@@ -22,14 +22,14 @@ class Calendar:
             self._first = second
 
     def take(self, second: int, series: bytes) -> None:
-        """Take a series away from a second."""
+        """Remove a series from a second."""
         there = self._series[second]
         del there[series]
         if not there:
             self._remove(second)
 
     def move(self, old: int, new: int, series: bytes) -> None:
-        """Take a series from a second to another."""
+        """Move a series from a second to another."""
         if old != new:
             self.take(old, series)
             self.put(new, series)

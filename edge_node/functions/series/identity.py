@@ -1,4 +1,4 @@
-"""Identity of series and of messages: a few bytes that tell them apart."""
+"""Identity of series and of messages in a few bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.edge_node.functions.contract import Context, Path, Row
 from weft.edge_node.functions.paths import MISSING, getter, names_in
 
 KEY_BYTES_MAX = 128
-"""Longest topic that is remembered as it is; of a longer one, and of other identities, a digest. So a hostile topic of
+"""Longest topic that is stored itself; longer ones, and other identities, are stored as a digest. So a hostile topic of
 64 KiB takes no more memory than any other."""
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -27,13 +27,13 @@ def key_of(row: Row) -> bytes:
 
 
 def identity(values: Sequence[Any]) -> bytes:
-    """Return a short identity of some values: equal ones have the same, also 1 and 1.0.
+    """Return a short identity of some values: equal values have the same, 1 and 1.0 included.
 
     Raises:
-        ValueError: a value is not one that payloads have.
+        ValueError: a value has a type that payloads do not have.
     """
     packed = _packed([_whole(value) for value in values])
-    # A NUL is in no topic, and a digest begins with one: neither can be taken for the other.
+    # No topic has a NUL, and a digest begins with one: they cannot be confused.
     return packed if len(packed) <= 32 else b"\0" + hashlib.blake2b(packed, digest_size=16).digest()
 
 
@@ -49,11 +49,11 @@ def _whole(value: Any) -> Any:
 
 
 def identify(names: Iterable[str] | None, context: Context) -> Identify:
-    """Return what tells the series of a row.
+    """Return the function that computes the identity of a row's series.
 
     Args:
-        names: topic levels, fields, or ``key``; a level wins over a field of its name. None: the topic alone. A row
-            without one of the fields belongs to the series of all rows without it.
+        names: topic levels, fields, or ``key``; a level takes precedence over a field of its name. None: only the
+            topic. A row without one of the fields belongs to the series of all rows without it.
     """
     if names is None or tuple(names) == ("key",):
         return key_of
@@ -67,12 +67,13 @@ def identify(names: Iterable[str] | None, context: Context) -> Identify:
 
 
 def readers(names: Iterable[str], context: Context) -> list[Callable[[Row], Any]]:
-    """Return what reads a topic level, a field or ``key`` of a row, for each name; ``MISSING`` for no value."""
+    """Return for each name a function that reads a topic level, a field or ``key`` of a row; ``MISSING`` for no
+    value."""
     return [_reader(name, context) for name in names]
 
 
 def fields_of(names: Iterable[str] | None, context: Context) -> frozenset[Path]:
-    """Return the fields that ``identify`` or ``readers`` would look at."""
+    """Return the fields that ``identify`` or ``readers`` would read."""
     return frozenset(names_in(name) for name in names or () if name != "key" and name not in context.level_names)
 
 
@@ -86,10 +87,10 @@ def _reader(name: str, context: Context) -> Callable[[Row], Any]:
 
 
 def content(row: Row) -> bytes:
-    """Return the payload of a row, or other bytes that stand for what it would be.
+    """Return the payload of a row, or an equivalent encoding of its values.
 
     Raises:
-        ValueError: a value is not one that payloads have.
+        ValueError: a value has a type that payloads do not have.
     """
     if row.payload is not None:
         return row.payload

@@ -1,4 +1,4 @@
-"""Treatment of rows that a function cannot judge: the setting ``missing``."""
+"""Treatment of rows that a function cannot compare: the setting ``missing``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SHOWN_MAX = 40
 
 
 def passes(row: Row, missing: Missing, reason: str, out: Out) -> bool:
-    """Return whether a row is kept although it cannot be judged. Where it is not, say why."""
+    """Return whether a row is kept although it cannot be compared. Report the reason where it is not."""
     if missing == "pass":
         return True
     if missing == "reject":
         out.reject(row, reason)
     else:
-        out.drop(row, reason.partition(": ")[2])  # what shows it names the function
+        out.drop(row, reason.partition(": ")[2])  # the display names the function
     return False
 
 
 def no_number(function: str, field: str, value: Any) -> str:
-    """Return the reason for a field that has no finite number."""
+    """Return the reason for a field without a finite number."""
     if value is MISSING:
         return f"{function}: the payload has no field {field}"
     shown = repr(value)

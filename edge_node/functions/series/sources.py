@@ -1,6 +1,6 @@
-"""Sources of rows that functions make: of each input the first and the last number, and how many records were used.
+"""Sources of rows that functions create: for each input the first and the last number, and the number of used records.
 
-As a value they are flat, so that ``State`` holds them as they are: input, first, last, count, then the next input.
+They are flat lists, so that ``State`` can hold them: input, first, last, count, then the next input.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 from weft.edge_node.functions.contract import Row, Source
 
 UNKNOWN = ""
-"""Name in place of an input where a row's source is not known: one of its rows was kept by an earlier release."""
+"""Name in place of an input where a row's source is unknown, because an earlier release kept one of its rows."""
 INPUTS_MAX = 8
-"""Most inputs of one row. The source of a row of more is not known."""
+"""Maximum number of inputs of one row. With more, its source is unknown."""
 _WIDTH = 4
 
 
 def source_of(row: Row) -> Source:
-    """Return the source of a row: its own record, or what it was made of. Empty where that is not known."""
+    """Return the source of a row: its own record, or the records it was made of. Empty where they are unknown."""
     return (row.input, row.seq, row.seq, 1) if row.seq >= 0 else row.source
 
 
@@ -45,7 +45,7 @@ def join(sources: list[Any], other: Sequence[Any]) -> None:
 
 
 def take(sources: list[Any], row: Row) -> None:
-    """Take a row out that is used no longer. The first and the last number stay."""
+    """Remove a row that is no longer used. The first and the last number stay."""
     for name, _, _, count in _parts(source_of(row)):
         for at in range(0, len(sources) - 1, _WIDTH):
             if sources[at] == name:
@@ -53,14 +53,14 @@ def take(sources: list[Any], row: Row) -> None:
 
 
 def known(sources: Sequence[Any]) -> Source:
-    """Return the source of a row that is made of a window; empty where it is not known."""
+    """Return the source of a window's result; empty where it is unknown."""
     if UNKNOWN in sources[:1]:
         return ()
     return tuple(value for part in _parts(sources) if part[-1] > 0 for value in part)
 
 
 def text_of(source: Source) -> str:
-    """Return a source as the header of a record has it: ``telemetry 120-150/17``."""
+    """Return a source in the form of a record's header: ``telemetry 120-150/17``."""
     return ", ".join(_text(*part) for part in _parts(source))
 
 

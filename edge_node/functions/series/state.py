@@ -8,29 +8,29 @@ from typing import Any
 from weft.edge_node.functions.contract import State
 
 _EVICTED_SHARE = 16
-"""Part of the series that goes at once when there are too many: one by one would search the beginning of the dict each
-time."""
+"""Divisor of the series: the share removed at once when there are too many. Removing one by one would search the
+beginning of the dict each time."""
 
 
 class SeriesState:
     """State of up to ``series_max`` series. An entry is a list or tuple that begins with its number.
 
-    Entries are in the order in which they were put. That order decides which are forgotten first, so each entry has
-    a number that brings it back after a restart.
+    Entries are in the order of ``put``. That order decides which are forgotten first, so each entry has a number that
+    restores it after a restart.
     """
 
     def __init__(self, series_max: int) -> None:
         """Start empty."""
         self.state = State()
         self.get: Callable[[bytes], Any] = self.state.values.get
-        """Entry of a series; None when it has none."""
+        """Entry of a series; None without one."""
         self._series_max = series_max
         self._next = 0
         self._is_ordered = False
 
     def restore(self) -> bool:
-        """Bring loaded entries in order, once. Return whether that was now: then anything made of them is yet to be
-        made. Call before anything else."""
+        """Order loaded entries, once. Return whether this call did: structures derived from them must then be built.
+        Call it before any other method."""
         if self._is_ordered:
             return False
         self._is_ordered = True
@@ -42,11 +42,11 @@ class SeriesState:
         return True
 
     def put(self, series: bytes, *entry: Any) -> list[Any]:
-        """Remember a series as the newest one, and return its entry. Follow with ``evict`` when it is a new one."""
+        """Remember a series as the newest one, and return its entry. Call ``evict`` afterwards for a new series."""
         found = [self._next, *entry]
         self._next += 1
         state = self.state
-        state.values.pop(series, None)  # a new one goes to the end
+        state.values.pop(series, None)  # a new entry goes to the end
         state.set(series, found)
         return found
 

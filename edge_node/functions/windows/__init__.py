@@ -1,1 +1,1 @@
-"""Windows over rows: which rows belong together, until when they wait, and what is made of them."""
+"""Windows over rows: the rows of each, the time at which it closes, and its results."""

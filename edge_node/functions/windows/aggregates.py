@@ -1,4 +1,4 @@
-"""Aggregates as they stand in ``emit``: ``max(rms)``, ``quantile(rms, 0.99)``."""
+"""Parsing of aggregates in ``emit``: ``max(rms)``, ``quantile(rms, 0.99)``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCALAR = ("count", "first", "last")
 """Aggregates of any number, text, true or false."""
 ENVELOPE = ("min", "max", "first", "last")
 POINTS_MAX = 1000
-"""Most points that ``lttb`` gives."""
+"""Maximum number of points of ``lttb``."""
 _NAMES = sorted((*NUMERIC, *SCALAR))
 
 
@@ -21,10 +21,10 @@ class Aggregate(NamedTuple):
     """One aggregate of a window."""
 
     name: str
-    """Name of the result's field; of an envelope, its first part."""
+    """Name of the result's field; for an envelope, its first part."""
     function: str
     argument: str
-    """Expression that it is of; empty for ``count()``."""
+    """Aggregated expression; empty for ``count()``."""
     number: float = 0.0
     """Second argument: the quantile, or the number of points."""
 
@@ -35,10 +35,10 @@ class Aggregate(NamedTuple):
 
 
 def parse_aggregate(name: str, text: str) -> Aggregate:
-    """Return what a text such as ``max(rms)`` asks for.
+    """Return the aggregate of a text such as ``max(rms)``.
 
     Raises:
-        WindowError: it is no aggregate; says what is wrong and what to write instead.
+        WindowError: it is not an aggregate; the message has the problem and the remedy.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body

@@ -1,4 +1,4 @@
-"""Columns of the table that a SELECT is run over: fields of a window's rows."""
+"""Columns of a SELECT's table: fields of a window's rows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 COLUMNS_MAX = 500
-"""Most columns of the table."""
+"""Maximum number of columns of the table."""
 
 
 def names_in(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a row that can be columns, by what tells columns apart.
+    """Return the fields of a row that can be columns, by their normalised names.
 
-    Names of columns are alike in upper and lower case, and no text of SQL can have a NUL.
+    Names of columns ignore case, and SQL text cannot have a NUL.
     """
     names: dict[str, str] = {}
     for name in values:
@@ -22,12 +22,13 @@ def names_in(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fitting(columns: Sequence[str], rows: Sequence[Any]) -> tuple[list[str], list[int]]:
-    """Return columns for all fields of some rows, and the places of the rows whose fields are too many.
+    """Return columns for all fields of some rows, and the indexes of rows with too many fields.
 
-    Topics of few fields have theirs first, so that one device that sends hundreds leaves those of others.
+    Topics with few fields are served first, so that one device that sends hundreds does not displace the others'
+    columns.
 
     Args:
-        columns: those that are there in any case.
+        columns: columns that exist in any case.
         rows: each of a time, a topic and values.
     """
     taken = {name.lower(): name for name in columns}
@@ -48,7 +49,7 @@ def fitting(columns: Sequence[str], rows: Sequence[Any]) -> tuple[list[str], lis
                 cut.append(at)
             else:
                 taken |= more
-    # In the order in which rows have them, as for windows that keep all.
+    # In the rows' order, as for windows that keep all.
     return [name for each, name in every.items() if each in taken], sorted(cut)
 
 

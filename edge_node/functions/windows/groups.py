@@ -1,4 +1,4 @@
-"""Groups of rows and their open windows, as they are in memory. ``State`` holds the same, as plain values."""
+"""Groups of rows and their open windows in memory. ``State`` has the same as plain values."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ PANE, GROUP, CHUNK, GAPS = b"w", b"g", b"k", b"!"
 """First byte of a key of ``State``: an open window, a group's memory, kept rows, gaps."""
 
 FIRST, COUNT, START, LAST = 0, 1, 2, 3
-"""Places in the numbers of a window: ingest time of its oldest row, number of its rows; of a session, the times of its
-first and last event."""
+"""Indexes in the numbers of a window: ingest time of its oldest row, number of its rows; for a session, the times of
+its first and last event."""
 GREATEST, CLOSED, LATE, SEEN = 0, 1, 2, 3
-"""Places in a group's memory: greatest time of an event, greatest end of a window that was emitted, number of rows that
-came too late since then, and ingest time of the last row."""
+"""Indexes in a group's memory: greatest time of an event, greatest end of an emitted window, number of late rows since
+then, and ingest time of the last row."""
 NEVER, ALWAYS = -(1 << 63), (1 << 63) - 1
-"""Times before and after all others."""
+"""Times before and after all other times."""
 
 
 class Pane:
-    """An open window, or a part of some that overlap."""
+    """An open window, or a part shared by overlapping windows."""
 
     __slots__ = ("chunks", "key", "numbers", "shares", "start", "tail")
 
     def __init__(self, start: int, key: bytes, numbers: list[Any]) -> None:
         self.start = start
-        """First time of it; of a session, the time of the row that opened it."""
+        """First time of the window; for a session, the time of the row that opened it."""
         self.key = key
         self.numbers = numbers
         self.chunks = 0
-        """Number of pieces in which its rows are kept, where they are."""
+        """Number of pieces with its kept rows, if rows are kept."""
         self.tail: list[Any] = []
         """Last piece."""
         self.shares: Shares | None = None
-        """Shares of the topics in them; None where no topic has to give way to another."""
+        """Shares of the topics in them; None where topics do not displace each other."""
 
 
 class Group:
@@ -60,15 +60,15 @@ class Group:
 
     def __init__(self, gid: bytes, name: Any, key: bytes, fields: dict[str, Any], memory: list[int] | None) -> None:
         self.gid = gid
-        """Bytes that are this group's alone."""
+        """Bytes that identify the group."""
         self.name = name
-        """Text, or texts, by which rows find it; None where its values are not all text."""
+        """Text, or texts, for the look-up by rows; None where its values are not all text."""
         self.key = key
         """Key of its outputs."""
         self.fields = fields
-        """Values that make the group, as its outputs have them."""
+        """Values that define the group, in the form of its outputs."""
         self.memory = memory
-        """Numbers that outlive its windows; None where nothing has to."""
+        """Numbers that outlive its windows; None where none must."""
         self.memory_key = GROUP + gid if memory is not None else b""
         """Key of the memory in ``State``."""
         self.panes: list[Pane] = []
@@ -76,19 +76,19 @@ class Group:
         self.next = NEVER
         """Time at or before the end of the window that closes next."""
         self.closing = 0
-        """Number of its windows that are over and wait to come out."""
+        """Number of its closed windows that wait to be emitted."""
         self.due: int | None = None
         """Tick for which it is in the schedule."""
-        # The window that the last row went to, for the next one, and the times that it takes.
+        # The window of the last row, checked first for the next one, and its range of times.
         self.pane: Pane | None = None
         self.start = self.end = 0
 
     def turn_to(self, pane: Pane, start: int, end: int) -> None:
-        """Have the next row look at this window first: it takes times from ``start`` to ``end``."""
+        """Set the window to check first for the next row: it takes times from ``start`` to ``end``."""
         self.pane, self.start, self.end = pane, start, end
 
     def turn_away(self) -> None:
-        """Have the next row look for its window."""
+        """Clear the window to check first."""
         self.pane, self.start, self.end = None, 0, 0
 
 

@@ -1,7 +1,7 @@
-"""Loop over the rows of a batch: the hot path of windows, put together once from the settings.
+"""Loop over the rows of a batch: the hot path of windows, generated once from the settings.
 
-The parts are templates of this package, around expressions that were checked and compiled before. A row costs one walk
-through this code: arguments, group, window, numbers. Nothing changes before the last thing that can fail.
+The parts are templates of this package, around expressions that were checked and compiled before. A row costs one pass
+through this code: arguments, group, window, numbers. Nothing changes before the last step that can fail.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lines:
         self.lines: list[str] = []
 
     def value(self, code: ast.expr) -> str:
-        """Return a name that stands for an expression."""
+        """Return a placeholder for an expression."""
         name = f"W_{len(self.expressions)}"
         self.expressions[name] = code
         return name
@@ -71,9 +71,9 @@ def make_loop(
     Args:
         plan: times of the windows.
         naming: names of the groups.
-        arguments: of each argument its name in the code, its expression, and whether it is a number.
+        arguments: name in the code, expression, and whether it is a number, for each argument.
         levels: levels of the topic that the arguments read.
-        event: code of the event's time, and what reads it; None for ingest time.
+        event: code of the event's time, and its reader; None for ingest time.
         before: lines that may still refuse the row, when its window ``p`` is known.
         update: lines that count the row in the numbers ``a`` of its window.
         names: names that these lines use.
@@ -102,7 +102,7 @@ def make_loop(
         )
     _add_group(body, naming)
     if plan.by_event:
-        # Also a row that is refused below shows that its group is not silent.
+        # Even a row that is refused below shows that its group is not silent.
         body.add("m = g.memory", f"if w_time > m[{SEEN}]: m[{SEEN}] = w_time", "w_touch(g.memory_key)")
     _add_window(body, plan)
     body.add(*before)
@@ -154,7 +154,7 @@ def _add_window(body: Lines, plan: Plan) -> None:
         f"    if not ({fits}):",
         f"        {place}",
         "        a = p.numbers",
-        # Also a row that is refused below is none of silence.
+        # Even a row that is refused below ends a silence.
         f"    elif w_t > a[{LAST}]: a[{LAST}] = w_t",
     )
 

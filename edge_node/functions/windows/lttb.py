@@ -1,8 +1,8 @@
-"""Largest Triangle Three Buckets: a few points that look like all of them.
+"""Largest Triangle Three Buckets: a few points with the shape of all of them.
 
 Sveinn Steinarsson: Downsampling Time Series for Visual Representation (University of Iceland, 2013), section 4.2. The
-plain algorithm may leave out the least or the greatest value when its neighbours make a larger triangle; people take
-a picture without its peak for a signal without one, so here both are always among the points.
+plain algorithm may leave out the least or the greatest value when its neighbours make a larger triangle; people read a
+picture without the peak as a signal without one, so here both are always among the points.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 POINTS_MIN: Final = 3
-"""Fewest points to ask for: the first, the last, and one between. The extremes are sure from 4 on."""
+"""Minimum number of points: the first, the last, and one between. The extremes are guaranteed from 4 on."""
 
 # A line in doubles is off by at most some 9 roundings of 2**-53 of its larger end.
 _ROUNDINGS: Final = 2.0**-49
@@ -22,20 +22,20 @@ _ROUNDINGS: Final = 2.0**-49
 def lttb(times: Sequence[float], values: Sequence[float], points: int) -> list[int]:
     """Choose points for a picture. Returns their indexes in order of time; all of them when there are few enough.
 
-    Among them are the first and the last, and from 4 points on one with the least and one with the greatest value.
-    The same input gives the same points. Points of one time stay in the order of the input.
+    Among them are the first and the last, and from 4 points on one with the least and one with the greatest value. The
+    same input gives the same points. Points with equal times stay in the order of the input.
 
     Args:
-        times: of each point, in any unit and order.
+        times: time of each point, in any unit and order.
         values: finite numbers.
-        points: most points to choose, at least 3.
+        points: maximum number of points to choose, at least 3.
     """
     order = sorted(range(len(times)), key=times.__getitem__)
     if len(order) <= points:
         return order
     sorted_values = [values[at] for at in order]
     x, y = _scaled([times[at] for at in order]), _scaled(sorted_values)
-    # Extremes that the triangles leave out take the places of others: with two places less there is room for both.
+    # Extremes that the triangles omit replace other points: with two places less there is room for both.
     for fewer in range(3):
         chosen = {0, *_triangles(x, y, max(points - fewer, 2)), len(order) - 1}
         if points > POINTS_MIN:
@@ -46,16 +46,17 @@ def lttb(times: Sequence[float], values: Sequence[float], points: int) -> list[i
 
 
 def _left_out(values: Sequence[float], chosen: set[int]) -> set[int]:
-    """Return where the least and the greatest value are, unless points with these values are chosen."""
+    """Return the indexes of the least and the greatest value, unless points with these values are chosen."""
     kept = {values[at] for at in chosen}
     return {values.index(each) for each in (min(values), max(values)) if each not in kept}
 
 
 def error_of(times: Sequence[float], values: Sequence[float], chosen: Sequence[int]) -> float:
-    """Return a bound on the error of chosen points: how far any point is from the line through them, rounded up.
+    """Return a bound on the error of chosen points: the largest distance of any point from the line through them,
+    rounded up.
 
     Args:
-        times: of each point.
+        times: time of each point.
         values: finite numbers.
         chosen: indexes of points, as ``lttb`` returns them.
     """
@@ -71,7 +72,7 @@ def error_of(times: Sequence[float], values: Sequence[float], chosen: Sequence[i
 def _distance(times: Sequence[float], values: Sequence[float], left: int, right: int, index: int) -> float:
     first, last, value = values[left], values[right], values[index]
     duration = times[right] - times[left]
-    if duration == 0:  # a step at one moment passes everything between its ends
+    if duration == 0:  # a step at one moment covers everything between its ends
         low, high = min(first, last), max(first, last)
         found = max(low - value, value - high, 0)
     else:
@@ -88,7 +89,7 @@ def _triangles(x: list[float], y: list[float], points: int) -> list[int]:
     next bucket."""
     count = len(x)
     buckets = points - 2
-    # Buckets of one and the same length, but for one point: between the first point and the last.
+    # Buckets of equal length, up to one point, between the first and the last point.
     edges = [1 + (count - 2) * at // buckets for at in range(buckets + 1)] if buckets else [1]
     chosen = []
     before = 0
@@ -112,7 +113,7 @@ def _triangles(x: list[float], y: list[float], points: int) -> list[int]:
 def _scaled(numbers: list[float]) -> list[float]:
     """Return numbers between 0 and 1: which triangle is the largest stays the same, and no area is infinite."""
     low, high = min(numbers), max(numbers)
-    # Halves, as the difference of two doubles may be no double.
+    # Halved, as the difference of two doubles may overflow.
     span = high / 2 - low / 2
     if span == 0:
         return [0.0] * len(numbers)

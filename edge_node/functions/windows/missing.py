@@ -1,4 +1,4 @@
-"""Gaps in the input, and the windows that they leave incomplete."""
+"""Gaps in the input, and the windows that they make incomplete."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from weft.edge_node.functions.contract import Gap, Row, State
 from weft.edge_node.functions.windows.groups import ALWAYS, GAPS
 
 GAPS_MAX = 16
-"""Most gaps of an input that stay separate at a time. More are put together."""
+"""Maximum number of separate gaps of an input at a time. Further ones are merged."""
 NAMED_MAX = 8
-"""Most gaps that one row names."""
+"""Maximum number of gaps that one row names."""
 _AFTER, _UNTIL, _INPUT, _TEXT = 0, 1, 2, 3
 _UNKNOWN = -1
 _MORE = " and later ones"
@@ -20,10 +20,10 @@ class WindowGaps:
     """Gaps that windows may still overlap, each from the last row before it to the first row after it."""
 
     def __init__(self, state: State, lateness: int | None) -> None:
-        """Make a list without gaps.
+        """Start without gaps.
 
         Args:
-            lateness: how long after its event a row may come, in ns; None where windows are of ingest time.
+            lateness: longest delay of a row after its event, in ns; None for windows of ingest time.
         """
         self._state = state
         self._lateness = lateness
@@ -32,7 +32,7 @@ class WindowGaps:
         """True while a gap has no row after it."""
 
     def restore(self) -> None:
-        """Take up what ``State`` has after a start."""
+        """Restore the gaps from ``State`` after a start."""
         self._gaps = self._state.values.get(GAPS, [])
         self._note()
 
@@ -53,7 +53,7 @@ class WindowGaps:
         self._note()
 
     def see(self, rows: list[Row]) -> None:
-        """Look for the first rows after gaps. Rows that a function made have no input, and end every gap."""
+        """Find the first rows after gaps. Rows that a function created have no input, and end every gap."""
         for gap in self._gaps:
             if gap[_UNTIL] == _UNKNOWN:
                 time = next((row.time for row in rows if row.input in (gap[_INPUT], "")), None)
@@ -80,8 +80,8 @@ class WindowGaps:
         until = ALWAYS if gap[_UNTIL] == _UNKNOWN else gap[_UNTIL]
         if self._lateness is None:
             return gap[_AFTER] < end and start <= until
-        # The times of missing events are not known. They belong to windows that were open when the gap came, or to
-        # those of that time.
+        # The times of missing events are unknown. They belong to windows that were open at the gap, or to windows of
+        # that time.
         return first <= until or (gap[_AFTER] - self._lateness < end and start <= until)
 
     def forget(self, before: int) -> None:

@@ -1,4 +1,4 @@
-"""Groups from rows: what makes one, and what its outputs are called."""
+"""Groups from rows: their identity, and the keys of their outputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from weft.edge_node.functions.windows.refusal import Refusal
 
 KEY, NONE = "key", "none"
 TEXT_BYTES_MAX = 1024
-"""Longest text that makes a group, in bytes of UTF-8."""
+"""Longest text that identifies a group, in bytes of UTF-8."""
 
 
 class Naming:
     """Names of groups, by the key of the rows, or by fields and levels of their topic."""
 
     def __init__(self, by: tuple[str, ...], levels: Collection[str], stream: str) -> None:
-        """Look at what the settings ask for.
+        """Parse the settings.
 
         Raises:
-            WindowError: a name is no field.
+            WindowError: a name is not a field.
         """
         self.by = () if by == (NONE,) else by
         self.is_key = self.by == (KEY,)
@@ -58,7 +58,7 @@ class Naming:
         """Return the bytes that name the group of a row.
 
         Raises:
-            Refusal: a value can name no group.
+            Refusal: a value cannot identify a group.
         """
         if self.is_key:
             if len(row.key) > TEXT_BYTES_MAX:
@@ -73,7 +73,7 @@ def field_code(path: str) -> ast.expr:
     """Return the code that reads a field, from the values ``v`` of a row.
 
     Raises:
-        WindowError: it is no path of a field.
+        WindowError: it is not a path of a field.
     """
     try:
         names = names_in(path)
@@ -83,7 +83,7 @@ def field_code(path: str) -> ast.expr:
 
 
 def text_of(key: bytes) -> str:
-    """Return a key as text. Bytes that are no UTF-8 are replaced."""
+    """Return a key as text. Bytes that are not UTF-8 are replaced."""
     return key.decode(errors="replace")
 
 
@@ -92,7 +92,7 @@ def _expression(source: str) -> ast.expr:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value that names the same group in every run. 2 and 2.0 are one number, as in SQL."""
+    """Return the canonical value of a group. 2 and 2.0 are one number, as in SQL."""
     if type(value) is str:
         if len(value.encode(errors="replace")) > TEXT_BYTES_MAX:
             raise Refusal(f"{name} is a text of more than {TEXT_BYTES_MAX} bytes; groups take shorter ones")

@@ -1,7 +1,7 @@
-"""Numbers of a window and the code that brings them up to date: one function for all aggregates, made once.
+"""Numbers of a window and the code that updates them: one function for all aggregates, generated once.
 
-A window's numbers are one plain list, which ``State`` holds as it is: where ten thousand windows are open, a list of
-numbers is what costs least. The places in it are dealt out here.
+A window's numbers are one plain list, which ``State`` can hold: for ten thousand open windows, a list of numbers costs
+least. This module assigns the indexes in it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.edge_node.functions.windows.times import SECOND
 Numbers = list[Any]
 _INFINITE = "w_infinite"
 SOURCE_NAMES = {"w_note": sources.note, "w_join": sources.join, "w_len": len}
-"""Names that the lines of sources use."""
+"""Names in the lines of sources."""
 
 
 def source_lines(at: int) -> list[str]:
-    """Return the lines that note the record of a row, in a list at a place of the numbers."""
-    return [  # Inline for rows of one input in their order, which nearly all are.
+    """Return the lines that add the record of a row to a list at an index of the numbers."""
+    return [  # Inline for rows of one input in order: nearly all of them.
         f"w_s = a[{at}]",
         "if w_len(w_s) == 4 and row.seq > w_s[2] and w_s[0] == row.input:",
         "    w_s[2] = row.seq",
@@ -35,18 +35,18 @@ def source_lines(at: int) -> list[str]:
 
 
 class Argument(NamedTuple):
-    """Expression that aggregates are of."""
+    """Expression with aggregates."""
 
     text: str
     name: str
     """Name of its value in the code."""
     is_number: bool
     nulls: int
-    """Place of the number of rows in which it is null."""
+    """Index of the number of rows in which it is null."""
 
 
 class Layout:
-    """Places of the numbers of some aggregates, and the code for them."""
+    """Indexes of the numbers of some aggregates, and the code for them."""
 
     def __init__(self, aggregates: Iterable[Aggregate], *, is_session: bool, accuracy: float) -> None:
         self.new: list[str] = ["w_first", "0", *(["w_start", "w_start"] if is_session else [])]
@@ -65,9 +65,9 @@ class Layout:
         self._sketches = sketch.Sketches(accuracy)
         found = list(aggregates)
         self.kept = self._place("0") if any(each.function == "lttb" for each in found) else None
-        """Place of the number of rows that are kept; None where none are."""
+        """Index of the number of kept rows; None where none are kept."""
         self.over = self._place("0") if self.kept is not None else None
-        """Place of the number of rows that came when no more were kept."""
+        """Index of the number of rows beyond the kept ones."""
         for place in (self.kept, self.over):
             if place is not None:
                 self._merge.append(f"a[{place}] += b[{place}]")
@@ -80,7 +80,7 @@ class Layout:
         for aggregate in found:
             self._add(aggregate)
         self.sources = self._place("[]")
-        """Place of the records that the rows came from: behind all others, as windows of earlier releases lack it."""
+        """Index of the rows' source records: behind all others, as windows of earlier releases lack it."""
         self._merge.append(f"w_join(a[{self.sources}], b[{self.sources}])")
         # Deviations are merged by the counts from before: the counts come last.
         self._merge += [f"a[{each.nulls}] += b[{each.nulls}]" for each in self.arguments.values()]
@@ -100,9 +100,9 @@ class Layout:
     def functions(
         self,
     ) -> tuple[Callable[[int, int], Numbers], Callable[[Numbers, Numbers], None], Callable[..., None]]:
-        """Return three functions: one that makes the numbers of a new window (ingest time and time of its first row),
-        one that adds the numbers of another window, and one that puts results into a mapping (numbers, mapping, rows
-        kept)."""
+        """Return three functions: one that creates the numbers of a new window (ingest time and time of its first row),
+        one that adds the numbers of another window, and one that writes results into a mapping (numbers, mapping, kept
+        rows)."""
         namespace = self.namespace()
         source = [
             f"def new(w_first, w_start): return [{', '.join(self.new)}]",
@@ -115,7 +115,7 @@ class Layout:
         return namespace["new"], namespace["merge"], namespace["result"]
 
     def namespace(self) -> dict[str, Any]:
-        """Return the names that the code uses."""
+        """Return the names in the code."""
         return {
             "w_infinite": float("inf"),
             "w_float": float,
@@ -187,7 +187,7 @@ class Layout:
         return len(self.new) - 1
 
     def _places(self, what: str, argument: Argument, *initial: str) -> tuple[int, bool]:
-        """Return the first place for something, and whether it is new. Aggregates of one argument share places."""
+        """Return the first index for a purpose, and whether it is new. Aggregates of one argument share indexes."""
         at = self._known.get((what, argument))
         if at is not None:
             return at, False
@@ -211,8 +211,8 @@ class Layout:
         return at
 
     def _end(self, function: str, argument: Argument) -> int:
-        """Return the place of the time of the first or last value, which stands behind it."""
-        # Of two rows of one time, the first is the one that came first, and the last the one that came last.
+        """Return the index of the time of the first or last value; the value is at the next index."""
+        # For two rows of equal time, their order of arrival decides which is the first and which the last.
         sign, initial = ("<", ALWAYS) if function == "first" else (">=", NEVER)
         at, is_new = self._places(function, argument, str(initial), "None")
         if is_new:
@@ -241,7 +241,7 @@ class Layout:
 
 
 def _bounded(at: int, name: str) -> list[str]:
-    # Integers add up without rounding, as long as the state can hold them.
+    # Integers are added without rounding, as long as the state can hold them.
     limit = values.SUM_MAX
     return [f"if not -{limit} <= {name} <= {limit}: a[{at}] = w_float({name})"]
 
@@ -250,9 +250,9 @@ def downsample(kept: list[list[Any]], at: int, points: int) -> list[list[float]]
     """Return some points as pairs of time (seconds since 1970) and value, in order of time.
 
     Args:
-        kept: of each row its time in ns, and values.
-        at: place of the value in a row.
-        points: most points to return.
+        kept: time in ns and values of each row.
+        at: index of the value in a row.
+        points: maximum number of points to return.
     """
     found = [(row[0], row[at]) for row in kept if row[at] is not None]
     times, values = [time for time, _ in found], [value for _, value in found]

@@ -8,12 +8,12 @@ from weft.config.functions.windows import Windowing
 from weft.edge_node.functions.windows.times import digits_of, nanoseconds
 
 PARTS_MAX = 10_000
-"""Most parts (``every``) that one hopping window is put together from."""
+"""Maximum number of parts (``every``) of one hopping window."""
 _SESSION_DIGITS = 6
 
 
 class WindowError(ValueError):
-    """Settings of a window that do not go together; says what to write instead."""
+    """Contradicting settings of a window; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def open_at_once(self) -> int:
-        """Return how many windows, or parts of them, a group with rows all the time has open at once."""
+        """Return the number of open windows, or parts of them, of a group with continuous rows."""
         return (self.size + self.lateness) // self.every + 2 if self.every else 0
 
     @property
     def remember(self) -> int:
-        """Return for how long a group without open windows is remembered, so that late rows are known as such."""
+        """Return the time for which a group without open windows is remembered, so that late rows are recognised."""
         return max(3600 * 10**9, 10 * (self.idle + self.lateness))
 
     @classmethod
@@ -60,7 +60,7 @@ class Plan:
         """Return the plan of some settings.
 
         Raises:
-            WindowError: they do not go together.
+            WindowError: they contradict each other.
         """
         _check(settings)
         every, size, offset = (

@@ -8,8 +8,8 @@ class Refusal(Exception):
 
 
 class Late(Refusal):
-    """A row that came after all its windows were closed."""
+    """A row that arrived after all its windows were closed."""
 
 
 class Full(Refusal):
-    """A row that needs a new window where there are as many as there may be."""
+    """A row that needs a new window when the bound on windows is reached."""

@@ -1,4 +1,4 @@
-"""Schedule of groups by the tick at which they have something to do."""
+"""Schedule of groups by the tick at which they have work."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from weft.edge_node.functions.windows.groups import Group
 class Schedule:
     """Ticks and the groups that wait for them.
 
-    What a group waits for moves to later ticks with each row. So an entry is only a lower bound, and is looked at again
-    when its tick comes: a row costs nothing here.
+    Each row moves its group's tick to a later one. So an entry is only a lower bound, and is checked again at its tick:
+    a row costs nothing here.
     """
 
     def __init__(self, due_of: Callable[[Group], int]) -> None:
@@ -22,7 +22,7 @@ class Schedule:
         self._groups: dict[int, dict[bytes, Group]] = {}
 
     def enter(self, group: Group, tick: int) -> None:
-        """Have a group looked at by a tick at the latest."""
+        """Schedule a check of a group by a tick at the latest."""
         if group.due is not None and group.due <= tick:
             return
         if group.due is not None:
@@ -54,7 +54,7 @@ class Schedule:
         return None
 
     def take(self, tick: int) -> list[Group]:
-        """Return the groups that wait for a tick or an earlier one. They are in the schedule no longer."""
+        """Return the groups that wait for a tick or an earlier one. They are removed from the schedule."""
         taken: list[Group] = []
         while self._ticks and self._ticks[0] <= tick:
             first = self._ticks[0]
@@ -62,7 +62,7 @@ class Schedule:
             self._drop(first)
             for group in found:
                 group.due = None
-                # What it waits for may have moved: after a restart it would be looked at no earlier than then.
+                # Its tick may have moved: check no earlier than then, as after a restart.
                 due = self._due_of(group)
                 if due <= tick:
                     taken.append(group)

@@ -1,7 +1,7 @@
 """A SELECT over a few rows in SQLite's memory, with limits that give the same result each time.
 
-The work is counted in steps of SQLite's virtual machine, not in seconds: a node under load has to give the same rows as
-one that has nothing else to do. For the same reason there is no ``now`` and no ``random``.
+The work is counted in steps of SQLite's virtual machine, not in seconds: a node under load must return the same rows as
+an idle one. For the same reason there is no ``now`` and no ``random``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from weft.edge_node.functions.windows.plan import WindowError
 
 TABLE = "input"
 VALUE_BYTES_MAX = 1 << 20
-"""Longest text on the way to a result."""
+"""Longest intermediate text."""
 _PROBE = "a column that no SELECT names"
 _STEPS_A_LOOK = 1000
 _STEPS_TO_COMPILE = 20_000
-"""Steps over no rows, which show what SQLite finds at run time only. The node's loop waits for them."""
+"""Maximum number of steps over no rows, to find errors that SQLite only reports at run time. The node's loop waits for
+them."""
 _NO_COLUMN = re.compile(r"no such column: (?:.*\.)?(.+)$")
 _DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime") + (
     ("timediff",) if sqlite3.sqlite_version_info >= (3, 43) else ()
@@ -38,7 +39,7 @@ _READS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 
 
 class SelectError(Exception):
-    """A SELECT that gave no rows for a window, with a reason for people."""
+    """A failed SELECT of a window, with a reason for people."""
 
 
 class Limits(NamedTuple):
@@ -56,17 +57,17 @@ class SelectResult(NamedTuple):
     rows: list[dict[str, Any]]
     """Rows of the result, by the names of its columns."""
     cut: list[int]
-    """Places of the rows that it was not run over, as the table has no columns for all of their fields."""
+    """Indexes of omitted rows: the table has no columns for all of their fields."""
 
 
 class Select:
     """A compiled SELECT. For one thread at a time."""
 
     def __init__(self, text: str, levels: Sequence[str], limits: Limits) -> None:
-        """Compile a SELECT, and find out which columns it names.
+        """Compile a SELECT, and determine the columns that it names.
 
         Raises:
-            WindowError: it is no SELECT that may run here; says why.
+            WindowError: it is not an allowed SELECT; the message has the reason.
         """
         self._text = text
         self._limits = limits
@@ -82,8 +83,8 @@ class Select:
         self._compiles = True
         self._compile()
         self._takes_all = self._reads_unnamed()
-        """True where a SELECT reads columns that it does not name, as ``*`` does. Otherwise the others are left out: a
-        device that sends hundreds of fields cannot fill the table of all."""
+        """True where a SELECT reads columns that it does not name, as ``*`` does. Otherwise unnamed fields are left
+        out, so that a device that sends hundreds of them cannot fill the table."""
         self._compiles = False
 
     def _open(self) -> sqlite3.Connection:
@@ -97,7 +98,7 @@ class Select:
 
     def _date_function(self, name: str) -> Any:
         def call(*values: Any) -> Any:
-            # Of no argument, and of a first one that is only a modifier, SQLite takes the time of now.
+            # Without arguments, or with only a modifier, SQLite uses the present time.
             texts = [each.strip().lower() if isinstance(each, str) else "" for each in values]
             given = values[1:] if name == "strftime" else values
             if not given or _TIME_OF_MACHINE & {*texts} or texts[len(values) - len(given)].startswith("subsec"):
@@ -114,11 +115,11 @@ class Select:
                 self._run([], {})
             except SelectError as error:
                 if self._steps > _STEPS_TO_COMPILE:
-                    return  # it is valid, and much work even without rows
+                    return  # it is valid, but much work even without rows
                 found = _NO_COLUMN.search(str(error))
                 if found is None:
                     raise WindowError(f"select: {error}") from None
-                # A field that no row has is null, and no error: which fields rows have is not known here.
+                # A field that no row has is null, not an error: the fields of rows are unknown here.
                 self._named.append(found[1].strip('"[]`'))
             else:
                 return
@@ -135,7 +136,7 @@ class Select:
 
     @property
     def columns_left(self) -> int | None:
-        """Return how many fields a row may have; None where the SELECT takes no more than it names."""
+        """Return the maximum number of fields of a row; None where the SELECT reads only named columns."""
         fixed = {*map(str.lower, ("key", "time", *self._levels))}
         return COLUMNS_MAX - len(fixed) if self._takes_all else None
 
@@ -143,11 +144,11 @@ class Select:
         """Return the result for some rows.
 
         Args:
-            rows: each packed: time in ns, key, values, and what a SELECT does not see.
+            rows: each packed: time in ns, key, values, and data that is not visible to the SELECT.
             levels: levels of the topic, by key.
 
         Raises:
-            SelectError: it took too many steps, gave too many rows, or failed.
+            SelectError: it took too many steps, returned too many rows, or failed.
         """
         return self._run([msgspec.msgpack.decode(each)[:3] for each in rows], levels)
 
@@ -216,7 +217,7 @@ class Select:
     def _authorize(self, action: int, first: str | None, second: str | None, *_: object) -> int:
         self._reads_probe |= action == sqlite3.SQLITE_READ and second == _PROBE
         if action in _READS:
-            # Tables of SQLite's own are none of the rows.
+            # SQLite's own tables are not allowed.
             if action == sqlite3.SQLITE_READ and (first or "").lower().startswith(("sqlite_", "pragma_")):
                 self._refused = f"{first} is not there; the only table is {TABLE}"
                 return sqlite3.SQLITE_DENY
@@ -237,7 +238,7 @@ class Select:
 
 
 def _column(value: Any) -> Any:
-    """Return a value as SQLite has it: lists and mappings as JSON."""
+    """Return a value in SQLite's form: lists and mappings as JSON."""
     if type(value) in (str, float, bytes) or value is None:
         return value
     if type(value) is bool:

@@ -1,4 +1,4 @@
-"""Shapes of windows: which one a row belongs to, and which are over."""
+"""Shapes of windows: the window of a row, and the closing of windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _start = attrgetter("start")
 
 
 class Closing(NamedTuple):
-    """A window that is over."""
+    """A window that is closing."""
 
     start: int
     end: int
@@ -27,12 +27,11 @@ class Shape(Protocol):
     """Rules of one kind of windows."""
 
     def place(self, group: Group, t: int, time: int) -> Pane:
-        """Return the window of a row, and open it if there is none. Of windows that overlap, return the part that they
-        share.
+        """Return the window of a row, and open it if there is none. For overlapping windows, return their shared part.
 
         Args:
             t: time by which the row belongs to windows.
-            time: time at which the node took it in.
+            time: time at which the node received it.
 
         Raises:
             Late: its windows are closed.
@@ -45,15 +44,15 @@ class Shape(Protocol):
         ...
 
     def pass_by(self, group: Group, t: int, limit: int) -> None:
-        """Regard windows that end at or before a time as closed, also those that no row opened. Those with rows were.
+        """Treat windows that end at or before a time as closed, even those that no row opened.
 
         Raises:
-            Late: a row of this time belongs to such windows alone.
+            Late: a row of this time belongs only to such windows.
         """
         ...
 
     def next_end(self, group: Group) -> int:
-        """Return the end of the window that closes next, of a group that has open windows."""
+        """Return the end of the window that closes next, of a group with open windows."""
         ...
 
     def over(self, group: Group, limit: int) -> list[Closing]:
@@ -61,13 +60,13 @@ class Shape(Protocol):
         ...
 
     def close(self, group: Group, closing: Closing) -> None:
-        """Forget a window, and what no other window needs."""
+        """Forget a window, and panes that no other window needs."""
         ...
 
 
 class Panes:
-    """Windows of a fixed length. Those that overlap (hopping) share panes of length ``every``, so that a row is counted
-    once, and put together when a window ends."""
+    """Windows of a fixed length. Overlapping (hopping) windows share panes of length ``every``, so that a row is
+    counted once; the panes are merged when a window ends."""
 
     def __init__(self, plan: Plan, store: Store) -> None:
         self._every, self._size, self._offset = plan.every, plan.size, plan.offset
@@ -91,7 +90,7 @@ class Panes:
             group.next = self.next_end(group)
         if memory is not None and is_late:
             self._count_late(group, memory)
-            group.turn_away()  # The next such row has to be counted as late as well.
+            group.turn_away()  # The next such row must be counted as late as well.
         else:
             group.turn_to(pane, start, start + self._every)
         return pane
@@ -101,7 +100,7 @@ class Panes:
         return (t - self._offset) // self._every * self._every + self._offset + self._every <= limit
 
     def pass_by(self, group: Group, t: int, limit: int) -> None:  # noqa: ARG002 - `place` looks at the row
-        """Regard all windows up to a time as closed."""
+        """Treat all windows up to a time as closed."""
         memory = group.memory
         assert memory is not None
         phase = self._offset + self._size
@@ -161,7 +160,7 @@ class Sessions:
         """Return the session of a row. It may begin one, make one longer, or join two."""
         memory = group.memory
         if memory is not None and t < memory[CLOSED]:
-            # Sessions of a group never overlap: this row would begin one within what was emitted.
+            # Sessions of a group never overlap: this row would begin one within an emitted one.
             self._turn_back(group, memory, t, memory[CLOSED])
         panes = group.panes
         pane = next((each for each in panes if self._takes(each, t, t)), None)
@@ -183,11 +182,11 @@ class Sessions:
         return pane
 
     def is_passed(self, t: int, limit: int) -> bool:
-        """Return whether a session that is over may take a row."""
+        """Return whether a closed session may take a row."""
         return t < limit
 
     def pass_by(self, group: Group, t: int, limit: int) -> None:
-        """Turn a row back that would begin a session which is over."""
+        """Refuse a row that would begin a closed session."""
         memory = group.memory
         if memory is not None and t + self._gap <= limit and not any(self._takes(each, t, t) for each in group.panes):
             self._turn_back(group, memory, t, limit)
@@ -226,6 +225,6 @@ class Sessions:
 
 
 def too_late(t: int, closed: int, digits: int) -> str:
-    """Return why a row is not counted."""
+    """Return the reason why a row is not counted."""
     until = iso_text(closed, digits)
     return f"came too late: its time is {iso_text(t, 6)}, and its group's windows up to {until} are closed"

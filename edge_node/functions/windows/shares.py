@@ -1,4 +1,4 @@
-"""Shares of the topics in the rows that one window keeps: where a window is full, the topic with the most gives way."""
+"""Shares of the topics in the rows that one window keeps: in a full window, the topic with the most loses rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import heapq
 _INT_BYTES = {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}
 _BIN_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 NAMED_MAX = 16
-"""Most topics that a window counts its cut rows by. Rows of further topics are counted together."""
+"""Maximum number of topics with their own count of a window's cut rows. Further topics share one count."""
 NAME_CHARACTERS_MAX = 100
 OTHERS = ""
 """Name under which the cut rows of further topics are counted."""
@@ -16,7 +16,7 @@ OTHERS = ""
 def topic_of(item: bytes) -> bytes:
     """Return the topic of a kept row: packed are its time, its topic, and more.
 
-    Rows may have a megabyte, so what comes after the topic is not looked at.
+    Rows may have a megabyte, so the data behind the topic is not decoded.
     """
     at = 1 + _INT_BYTES.get(item[1], 1)
     length = _BIN_LENGTH_BYTES[item[at]]
@@ -38,13 +38,13 @@ class _Share:
 class Shares:
     """Weights of the topics in a window, and the pieces of kept rows that have them.
 
-    All of it follows from the kept rows, so a start after a crash finds the same.
+    All of it is derived from the kept rows, so a start after a crash has the same.
     """
 
     def __init__(self) -> None:
         self._of: dict[bytes, _Share] = {}
         self._heap: list[tuple[int, bytes]] | None = None
-        """Topics by weight, the largest first, with entries that are out of date. None while no row had to go."""
+        """Topics by weight, the largest first, with outdated entries. None until a row is cut."""
 
     def add(self, topic: bytes, chunk: int, weight: int) -> None:
         """Count a row that is kept in a piece."""
@@ -57,7 +57,7 @@ class Shares:
         self._note(topic, share)
 
     def take(self, topic: bytes, weight: int) -> None:
-        """Count a row that is gone."""
+        """Count a removed row."""
         share = self._of[topic]
         share.weight -= weight
         if share.weight:
@@ -71,11 +71,11 @@ class Shares:
         return share.weight if share is not None else 0
 
     def chunks(self, topic: bytes) -> list[int]:
-        """Return the pieces that may have rows of a topic, ascending. The caller takes those off that have none."""
+        """Return the pieces that may have rows of a topic, ascending. The caller removes those that have none."""
         return self._of[topic].chunks
 
     def largest(self) -> bytes:
-        """Return the topic of the greatest weight; of several, the least by its bytes. There is one."""
+        """Return the topic of the greatest weight, at equal weights the least by its bytes. There must be one."""
         heap = self._heap
         if heap is None or len(heap) > 2 * len(self._of) + 64:
             heap = self._heap = [(-share.weight, topic) for topic, share in self._of.items()]
@@ -102,6 +102,6 @@ def add_counts(counts: dict[str, int], more: dict[str, int]) -> None:
 
 
 def told(counts: dict[str, int]) -> str:
-    """Return whose rows were cut, for people: most first. Empty where that is not known."""
+    """Return the topics whose rows were cut, for people: most first. Empty where they are unknown."""
     names = sorted(counts, key=lambda name: (name == OTHERS, -counts[name], name))
     return ", ".join(f"{name or 'others'} {counts[name]:,}" for name in names)

@@ -2,7 +2,7 @@
 
 A sketch counts values in bins whose bounds grow by a constant factor, so a quantile is off by at most ``accuracy`` of
 its value. Only bins with values are kept, in a plain dictionary: a machine's temperature needs about ten of them.
-Counts are integers, so that sketches merge, restart and sum up without any rounding.
+Counts are integers, so that sketches merge, restart and add up without rounding.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ddsketch.mapping import LogarithmicMapping
 Bins = dict[int, int]
 """Bin -> number of values in it."""
 BINS_MAX = 2048
-"""Most bins of a sketch; 1 % of accuracy then covers values from 1 to 10**17. Beyond it, the bins nearest to zero are
-put together."""
+"""Maximum number of bins of a sketch; an accuracy of 1 % then covers values from 1 to 10**17. Beyond it, the bins
+nearest to zero are merged."""
 _NEGATIVE = 1 << 20
 """Added to the bins of values below zero. The bins of floats at the finest accuracy reach to 360,000 on both sides."""
 _ZERO = 1 << 21
@@ -32,7 +32,7 @@ class Sketches:
     def adder(self) -> Callable[[Bins, float], None]:
         """Return a function that adds a value to a sketch."""
         key, least = self._mapping.key, self._mapping.min_possible
-        # The value that stands for the highest bin must be a float itself.
+        # The value that represents the highest bin must be a float.
         most = self._mapping.max_possible / self._mapping.gamma
 
         def add(bins: Bins, value: float) -> None:
@@ -49,7 +49,7 @@ class Sketches:
         return add
 
     def quantiles(self, bins: Bins, wanted: tuple[float, ...]) -> list[float | None]:
-        """Return quantiles between 0 and 1: values of which so large a share of all is not greater."""
+        """Return quantiles between 0 and 1: for each, the value that this share of all values does not exceed."""
         # The library's stores are dense: values from 1e-300 to 1e300 would take them seconds.
         ordered = sorted(bins, key=_order)
         ranks = list(accumulate(bins[bin_] for bin_ in ordered))
@@ -67,12 +67,12 @@ class Sketches:
 
 
 def _key(bin_: int) -> tuple[bool, int]:
-    """Return whether a bin is of values below zero, and its number by their size."""
+    """Return whether a bin is for values below zero, and its number by their size."""
     return (True, bin_ - _NEGATIVE) if bin_ >= _NEGATIVE // 2 else (False, bin_)
 
 
 def _order(bin_: int) -> tuple[int, int]:
-    """Return what sorts bins by their values."""
+    """Return the sort key of a bin, by its values."""
     if bin_ == _ZERO:
         return 0, 0
     is_negative, key = _key(bin_)
@@ -88,8 +88,8 @@ def merge(bins: Bins, other: Bins) -> None:
 
 
 def _collapse(bins: Bins) -> None:
-    """Put the bins together that are nearest to zero, an eighth at a time: sorting them for each value would cost a
-    device's wild values a hundred times as much."""
+    """Merge the bins nearest to zero, an eighth at a time: sorting them for each value would make widely scattered
+    values a hundred times as expensive."""
     ordered = sorted((bin_ for bin_ in bins if bin_ != _ZERO), key=lambda bin_: _key(bin_)[::-1])
     kept = ordered[len(ordered) - BINS_MAX * 7 // 8 :]
     least = {_key(bin_)[0]: bin_ for bin_ in reversed(kept)}

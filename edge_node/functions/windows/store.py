@@ -30,11 +30,11 @@ from weft.edge_node.functions.windows.shares import Shares, topic_of
 
 Numbers = list[Any]
 _KEPT_BYTES, _NUMBER_BYTES = 64, 32
-"""Memory of a kept row beside what is in it, and of a number."""
+"""Memory of a kept row beside its content, and of a number."""
 CHUNK_ROWS = 64
-"""Rows of a piece. A step writes the last piece again, so that a row is written up to so many times."""
+"""Rows of a piece. A step writes the last piece again, so a row is written up to so many times."""
 LOOKED_CHUNKS_MAX = 32
-"""Most pieces in which rows are looked for that have to go for another: less than a millisecond."""
+"""Maximum number of pieces searched for rows to remove for another: less than a millisecond."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Bounds(msgspec.Struct, frozen=True):
     panes: int
     panes_of_group: int
     kept_bytes: int
-    """Memory of the rows that all open windows keep."""
+    """Maximum memory of the rows that all open windows keep."""
 
 
 class Store:
@@ -56,23 +56,23 @@ class Store:
         self.state = State()
         self.groups: dict[bytes, Group] = {}
         self.by_name: dict[Any, Group] = {}
-        """Groups by the text that rows have."""
+        """Groups by the text in rows."""
         self.open = 0
         """Number of open windows."""
         self._busy = 0
         """Number of groups with open windows."""
         self.kept_bytes = 0
-        """Memory of the rows that they keep, about."""
+        """Approximate memory of the rows that they keep."""
         self.weight_of: Callable[[bytes], int] | None = None
-        """Function that returns the weight of a kept row, where windows hold rows of topics that have shares; set
-        before the first row."""
+        """Function that returns the weight of a kept row, where topics have shares in a window; set before the first
+        row."""
         self.pad: Callable[[Numbers], None] = _keep
         """Function that adds the numbers that windows of an earlier release lack."""
         self._bounds = bounds
         self._new = new
         self._merge = merge
         self._firsts: list[tuple[int, bytes]] = []
-        """Heap of open windows by their oldest row; also of closed ones, until they come to the top."""
+        """Heap of open windows by their oldest row; closed ones stay until they reach the top."""
 
     def oldest(self) -> int | None:
         """Return the time of the oldest row in an open window."""
@@ -86,10 +86,10 @@ class Store:
         return None
 
     def add(self, group: Group) -> None:
-        """Take up a group.
+        """Add a group.
 
         Raises:
-            Refusal: there are as many groups as there may be, and all have open windows.
+            Refusal: the bound on groups is reached, and all have open windows.
         """
         if len(self.groups) >= self._bounds.groups and not self._make_room():
             raise Refusal(f"all {self._bounds.groups:,} groups have open windows (keys_max)")
@@ -112,28 +112,28 @@ class Store:
             self.state.delete(group.memory_key)
 
     def _make_room(self) -> bool:
-        """Forget an eighth of the groups: of those without open windows, the ones that were silent longest."""
-        if self._busy >= len(self.groups):  # Looking through all of them for each row of new keys would stop the node.
+        """Forget an eighth of the groups: the ones without open windows that were silent longest."""
+        if self._busy >= len(self.groups):  # A search of all groups for each row of new keys would block the node.
             return False
         idle = [
             (group.memory[SEEN] if group.memory is not None else 0, group.gid)
             for group in self.groups.values()
             if not group.panes
         ]
-        # An eighth at a time: looking through all groups for each new key would let one device stop the node.
+        # An eighth at a time: a search of all groups for each new key would let one device block the node.
         for _, gid in heapq.nsmallest(self._bounds.groups // 8 + 1, idle):
             self.remove(self.groups[gid])
         return bool(idle)
 
     def open_pane(self, group: Group, at: int, start: int, time: int) -> Pane:
-        """Open a window at a place in the group's list.
+        """Open a window at an index of the group's list.
 
         Args:
-            start: first time of the window; of a session, time of the row.
+            start: first time of the window; for a session, time of the row.
             time: ingest time of the row.
 
         Raises:
-            Full: there are as many as there may be.
+            Full: the bound on windows is reached.
         """
         if self.open >= self._bounds.panes:
             raise Full(f"all {self._bounds.panes:,} windows are open (windows_max)")
@@ -155,7 +155,7 @@ class Store:
         return pane
 
     def lower(self, pane: Pane, time: int) -> None:
-        """Note that a row of a window is older than those before it."""
+        """Note that a row of a window is older than earlier ones."""
         pane.numbers[FIRST] = time
         heapq.heappush(self._firsts, (time, pane.key))
 
@@ -185,7 +185,7 @@ class Store:
             self.lower(pane, pane.numbers[FIRST])
 
     def keep(self, pane: Pane, item: Any) -> None:
-        """Keep a row of a window, or what is needed of it."""
+        """Keep a row of a window, or the needed part of it."""
         if not pane.chunks or len(pane.tail) >= CHUNK_ROWS:
             pane.tail = []
             self.state.set(chunk_key(pane, pane.chunks), pane.tail)
@@ -198,8 +198,8 @@ class Store:
             pane.shares.add(topic_of(item), pane.chunks - 1, self.weight_of(item))
 
     def newest(self, pane: Pane, topic: bytes) -> Iterator[tuple[int, int, bytes]]:
-        """Yield the kept rows of a topic that has some, the newest first: piece, place in it, and row. Those in older
-        pieces than a few are not looked for."""
+        """Yield the kept rows of a topic that has some, the newest first: piece, index in it, and row. Only a few of
+        the newest pieces are searched."""
         assert pane.shares is not None
         chunks, left = pane.shares.chunks(topic), LOOKED_CHUNKS_MAX
         for number in reversed(chunks.copy()):
@@ -212,16 +212,18 @@ class Store:
                     found = True
                     yield number, at, items[at]
             if found:
-                left -= 1  # the others are looked at once only, and do not count: a start after a crash has none
+                left -= (
+                    1  # pieces without such rows are visited only once, and do not count: after a crash there are none
+                )
             else:
                 chunks.remove(number)
 
     def cut(self, pane: Pane, number: int, at: int) -> None:
-        """Give up a kept row. Rows behind it in its piece move up."""
+        """Remove a kept row. Later rows in its piece move up."""
         assert pane.shares is not None
         assert self.weight_of is not None
         key = chunk_key(pane, number)
-        item = self.state.values[key].pop(at)  # an empty piece stays: pieces are counted when a start finds them
+        item = self.state.values[key].pop(at)  # an empty piece stays: a start counts the pieces
         self.state.touch(key)
         self.kept_bytes -= memory_of(item)
         pane.shares.take(topic_of(item), self.weight_of(item))
@@ -237,16 +239,16 @@ class Store:
         return self._bounds.kept_bytes
 
     def why_full(self) -> str:
-        """Return why no window may keep another row."""
+        """Return the reason why no window may keep another row."""
         return f"the rows of all open windows take {self.kept_bytes:,} bytes already (memory)"
 
     def kept(self, pane: Pane) -> Iterator[Any]:
-        """Yield the rows kept of a window, in the order in which they came."""
+        """Yield the rows kept of a window, in the order of arrival."""
         for number in range(pane.chunks):
             yield from self.state.values[chunk_key(pane, number)]
 
     def restore(self, group_of: Callable[[bytes, list[int] | None], Group], *, is_session: bool) -> None:
-        """Take up what ``State`` has after a start."""
+        """Restore the windows from ``State`` after a start."""
         panes: dict[bytes, Pane] = {}
         for key, value in self.state.items():
             if key[:1] == PANE:
@@ -290,12 +292,12 @@ def _keep(numbers: Numbers) -> None:
 
 
 def memory_of(item: Any) -> int:
-    """Return about how much memory a row takes that a window keeps: packed, or as a list of its time and numbers."""
+    """Return the approximate memory of a kept row: packed, or as a list of its time and numbers."""
     return _KEPT_BYTES + (len(item) if type(item) is bytes else _NUMBER_BYTES * len(item))
 
 
 def new_memory(time: int) -> list[int]:
-    """Return the memory of a group whose first row came at a time."""
+    """Return the memory of a group with its first row at a time."""
     memory = [NEVER, NEVER, 0, time]
     assert len(memory) == SEEN + 1
     assert memory[CLOSED] == NEVER

@@ -1,4 +1,4 @@
-"""Times of events as devices write them, and window bounds as tables read them."""
+"""Times of events from devices, and window bounds for tables."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def whole_second(time: int) -> int:
 def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
     """Return a function from a field's value to ns since 1970.
 
-    Numbers are of the given unit since 1970. Text is ISO 8601, and UTC where it names no offset: the summer time of
-    another place would give one time to two hours of each year.
+    Numbers are of the given unit since 1970. Text is ISO 8601, and UTC where it names no offset: with a local summer
+    time, two hours of each year would have the same times.
     """
     factor = _UNITS[unit]
 
@@ -43,7 +43,7 @@ def event_time_reader(field: str, unit: str) -> Callable[[Any], int]:
         elif type(value) is float:
             if not math.isfinite(value):
                 raise Refusal(f"{field} is {value}, which is no time")
-            # Split, as a float of seconds times 10**9 would lose the last digits of its fraction a second time.
+            # Split, as a float of seconds times 10**9 would lose the last digits of its fraction.
             whole = math.floor(value)
             time = whole * factor + round((value - whole) * factor)
         elif type(value) is str:
@@ -68,9 +68,9 @@ def _from_text(field: str, text: str) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def iso_text(time: int, digits: int) -> str:
-    """Return a time as ISO 8601 in UTC with so many digits of a second: what SQL engines cast to a timestamp.
+    """Return a time as ISO 8601 in UTC with so many digits of a second: a form that SQL engines cast to a timestamp.
 
-    All texts of one stream have the same digits, so that they sort as the times do.
+    All texts of one stream have the same digits, so that they sort like the times.
     """
     whole, fraction = divmod(time, SECOND)
     text = (_EPOCH + timedelta(seconds=whole)).strftime("%Y-%m-%dT%H:%M:%S")
@@ -78,6 +78,6 @@ def iso_text(time: int, digits: int) -> str:
 
 
 def digits_of(*durations: int) -> int:
-    """Return how many digits of a second the multiples of some durations in ns need: 0, 3, 6 or 9."""
+    """Return the number of digits of a second that multiples of some durations in ns need: 0, 3, 6 or 9."""
     step = math.gcd(*durations, SECOND)
     return next(digits for digits in (0, 3, 6, 9) if step % 10 ** (9 - digits) == 0)

@@ -1,4 +1,4 @@
-"""Values that aggregates take, and the results that they give."""
+"""Values that aggregates accept, and their results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from weft.edge_node.functions.windows.refusal import Refusal
 FLOAT_MAX = 1.7976931348623157e308
 INTEGER_MIN = -(1 << 63)
 INTEGER_MAX = (1 << 64) - 1
-"""Integers that ``State`` holds; others become floats."""
+"""Largest integer in ``State``; larger ones become floats."""
 SUM_MAX = 9.2e18
-"""Largest sum that is kept as an integer: what MessagePack holds, a little less as floats have no digits for more."""
+"""Largest sum that is kept as an integer: the range of MessagePack, slightly reduced because of the precision of
+floats."""
 TEXT_BYTES_MAX = 1024
 """Longest text that ``first`` and ``last`` remember, in bytes of UTF-8."""
 
@@ -25,7 +26,7 @@ def number(value: Any, text: str) -> float | None:
         text: the expression.
 
     Raises:
-        Refusal: it is no number.
+        Refusal: it is not a number.
     """
     if value is None:
         return None

@@ -20,41 +20,41 @@ from weft.edge_node.functions.windows.store import Bounds, Store, new_memory
 from weft.edge_node.functions.windows.times import SECOND, iso_text, whole_second
 
 GROUP_SHARE = 100
-"""Share of the open windows that one group may have: a hundredth, or more where its rows need more."""
+"""Divisor of the bound on open windows: one group may have a hundredth, or more where its rows need more."""
 GROUP_PANES_MIN = 100
 GROUPS_A_TICK = 500
-"""Most groups that one call of ``tick`` looks at: about a millisecond."""
+"""Maximum number of groups that one call of ``tick`` checks: about a millisecond."""
 RESERVED = ("window_start", "window_end", "count", "late", "complete", "missing")
-"""Fields that every result has. ``missing`` is there where ``complete`` is false."""
+"""Fields that every result has, ``missing`` only where ``complete`` is false."""
 
 
 Over = tuple[int, int, bytes, bytes, int, Group, Closing]
-"""A window that is over, with what it is sorted by: end, time of its oldest row, key, then what tells groups apart."""
+"""A closed window with its sort key: end, time of its oldest row, key, then the identity of its group."""
 
 
 class Closed(NamedTuple):
-    """A window that is over, with what its group has of it."""
+    """A closed window, with the facts of its group."""
 
     group: Group
     closing: Closing
     first: int
     """Ingest time of its oldest row."""
     missing: str
-    """Gaps that it may lack rows of; empty where there are none."""
+    """Gaps that may have its missing rows; empty where there are none."""
     late: int
     """Number of rows of its group that came too late for a window, since the last result of the group."""
 
 
 class Windows(Function):
-    """Base of functions that work on windows.
+    """Base of functions over windows.
 
-    ``State`` has one value for each open window (of hopping windows: for each pane), one for the memory of each group
+    ``State`` has one value for each open window (for hopping windows: for each pane), one for the memory of each group
     of event-time or hopping windows, one for gaps, and one for each 64 kept rows. ``keys_max``, ``windows_max``,
     ``rows_max`` and ``memory`` bound them.
     """
 
     windows_a_tick = 128
-    """Most windows that one call of ``tick`` closes: one to two milliseconds."""
+    """Maximum number of windows that one call of ``tick`` closes: one to two milliseconds."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Windows(Function):
         new: Callable[[int, int], list[Any]],
         merge: Callable[[list[Any], list[Any]], None],
     ) -> None:
-        """Make windows without rows.
+        """Start without rows.
 
         Args:
-            settings: which rows belong together.
+            settings: settings of the windows.
             context: facts about the stream.
             plan: times of the windows.
-            new: function that makes the numbers of a window, of ingest time and time of its first row.
+            new: function that creates the numbers of a window from ingest time and time of its first row.
             merge: function that adds the numbers of another window.
         """
         self.plan = plan
@@ -84,22 +84,22 @@ class Windows(Function):
         self._missing = WindowGaps(self.state, plan.lateness if plan.by_event else None)
         self._schedule = Schedule(self._due)
         self._queue: list[Over] = []
-        """Windows that are over at the tick in hand. They come out from the last to the first."""
+        """Windows that close at the present tick, in reverse order of their emission."""
         self._waiting: deque[Group] = deque()
-        """Groups whose tick has come, and that were not looked at yet."""
+        """Groups whose tick has come, and that are not checked yet."""
         self._found: list[Over] = []
-        """Windows that are over, in no order yet."""
+        """Closed windows, not sorted yet."""
         self._tick = 0
         self._early: list[Row] = []
         """Results of windows that had to close before their tick."""
         self.cause: Row | None = None
-        """Row that closes such windows."""
+        """Row that closes these windows."""
         self._restored = False
         self._run: Callable[[Windows, list[Row], Out], None]
         self._arguments: list[Expression] = []
 
     def results(self, closed: Closed) -> list[Row]:
-        """Return the rows for a window that is over. Its panes are gone after the call."""
+        """Return the rows for a closed window. Its panes are deleted after the call."""
         raise NotImplementedError
 
     # --- contract
@@ -116,12 +116,12 @@ class Windows(Function):
         return early
 
     def tick(self, time: int, out: Out) -> list[Row]:  # noqa: ARG002
-        """Close windows that are over. A call looks at so many groups, or closes so many windows; the rest follows in
-        further calls."""
+        """Close windows whose end has passed. A call checks a limited number of groups, or closes a limited number of
+        windows; the rest follows in further calls."""
         self._restore()
         if not self._queue and not self._waiting:
             self._waiting.extend(self._schedule.take(time))
-            # Of all that is due, a start after a crash in between finds what is left, at the same tick.
+            # After a crash in between, a start finds the remaining ones at the same tick.
             self._tick = time // SECOND * SECOND
         if self._waiting:
             self._gather(time)
@@ -137,12 +137,12 @@ class Windows(Function):
         return rows
 
     def gap(self, gap: Gap, out: Out) -> None:  # noqa: ARG002
-        """Note that windows around here are incomplete."""
+        """Note that windows around the gap are incomplete."""
         self._restore()
         self._missing.add(gap)
 
     def due(self) -> int | None:
-        """Return the tick at which the first window is over."""
+        """Return the tick at which the first window closes."""
         self._restore()
         return self._tick if self._queue or self._waiting else self._schedule.first()
 
@@ -154,10 +154,10 @@ class Windows(Function):
     # --- rows, for the loop
 
     def group(self, row: Row, values: tuple[Any, ...]) -> Group:
-        """Return the group of a row, and make it if there is none.
+        """Return the group of a row, and create it if there is none.
 
         Raises:
-            Refusal: there are too many.
+            Refusal: there are too many groups.
         """
         gid = self.naming.gid(row, values)
         found = self.store.groups.get(gid)
@@ -179,9 +179,9 @@ class Windows(Function):
         limit = NEVER if memory is None or not self.plan.by_event else memory[GREATEST] - self.plan.lateness
         is_passed = self.shape.is_passed(t, limit)
         if is_passed:
-            # A window closes at the event that is `lateness` later, and not at the tick that puts it out: whether a
-            # row is late must not depend on how fast the node was. One that no row opened is closed by then as well:
-            # of what a device sends newest first, each row would be a window of its own.
+            # A window closes at the event that is `lateness` later, not at the tick that emits it: whether a row is
+            # late must not depend on the node's speed. A window that no row opened is closed by then as well: otherwise
+            # each row of a device that sends newest first would get a window of its own.
             self._close_early(group)
         try:
             if is_passed:
@@ -194,11 +194,11 @@ class Windows(Function):
         finally:
             self.cause = None
             if is_passed:
-                group.turn_away()  # The next such row has to look for its window as well.
+                group.turn_away()  # The next such row must look up its window as well.
             self._after(group)
 
     def look_at(self, group: Group) -> None:
-        """Have the next tick close windows of a group that events have passed."""
+        """Schedule the closing of a group's windows that events have passed, at the next tick."""
         if group.panes:
             self._after(group)
 
@@ -223,7 +223,7 @@ class Windows(Function):
     # --- ticks
 
     def _due(self, group: Group) -> int:
-        """Return the tick at which a group has something to do."""
+        """Return the tick at which a group has work."""
         if not self.plan.by_event:
             return whole_second(self.shape.next_end(group))
         memory = group.memory
@@ -247,8 +247,8 @@ class Windows(Function):
         self._schedule.enter(group, self._due(group))
 
     def _gather(self, time: int) -> None:
-        """Look at groups whose tick has come, and queue the windows that are over when all were looked at: by end, then
-        by the time of their first row, then by key."""
+        """Check groups whose tick has come. When all are checked, queue the closed windows: by end, then by the time of
+        their first row, then by key."""
         found, waiting = self._found, self._waiting
         for _ in range(min(len(waiting), GROUPS_A_TICK)):
             group = waiting.popleft()
@@ -264,12 +264,12 @@ class Windows(Function):
                     self._after(group)
         if waiting:
             return
-        # A group has one window of an end and a start, so groups themselves are never compared.
+        # A group has one window for an end and a start, so groups themselves are never compared.
         found.sort(reverse=True)
         self._queue, self._found = found, []
 
     def _limit(self, group: Group, time: int) -> int:
-        """Return the end of the last window of a group that is over at a tick."""
+        """Return the end of the last window of a group that has passed at a tick."""
         memory = group.memory
         if not self.plan.by_event or memory is None:
             return time
@@ -287,7 +287,7 @@ class Windows(Function):
 
     def _close_early(self, group: Group) -> bool:
         """Close windows of a group that events have passed, before the tick: a late row must not be counted in them,
-        and a device that sends what it kept for a month would have too many open at once. Return whether there were
+        and a device that sends a month of stored data would have too many open at once. Return whether there were
         any."""
         memory = group.memory
         if memory is None or not self.plan.by_event or not group.panes:
@@ -300,15 +300,15 @@ class Windows(Function):
     def _forget_gaps(self, time: int) -> None:
         plan = self.plan
         if plan.by_event:
-            # The first row of a key opens a window of any age, which may lack rows of any gap before it. `WindowGaps`
-            # puts the oldest gaps together, so that their number stays bounded.
+            # The first row of a key opens a window of any age, which may lack rows of any gap before it. `Missing`
+            # merges the oldest gaps, so that their number stays bounded.
             return
         before = time - plan.span - plan.lateness - plan.idle
         oldest = self.store.oldest()
         self._missing.forget(before if oldest is None else min(before, oldest))
 
     def _restore(self) -> None:
-        """Take up the state of an earlier run, before anything else is done."""
+        """Restore the state of an earlier run, before any other work."""
         if self._restored:
             return
         self._restored = True
@@ -320,7 +320,7 @@ class Windows(Function):
     # --- results
 
     def frame(self, closed: Closed) -> dict[str, Any]:
-        """Return the fields of a result that say which window it is of."""
+        """Return the fields of a result that identify its window."""
         closing, digits = closed.closing, self.plan.digits
         return {
             **closed.group.fields,
