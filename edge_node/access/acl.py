@@ -11,11 +11,11 @@
     pattern write devices/%u/#
     pattern queue declare devices.%u.#
 
-A rule has ``read``, ``write``, ``readwrite`` (the default) or ``deny``, and a topic filter. Access that no line grants
-is refused, and ``deny`` wins over every grant, wherever it stands.
+A rule has ``read``, ``write``, ``readwrite`` (the default) or ``deny``, and a topic filter. Access without a granting
+line is refused, and ``deny`` overrides every grant, in any order.
 
 Rules for queues are about names of queues and exchanges of AMQP, and have ``declare`` as well. A name ``a.b`` is the
-topic ``a/b``; the pattern may be written either way. Rights to a topic are some of the rights to the queue of its name
+topic ``a/b``; both forms are allowed in the pattern. Rights to a topic are some of the rights to the queue of its name
 (``AccessList.queue_rights``), so that users with topics of their own need no such rules.
 """
 
@@ -30,24 +30,23 @@ from weft.protocols.topics import InvalidTopic, check_filter
 LINES_MAX = 100_000
 FILE_BYTES_MAX = 64 << 20
 _UNSAFE = frozenset("+#/\0")
-"""Characters that a name in a pattern must not have: it would be more than the one level it is meant for."""
+"""Characters that a name in a pattern must not have, because it would match more than its level."""
 _UNSAFE_IN_QUEUES = _UNSAFE | {"."}
 
 
 class AclUnusable(ValueError):
-    """An invalid access list. The sentence names file, line and what was expected."""
+    """An invalid access list. The text has file, line and the expected form."""
 
 
 class Permission(IntFlag):
-    """Kinds of access that a rule grants."""
+    """Kinds of access in rules."""
 
     READ = 1
-    """To be sent messages of a topic; to consume from a queue, and to bind to an exchange whose bindings name no
-    topic."""
+    """Receive messages of a topic; consume from a queue, and bind to an exchange whose bindings name no topic."""
     WRITE = 2
-    """To publish to a topic; to purge, delete and bind queues and exchanges of others."""
+    """Publish to a topic; purge, delete and bind queues and exchanges of others."""
     DECLARE = 4
-    """To declare a queue or an exchange that is not there."""
+    """Declare a queue or an exchange that does not exist."""
 
 
 ALL = Permission.READ | Permission.WRITE | Permission.DECLARE
@@ -64,7 +63,7 @@ class AccessRule(NamedTuple):
     """One rule. ``levels`` of a pattern may hold ``%u`` and ``%c``."""
 
     permission: Permission
-    """Granted access; none for a rule that denies."""
+    """Granted access; empty for a deny rule."""
     levels: tuple[str, ...]
     is_pattern: bool = False
     of_queues: bool = False
@@ -73,8 +72,8 @@ class AccessRule(NamedTuple):
     def for_client(self, username: str | None, client_id: str) -> tuple[str, ...] | None:
         """Return the levels of the rule's filter for one client; None when the rule does not apply to it.
 
-        A name that is missing or could be more than one level grants nothing; with such a name a rule that denies holds
-        for everything that it could be about.
+        A name that is missing or could be more than one level grants nothing; with such a name a deny rule covers
+        everything that it could match.
         """
         if not self.is_pattern:
             return self.levels
@@ -90,7 +89,7 @@ class AccessRule(NamedTuple):
         return tuple(filled)
 
     def _is_one_level(self, name: str) -> bool:
-        if self.of_queues:  # of which dots are slashes, and `$` at the beginning is another character
+        if self.of_queues:  # there dots are slashes, and `$` at the beginning is replaced
             return _UNSAFE_IN_QUEUES.isdisjoint(name) and name[0] != "$"
         return _UNSAFE.isdisjoint(name)
 
@@ -99,13 +98,13 @@ def covers(wider: Sequence[str], narrower: Sequence[str]) -> bool:
     """Return whether ``wider`` matches every topic that the filter ``narrower`` matches. Both are given by their
     levels.
 
-    A topic is its own filter. Wildcards on the first level say nothing of ``$...`` topics [MQTT-4.7.2-1].
+    A topic is its own filter. Wildcards on the first level do not match ``$...`` topics [MQTT-4.7.2-1].
     """
     if wider[0] in ("+", "#") and narrower[0].startswith("$"):
         return False
     for position, level in enumerate(wider):
         if level == "#":
-            return True  # also of its parent: section 4.7.1.2
+            return True  # also the parent: section 4.7.1.2
         if position == len(narrower) or narrower[position] == "#":
             return False
         if level not in ("+", narrower[position]):
@@ -114,7 +113,7 @@ def covers(wider: Sequence[str], narrower: Sequence[str]) -> bool:
 
 
 class _Rules:
-    """Rules of one user, or of all, by what they are about."""
+    """Rules of one user, or of all users, by their subject."""
 
     __slots__ = ("of_queues", "of_topics")
 
@@ -127,10 +126,10 @@ _NO_RULES = _Rules(())
 
 
 class AccessList:
-    """The rules of one file. Immutable; a change of the file makes a new one."""
+    """The rules of one file. Immutable; a change of the file creates a new one."""
 
     def __init__(self, everybody: Sequence[AccessRule], by_user: dict[str | None, list[AccessRule]]) -> None:
-        """Keep rules for all clients and rules by user name; None stands for clients without one."""
+        """Store the rules for all clients and the rules by user name; None is for clients without one."""
         self._everybody = _Rules(everybody)
         self._by_user = {name: _Rules(rules) for name, rules in by_user.items()}
 
@@ -144,25 +143,25 @@ class AccessList:
         return self._grants(Permission.WRITE, username, client_id, topic.split("/"))
 
     def may_read(self, username: str | None, client_id: str, topic: str) -> bool:
-        """Return whether a client may be sent messages of a topic."""
+        """Return whether a client may receive messages of a topic."""
         return self._grants(Permission.READ, username, client_id, topic.split("/"))
 
     def may_subscribe(self, username: str | None, client_id: str, topic_filter: str) -> bool:
         """Return whether a client may subscribe: one rule grants the whole filter, and no rule denies the whole of it.
 
-        A rule that denies part of it lets it pass; ``may_read`` then says no for the topics of that part.
+        A rule that denies a part of it does not refuse it; ``may_read`` is then False for the topics of that part.
         """
         return self._grants(Permission.READ, username, client_id, topic_filter.split("/"))
 
     def queue_rights(self, username: str | None, client_id: str, topic: str) -> Permission | None:
-        """Return what a client may do with queues and exchanges that others have declared, or that are not there; None
-        where a rule denies all of it, also with its own.
+        """Return a client's rights to queues and exchanges that others have declared, or that do not exist; None where
+        a rule denies all use, also of its own.
 
-        Who may read the topic of the name may read the queue: it gets no other contents by that. Who has a right to
-        the topic may declare a queue for it. To change what others have declared takes a rule for queues.
+        A client that may read the topic of the name may read the queue, which gives it no further contents. A client
+        with a right to the topic may declare a queue for it. Changes to others' declarations need a rule for queues.
 
         Args:
-            topic: that stands for the name.
+            topic: topic of the name.
         """
         wanted, rights = topic.split("/"), Permission(0)
         for rule in (*self._by_user.get(username, _NO_RULES).of_queues, *self._everybody.of_queues):
@@ -194,7 +193,7 @@ def read(path: str) -> AccessList:
     """Read an access list from a file.
 
     Raises:
-        AclUnusable, OSError: it cannot be used, or read.
+        AclUnusable, OSError: it is not valid, or cannot be read.
     """
     with open(path, "rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
@@ -210,7 +209,7 @@ def parse(text: str, path: str) -> AccessList:
     """Read an access list.
 
     Raises:
-        AclUnusable: a line is none of those that the module's description shows.
+        AclUnusable: a line has none of the forms in the module's description.
     """
     lines = text.splitlines()
     if len(lines) > LINES_MAX:
@@ -252,7 +251,7 @@ def _topic_rule(text: str, *, is_pattern: bool) -> AccessRule:
 
 def _queue_rule(text: str, *, is_pattern: bool) -> AccessRule:
     permission, pattern = _parts(text, _QUEUE_WORDS, "the pattern of names")
-    # As `queues.topics.topic_of` makes topics of names, which has no `$` at the beginning either.
+    # As `queues.topics.topic_of` converts names to topics, also without `$` at the beginning.
     topic_filter = pattern.replace(".", "/")
     if topic_filter[0] == "$":
         topic_filter = "_" + topic_filter[1:]
@@ -267,7 +266,7 @@ def _parts(text: str, words: Mapping[str, Permission], what: str) -> tuple[Permi
     expected = f"{', '.join(others)} or {last}"
     word, space, rest = text.partition(" ")
     if space and word not in words:
-        # A filter may hold spaces, but then a word stands before it: a misspelt word must not grant anything.
+        # A filter may have spaces, but only after a word: a misspelt word must not grant access.
         raise ValueError(f"expected {expected} before {what}, got {word!r}")
     pattern = rest.strip() if word in words else text
     if not pattern:

@@ -38,10 +38,10 @@ class AccountIdentity:
         """Name a client.
 
         Args:
-            username: None for one that did not say who it is, or was not asked.
-            client_id: as its ``Credentials`` give it.
+            username: None for a client without one, or where none is required.
+            client_id: client identifier from its ``Credentials``.
             hashed: the hash of its password; None for a client without one.
-            is_revoked: returns whether its certificate was revoked; None without a certificate that can be.
+            is_revoked: returns whether its certificate was revoked; None without a revocable certificate.
         """
         self._is_revoked = is_revoked
         self._hashed = hashed
@@ -52,36 +52,38 @@ class AccountIdentity:
 
     @property
     def admitted(self) -> bool:
-        """Return whether the client's password is still its user's, or its certificate not revoked. True without
+        """Return whether the client's password is still its user's, and its certificate not revoked. True without
         either: such a client is not in the users file."""
         if self._is_revoked is not None and self._is_revoked():
             return False
         return self._hashed is None or (self.username is not None and self._accounts.has(self.username, self._hashed))
 
     def may_publish(self, topic: bytes) -> bool:
-        """Return whether the client may publish to a topic. The answer holds until ``Accounts.watch`` calls back."""
+        """Return whether the client may publish to a topic. The answer is valid until ``Accounts.watch`` calls back."""
         acl = self._accounts.acl
         return acl is None or acl.may_publish(self.username, self._client_id, topic.decode())
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """Return whether the client may subscribe to a filter, which comes without ``$share/<group>/``."""
+        """Return whether the client may subscribe to a filter, given without ``$share/<group>/``."""
         acl = self._accounts.acl
         return acl is None or acl.may_subscribe(self.username, self._client_id, topic_filter)
 
     def may_read(self, topic: bytes) -> bool:
-        """Return whether a message of this topic may be delivered to the client. Holds as ``may_publish`` does."""
+        """Return whether a message of this topic may be delivered to the client. Valid as long as that of
+        ``may_publish``."""
         acl = self._accounts.acl
         return acl is None or acl.may_read(self.username, self._client_id, topic.decode())
 
     def queue_rights(self, topic: str) -> Permission | None:
-        """Return what the client may do with queues and exchanges of others, by the topic that stands for their name.
-        Holds as ``may_publish`` does."""
+        """Return the client's rights to queues and exchanges of others, by the topic of their name. Valid as long as
+        that of ``may_publish``."""
         acl = self._accounts.acl
         return ALL if acl is None else acl.queue_rights(self.username, self._client_id, topic)
 
 
 class Accounts:
-    """The users and rules in force, for all listeners. Belongs to the event loop's thread; hashing has its own."""
+    """The present users and rules, for all listeners. Belongs to the event loop's thread; hashing has its own
+    threads."""
 
     def __init__(
         self,
@@ -98,12 +100,12 @@ class Accounts:
         """Start with the content of the files.
 
         Args:
-            names: user -> hash (``users.parse``); None without a users file: then every password is wrong.
-            acl: None without an ACL file: then every client may publish and read everything.
+            names: user -> hash (``users.parse``); None without a users file: every password is then wrong.
+            acl: None without an ACL file: every client may then publish to and read every topic.
             waiting_max: clients whose passwords may wait to be checked.
             waiting_per_address_max: the same of one address; None: no share.
-            known: passwords that were right before; None to remember them until the end of the process.
-            refusals: counts what addresses are refused.
+            known: passwords known as correct; None to remember them only until the end of the process.
+            refusals: counts refusals by address.
             clock: monotonic seconds.
         """
         self.acl = acl
@@ -119,7 +121,7 @@ class Accounts:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call back after users or rules have changed: permissions may be others now."""
+        """Call back after users or rules have changed: permissions may have changed."""
         self._watchers.append(callback)
 
     def replace(self, *, names: dict[str, str] | None = None, acl: AccessList | None = None) -> None:
@@ -129,7 +131,7 @@ class Accounts:
         self.changed()
 
     def changed(self) -> None:
-        """Have all clients looked at again."""
+        """Trigger a new check of all clients."""
         for callback in self._watchers:
             callback()
 
@@ -153,19 +155,19 @@ class Accounts:
         """Return the identity of a client: by its certificate, else by user name and password, else anonymous if that
         is allowed.
 
-        A certificate decides: its common name is the user name, and the one among the credentials is ignored.
+        A certificate takes precedence: its common name is the user name, and the credentials' user name is ignored.
         Cancelling removes a waiting password.
 
         Args:
-            address: of the client, for its turn; empty for this machine.
+            address: address of the client, for its turn; empty for this machine.
             is_revoked: returns whether the certificate was revoked since.
 
         Raises:
-            AccessDenied: it is not let in.
+            AccessDenied: it is refused.
         """
         client_id, username, password = credentials
         if common_name is not None:
-            if is_revoked is not None and is_revoked():  # since the handshake, in which OpenSSL asked
+            if is_revoked is not None and is_revoked():  # since the handshake, in which OpenSSL checked
                 self._deny(Denial.NOT_ALLOWED, "its certificate was revoked")
             return AccountIdentity(self, common_name, client_id, is_revoked=is_revoked)
         if self._names is None or (username is None and may_be_anonymous):
@@ -210,12 +212,12 @@ class Accounts:
 
 
 def _shown(name: str) -> str:
-    """Return a name in a form fit for a log line: any client may have made it up."""
+    """Return a name in a safe form for a log line: a client may send any name."""
     return repr(name if len(name) <= NAME_SHOWN_MAX else f"{name[:NAME_SHOWN_MAX]}...")
 
 
 def _verify(hashed: str | None, password: bytes) -> bool:
-    """Check a password, in a thread; also the hash of a user that does not exist is made there, in 25 ms."""
+    """Check a password, in a thread. For a user that does not exist a hash is computed, too, in 25 ms."""
     return users.verify(hashed or _nobodys_hash(), password)
 
 

@@ -1,4 +1,4 @@
-"""Credentials of a client, whatever the protocol, and the reasons for which it is not let in."""
+"""Credentials of a client of any protocol, and the reasons for a refusal."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ class Credentials(NamedTuple):
     """Claims of a client about itself. A certificate comes with its connection."""
 
     client_id: str = ""
-    """Client identifier of protocols that have one: what ``%c`` in access rules stands for. With an empty one no such
-    rule grants anything."""
+    """Client identifier of protocols that have one: it replaces ``%c`` in access rules. With an empty one no such rule
+    grants access."""
     username: str | None = None
-    """None for a client that did not say who it is."""
+    """None for a client without one."""
     password: bytes | None = None
 
 
 class Denial(Enum):
-    """Reason for which a client is not let in. Each protocol has a word of its own for it."""
+    """Reason of a refusal. Each protocol maps it to its own code."""
 
     WRONG = auto()
     """User name or password is missing, or wrong."""
     NOT_ALLOWED = auto()
-    """Clients of its kind may not come in here."""
+    """Clients of its kind are not admitted at the listener."""
     BUSY = auto()
     """Too many passwords wait to be checked: it may try again."""
 
 
 class AccessDenied(Exception):
-    """A client is not let in. The sentence never holds a password."""
+    """A refused client. The text never contains a password."""
 
     def __init__(self, denial: Denial, reason: str) -> None:
         super().__init__(reason)

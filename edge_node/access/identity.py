@@ -1,4 +1,4 @@
-"""A client's identity as every protocol asks it. ``authentication`` makes identities; tests have their own."""
+"""Interface of a client's identity for every protocol. ``authentication`` creates identities; tests have their own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from weft.edge_node.access.acl import Permission
 
 
 class Identity(Protocol):
-    """Identity of a client that was let in. Answers hold until ``Accounts.watch`` calls back."""
+    """Identity of an admitted client. Answers are valid until ``Accounts.watch`` calls back."""
 
     username: str | None
-    """User name, authenticated by a certificate or a password; None for a client that gave neither."""
+    """User name, authenticated by a certificate or a password; None for a client without either."""
     unrestricted: bool
     """True if the client may publish to and read every topic; then no ``may_...`` method is called."""
 
     @property
     def admitted(self) -> bool:
-        """Return whether the users file, as it is now, still lets the client in."""
+        """Return whether the present users file still admits the client."""
         ...
 
     def may_publish(self, topic: bytes) -> bool:
@@ -26,7 +26,7 @@ class Identity(Protocol):
         ...
 
     def may_subscribe(self, topic_filter: str) -> bool:
-        """Return whether it may subscribe to a filter, which comes without ``$share/{name}/``."""
+        """Return whether it may subscribe to a filter, given without ``$share/{name}/``."""
         ...
 
     def may_read(self, topic: bytes) -> bool:
@@ -34,8 +34,8 @@ class Identity(Protocol):
         ...
 
     def queue_rights(self, topic: str) -> Permission | None:
-        """Return what it may do with queues and exchanges of the name that a topic stands for, where they are not its
-        own; None where that is denied, also with its own."""
+        """Return its rights to others' queues and exchanges with the name of a topic; None where all use is denied,
+        also of its own."""
         ...
 
 
@@ -45,11 +45,12 @@ _OF_USER = "user:"
 def session_name(username: str | None, client_id: str) -> str:
     """Return the name of a client's session: each user has client identifiers of its own.
 
-    Client identifiers are no secrets. Were they shared, a client that uses another user's would get
-    its messages, or destroy them (docs/decisions/0066-a-session-belongs-to-its-user.md). No two pairs have one name.
+    Client identifiers are not secret. If users shared them, a client with another user's identifier would get its
+    messages, or destroy them (docs/decisions/0066-a-session-belongs-to-its-user.md). Different pairs have different
+    names.
     """
     if username is not None:
-        # An empty user name would look like none.
+        # An empty user name would look like a missing one.
         return f"{_OF_USER}{quote(username, safe='') or '%'}/{client_id}"
     return f"{_OF_USER}/{client_id}" if client_id.startswith(_OF_USER) else client_id
 

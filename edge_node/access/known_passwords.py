@@ -1,9 +1,9 @@
-"""Passwords that were found to be right, remembered over restarts without being told.
+"""Correct passwords, remembered over restarts only as keyed hashes.
 
 The file ``known-passwords.json`` holds keyed hashes (BLAKE2b) of user, line of the users file and password, and their
-key. Devices that were seen before are let in at once, whatever else waits. A new password or hash of a user makes
-nothing of it right. Who can read the file can try passwords faster than the users file lets them: it is for the node
-alone (mode 0600), and ``auth.remember_passwords`` turns it off.
+key. Known devices are admitted at once, without waiting for other checks. A new password or hash of a user invalidates
+the old entry. A reader of the file can try passwords faster than with the users file: only the node may read it (mode
+0600), and ``auth.remember_passwords`` turns it off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.storage.private_file import replace_private_file
 
 FILE_NAME = "known-passwords.json"
 KNOWN_MAX = 20_000
-"""Number of passwords that are remembered; some 100 bytes for one."""
+"""Maximum number of remembered passwords, some 100 bytes each."""
 SAVE_INTERVAL_S = 5.0
 KEY_BYTES = 32
 HASH_BYTES = 24
@@ -32,13 +32,13 @@ class StoredHashes(msgspec.Struct, forbid_unknown_fields=True):
     """Content of the file."""
 
     key: bytes
-    """Secret of this node, made at random."""
+    """Random secret of this node."""
     passwords: list[bytes] = []
-    """Keyed hashes, those that were found first first."""
+    """Keyed hashes, the oldest first."""
 
 
 class KnownPasswords:
-    """Passwords that are right, as keyed hashes. Belongs to the event loop's thread.
+    """Correct passwords, as keyed hashes. Belongs to the event loop's thread.
 
     Args:
         folder: data directory of the node; None to forget all at its end.
@@ -55,11 +55,11 @@ class KnownPasswords:
         self._save_at = clock()
 
     def knows(self, user: str, hashed: str, password: bytes) -> bool:
-        """Return whether the password was found to be right for this line of the users file."""
+        """Return whether the password is known as correct for this line of the users file."""
         return self._hash(user, hashed, password) in self._known
 
     def add(self, user: str, hashed: str, password: bytes) -> None:
-        """Note that a password is right."""
+        """Remember a correct password."""
         while len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
         self._known[self._hash(user, hashed, password)] = None

@@ -1,7 +1,7 @@
-"""Password checks in fair turns: slow hashes on few threads, which no address and no user has for itself.
+"""Password checks in fair turns: slow hashes on few threads, which all addresses and users share.
 
-Addresses take turns, and within an address its users. Who sent wrong passwords waits longer and longer before the next
-check of the same user from the same address.
+Addresses take turns, and within an address its users. After wrong passwords, the next check of the same user from the
+same address waits longer and longer.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from weft.bounds import Bound, Owner, Refusals
 THREADS = 2
 """Number of password-hashing threads; each uses the 19 MiB of ``users.HASHER``."""
 NICENESS = 10
-"""Priority of these threads: clients that were let in come first."""
+"""Priority of these threads: admitted clients come first."""
 FREE_TRIES = 10
-"""Wrong passwords of a user from an address that cost nothing but their check."""
+"""Number of a user's wrong passwords from an address without a further wait."""
 BACK_OFF_S = 0.25
-"""Least time between two checks after that; it doubles with each wrong password."""
+"""Minimum time between two checks after that; it doubles with each wrong password."""
 BACK_OFF_MAX_S = 4.0
 WAIT_MAX_S = 5.0
-"""Longest time that a client is kept waiting for its check by wrong passwords of others; then it is refused."""
+"""Longest wait of a client for its check because of others' wrong passwords; then it is refused."""
 FORGET_S = 600.0
 """Time after which wrong passwords are forgotten."""
 REMEMBERED_MAX = 16_384
-"""Pairs of address and user whose wrong passwords are remembered."""
+"""Maximum number of pairs of address and user whose wrong passwords are remembered."""
 
 USER_BYTES = 16
-"""Length of the hash of a user name here: any client can make up a long one."""
+"""Length of the hash of a user name here: a client can send a long name."""
 
 
 class TooMany(Exception):
-    """The check cannot be made now. The sentence says why."""
+    """The check cannot be made now. The text has the reason."""
 
 
 class _Check:
-    """One password that waits."""
+    """One waiting password."""
 
     __slots__ = ("answer", "is_known", "verify")
 
@@ -56,7 +56,7 @@ class PasswordChecks:
     """Checks of all listeners. Belongs to the event loop's thread; hashing has its own.
 
     Args:
-        waiting: bound on the checks that wait, by address.
+        waiting: bound on the waiting checks, by address.
         clock: monotonic seconds.
     """
 
@@ -75,10 +75,10 @@ class PasswordChecks:
     async def is_right(
         self, address: Owner, username: str, is_known: Callable[[], bool], verify: Callable[[], bool]
     ) -> bool:
-        """Return whether a password is right. Cancelling removes a check that waits.
+        """Return whether a password is correct. Cancelling removes a waiting check.
 
         Args:
-            is_known: whether it was found to be right meanwhile.
+            is_known: returns whether it was found correct meanwhile.
             verify: the slow check, for a thread.
 
         Raises:
@@ -106,7 +106,8 @@ class PasswordChecks:
     # --- inside
 
     def _give_way(self, address: Owner) -> bool:
-        """Refuse the newest check of the address that has most; return whether another has more than this one."""
+        """Refuse the newest check of the address that has most; return whether another address has more than this
+        one."""
         heavier = self._waiting.heavier(address)
         users = None if heavier is None or heavier == address else self._rounds.get(heavier)
         if users is None or heavier is None:
@@ -171,7 +172,7 @@ class PasswordChecks:
 
 
 class _WrongPasswords:
-    """Wrong passwords by address and user, and how long the next one waits."""
+    """Wrong passwords by address and user, and the wait of the next one."""
 
     def __init__(self, refusals: Refusals, clock: Callable[[], float]) -> None:
         self._refusals = refusals
@@ -199,7 +200,7 @@ class _WrongPasswords:
             await asyncio.sleep(wait)
 
     def note(self, address: Owner, user: bytes, *, is_right: bool) -> None:
-        """Count a wrong password, or forget those before a right one."""
+        """Count a wrong password, or forget the wrong ones at a correct one."""
         wrong, at = self._seen.pop((address, user), (0, 0.0))
         if is_right:
             return
@@ -218,6 +219,6 @@ def _pause_s(wrong: int) -> float:
 
 
 def _step_back() -> None:
-    """Give this thread a lower priority, where threads have one of their own."""
+    """Lower this thread's priority, where threads have their own."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

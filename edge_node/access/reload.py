@@ -26,11 +26,11 @@ class Watched(NamedTuple, Generic[Content]):
     """Function that reads and checks the files, in a thread. ``OSError`` and ``ValueError`` mean that they cannot be
     used."""
     use: Callable[[Content], None]
-    """Function that puts the content in force, on the event loop's thread."""
+    """Function that applies the content, on the event loop's thread."""
 
 
 class Reloads:
-    """A watch over files. Unusable files are reported once, and their former content stays in force."""
+    """A watch over files. Unusable files are reported once, and their former content stays in use."""
 
     def __init__(self, counters: ListenerCounters) -> None:
         self._counters = counters
@@ -44,7 +44,7 @@ class Reloads:
         return [watched.what for watched in self._watched]
 
     def add(self, watched: Watched[Content]) -> None:
-        """Watch files whose present content is in force already."""
+        """Watch files whose present content is already in use."""
         self._watched.append(watched)
         self._states.append(_state(watched.paths))
 

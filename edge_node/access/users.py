@@ -14,11 +14,11 @@ from weft.storage.filesystem import FileSystem, OSFileSystem
 from weft.storage.private_file import replace_private_file
 
 HASHER = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1, type=Type.ID)
-"""Hasher with 19 MiB, two passes, one lane: the least that OWASP advises, as a Raspberry Pi must check many devices at
-once."""
+"""Hasher with 19 MiB, two passes, one lane: the minimum that OWASP recommends, as a Raspberry Pi must check many
+devices at once."""
 MEMORY_KIB_MAX = 256 << 10
 TIME_COST_MAX = 32
-"""Bound on the cost of a hash: any client could make the node compute it."""
+"""Bound on the cost of a hash, which any client can make the node compute."""
 NAME_CHARACTERS_MAX = 256
 PASSWORD_BYTES_MAX = 1024
 USERS_MAX = 100_000
@@ -26,7 +26,7 @@ FILE_BYTES_MAX = 64 << 20
 
 
 class UsersUnusable(ValueError):
-    """A users file that is not valid, or cannot be changed as asked. The sentence says where and why."""
+    """A users file that is not valid, or cannot be changed as requested. The text has the place and the reason."""
 
 
 def parse(text: str, path: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ def read(path: str, filesystem: FileSystem | None = None) -> dict[str, str]:
     """Read a users file.
 
     Raises:
-        UsersUnusable, OSError: it cannot be used, or read.
+        UsersUnusable, OSError: it is not valid, or cannot be read.
     """
     filesystem = filesystem or OSFileSystem()
     if filesystem.size(path) > FILE_BYTES_MAX:
@@ -115,7 +115,7 @@ def check_name(name: str) -> None:
     """Refuse a name that a users file cannot hold, or that no access pattern could use.
 
     Raises:
-        UsersUnusable: the sentence says what is wrong.
+        UsersUnusable: the text states the problem.
     """
     if not name or len(name) > NAME_CHARACTERS_MAX or name != name.strip() or not name.isprintable():
         raise UsersUnusable(f"expected a name of 1 to {NAME_CHARACTERS_MAX} printable characters, got {name[:80]!r}")

@@ -1,4 +1,4 @@
-"""Rules for an edge's configuration, and what follows from it: sizes, derived streams, warnings."""
+"""Rules for an edge's configuration, and derived facts: sizes, derived streams, warnings."""
 
 from weft.edge_node.check.derived import (
     carried_streams,

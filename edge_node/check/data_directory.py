@@ -1,5 +1,4 @@
-"""The look at a data directory before anything is written in it: formats of later releases, and files of a state before
-the first one."""
+"""Check of a data directory before any write: formats of later releases, and files from before the first release."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ COLUMNS = {
     "session_publishes": ("client_id", "publishes"),
     "session_meta": ("name", "value"),
 }
-"""Table -> the columns that release 0.1.0 gave it. Those that a later release adds do not belong here."""
+"""Table -> its columns in release 0.1.0. Columns of later releases do not belong here."""
 
 
 def formats_of(directory: str, release: str) -> DataDirectory:
-    """Return the formats of a node's data directory, to be checked before anything is written.
+    """Return the formats of a node's data directory, for the check before any write.
 
     Args:
         release: name of this release, for the file that states them.
@@ -33,10 +32,11 @@ def formats_of(directory: str, release: str) -> DataDirectory:
 
 
 def check_database(directory: str) -> None:
-    """Compare the tables of ``mqtt.sqlite3`` with those of the first release. A damaged file is left to its opening.
+    """Compare the tables of ``mqtt.sqlite3`` with those of the first release. A damaged file is left to the code that
+    opens it.
 
-    The file is read as it stands, without its write-ahead log: SQLite would write files beside it to read that. A
-    later release has stated the format of sessions in ``formats.json``.
+    The file is read without its write-ahead log: SQLite would write files beside it to read that. A later release has
+    stated the format of sessions in ``formats.json``.
 
     Raises:
         LogVersionError: a table lacks a column that every release has written.
@@ -58,7 +58,7 @@ def check_database(directory: str) -> None:
 
 
 def _missing(found: sqlite3.Connection) -> tuple[str, str] | None:
-    """Return a table that is there and the column that it lacks; None when there is none."""
+    """Return an existing table and the column that it lacks; None when there is none."""
     for table, columns in COLUMNS.items():
         there = [row[1] for row in found.execute(f"PRAGMA table_info({table})")]
         for column in columns:

@@ -1,4 +1,4 @@
-"""Streams as a configuration means them: which of them are derived, what they read, and which streams it implies."""
+"""Streams of a configuration: the derived ones, their inputs, and the implied streams."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from weft.edge_node.check.sizes import errors_bytes
 from weft.edge_node.streams import errors_stream, raw_stream
 
 ERRORS_RETAIN_S = 7 * 86_400.0
-"""Retention of a stream ``NAME-errors`` that is not configured: a week, so that errors of a weekend are still there."""
+"""Retention of a stream ``NAME-errors`` that is not configured: a week, so that errors of a weekend are still
+present."""
 
 
 class Writer(NamedTuple):
     """A function that writes rows to another stream (``route``)."""
 
     stream: str
-    """Stream whose function it is."""
+    """Stream of the function."""
     at: int
     """Position in the stream's list of functions."""
 
 
 def streams_of(config: EdgeConfig) -> dict[str, Stream]:
-    """Return the streams of a node: those of the configuration, and ``NAME-errors`` of those with functions."""
+    """Return the streams of a node: the configured ones, and ``NAME-errors`` for each one with functions."""
     streams = dict(config.streams)
     for name, stream in config.streams.items():
         if is_derived(stream):
@@ -46,7 +47,7 @@ def inputs(name: str, stream: Stream) -> tuple[str, ...]:
 
 
 def intake(name: str, stream: Stream) -> str:
-    """Return the stream of the log that takes the messages of devices that match ``from``."""
+    """Return the stream of the log for devices' messages that match ``from``."""
     return raw_stream(name) if stream.from_ and stream.functions else name
 
 
@@ -56,7 +57,7 @@ def intake_patterns(config: EdgeConfig) -> dict[str, tuple[str, ...]]:
 
 
 def carried_streams(link: Link, config: EdgeConfig) -> tuple[str, ...]:
-    """Return the streams that go over a link. Errors that are not configured go where their stream goes."""
+    """Return the streams that a link carries. Streams of errors that are not configured follow their stream."""
     streams = streams_of(config)
     if link.streams is None:
         return tuple(name for name, stream in streams.items() if stream.replicate)

@@ -1,7 +1,7 @@
-"""Flow of records between streams, as a configuration describes it: cycles, and what passes on from stream to stream.
+"""Flow of records between streams, as a configuration describes it: cycles, and properties that streams inherit.
 
-Patterns and payload formats of a derived stream follow from those of its inputs, so streams are worked through in
-order, each after those that it reads. A walk along the inputs instead would visit what streams share again and again.
+Patterns and payload formats of a derived stream follow from those of its inputs, so streams are processed in order,
+each after its inputs. A walk along the inputs instead would visit shared inputs repeatedly.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Patterns = tuple[str, ...]
 
 
 class Flow:
-    """Records' ways from stream to stream, of a configuration that may still be wrong.
+    """Flow of records in a configuration that may still be invalid.
 
-    Streams in a cycle, and behind one, have the patterns and formats of whatever inputs were worked through before.
+    Streams in a cycle, and behind one, have the patterns and formats of the inputs processed before them.
     """
 
     def __init__(self, config: EdgeConfig) -> None:
@@ -36,29 +36,29 @@ class Flow:
         self._patterns: dict[str, Patterns] = {}
         self._payloads: dict[str, Payload] = {}
         self._unset: set[str] = set()
-        """Streams of which no setting says the format."""
+        """Streams without a setting for the format."""
         self._taken: set[str] = set()
-        """Streams whose functions take their input for JSON, as they name fields and nothing says the format."""
+        """Streams whose functions read their input as JSON, because they name fields and no setting has the format."""
         for name in self._sorted()[0]:
             self._work_through(name)
-        # Topics of messages may have the key in them, so what feeds what through them is known only now.
+        # Topics of messages may contain the key, so streams that feed others through them are known only now.
         self._add_published()
         self.cycles = self._sorted()[1]
-        """Streams that feed each other, a list for each cycle; the first name is there again at the end."""
+        """Streams that feed each other, a list for each cycle; the first name is repeated at the end."""
 
     def patterns(self, name: str) -> Patterns:
         """Return the patterns of a stream's keys: their named levels are the columns of its table.
 
-        A function that keeps keys keeps the patterns. What a window groups by becomes the levels of its keys.
+        A function that keeps keys keeps the patterns. The grouping of a window becomes the levels of its keys.
         """
         return self._patterns.get(name, ())
 
     def patterns_before(self, name: str, at: int) -> Patterns:
-        """Return the patterns of the keys that come to a stream's function at a position."""
+        """Return the patterns of the keys that reach a stream's function at a position."""
         return self._along[name][at]
 
     def payload(self, name: str) -> Payload:
-        """Return the payload format of a stream: its own, or that of what it is derived from."""
+        """Return the payload format of a stream: its own, or that of its inputs."""
         return self._payloads.get(name) or Payload()
 
     def input_payload(self, name: str) -> Payload:
@@ -66,11 +66,12 @@ class Flow:
         return Payload(format="json") if name in self._taken else self._given(name)
 
     def is_taken_for_json(self, name: str) -> bool:
-        """Return whether the functions of a stream read JSON because they name fields, and no setting says it."""
+        """Return whether the functions of a stream read JSON because they name fields, and no setting has the
+        format."""
         return name in self._taken
 
     def _given(self, name: str) -> Payload:
-        """Return what settings say of the format that a stream's functions read."""
+        """Return the configured format that a stream's functions read."""
         stream = self._streams[name]
         read = read_by_first(stream)
         if read is not None:
@@ -78,7 +79,7 @@ class Flow:
         return self.payload(stream.from_stream[0] if stream.from_stream else name)
 
     def _edges(self) -> dict[str, list[str]]:
-        """Return stream -> the streams whose records come to it, each once."""
+        """Return stream -> the streams that feed it, each once."""
         sources: dict[str, list[str]] = {}
         for name, stream in self._streams.items():
             found = [*stream.from_stream, *(writer.stream for writer in self._writers.get(name, ()))]
@@ -123,13 +124,13 @@ class Flow:
             if waiting:
                 cycle = self._cycle(waiting)
                 cycles.append(cycle)
-                # Go on as if the first stream of the cycle had all its sources, to find the other cycles.
+                # Continue as if the first stream of the cycle had all its sources, to find the other cycles.
                 waiting[cycle[0]] = 0
                 ready.append(cycle[0])
         return order, cycles
 
     def _cycle(self, waiting: dict[str, int]) -> list[str]:
-        """Return a cycle among streams each of which waits for another one of them."""
+        """Return a cycle among streams that wait for each other."""
         name = next(iter(waiting))
         way: dict[str, None] = {name: None}
         while True:
@@ -137,7 +138,7 @@ class Flow:
             if name in way:
                 names = list(way)
                 cycle = names[names.index(name) :][::-1]
-                # Its first name is that of the stream that comes first in the file.
+                # It begins with the stream that comes first in the file.
                 at = cycle.index(next(each for each in self._sources if each in cycle))
                 return [*cycle[at:], *cycle[: at + 1]]
             way[name] = None
@@ -156,7 +157,7 @@ class Flow:
             self._along[each.stream][each.at] for each in self._writers.get(name, ()) if each.stream in self._along
         ]
         failed = self._errors_of.get(name)
-        # Rejected rows keep the key with which they came to the function that could not use them.
+        # Rejected rows keep the key that they had at the rejecting function.
         rejected = self._along.get(failed, []) if failed is not None else []
         self._patterns[name] = joined([along[-1], *routed, *rejected])
         source = next((source for source in self._sources[name] if source in self._payloads), None)
@@ -165,7 +166,7 @@ class Flow:
         elif failed is not None and failed in self._payloads:
             self._payloads[name] = self._rejected(failed)  # rejected rows keep their payload
         elif read_by_first(stream) is not None:
-            self._payloads[name] = Payload(format="json")  # the one that tables know fields of
+            self._payloads[name] = Payload(format="json")  # the only format with fields in tables
         elif source is not None and not stream.from_:
             self._payloads[name] = self._payloads[source]
             if source in self._unset:
@@ -187,17 +188,18 @@ class Flow:
         return needs_fields(stream.functions, lambda at: level_names(along[at]))
 
     def _rejected(self, name: str) -> Payload:
-        """Return the format of the rows that a stream's functions reject: they may be no JSON where that is assumed."""
+        """Return the format of the rows that a stream's functions reject: they may not be JSON where that is
+        assumed."""
         return Payload() if name in self._taken else self.input_payload(name)
 
 
 def read_by_first(stream: Stream) -> Literal["sparkplug"] | None:
-    """Return the payload format that a stream's first function takes apart itself; None for all other streams."""
+    """Return the payload format that a stream's first function parses itself; None for all other streams."""
     return stream.functions[0].facts.reads if stream.functions else None
 
 
 def key_pattern(names: tuple[str, ...]) -> str:
-    """Return the pattern of keys that are made of the values of some names, joined by ``/``."""
+    """Return the pattern of keys that consist of the values of some names, joined by ``/``."""
     levels = [f"{{{name}}}" if names.count(name) == 1 and _may_name(name) else "+" for name in names]
     return "/".join(levels) if 0 < len(levels) <= PATTERN_LEVELS_MAX else "#"
 
@@ -217,12 +219,12 @@ def level_names(patterns: Patterns) -> tuple[str, ...]:
 
 
 def as_filter(pattern: str) -> str:
-    """Return the filter of a pattern. A level in which something is in braces may be anything."""
+    """Return the filter of a pattern. A level with a name in braces matches any level."""
     return "/".join("+" if "{" in level else level for level in pattern.split("/"))
 
 
 def published(template: str, patterns: Patterns) -> list[str]:
-    """Return filters of the topics that a template makes: values of fields stay within a level, the key is a topic."""
+    """Return filters of the topics of a template: values of fields stay within a level, the key is a topic."""
     before, found, after = template.partition("{key}")
     if not found:
         return [as_filter(template)]

@@ -1,6 +1,6 @@
-"""Rules for streams with functions: what they are derived from, where their rows go, and what must not go in circles.
+"""Rules for streams with functions: their inputs, their outputs, and cycles.
 
-Settings of a single function are checked where the function is made (``edge_node.functions.check``).
+Settings of a single function are checked where the function is created (``edge_node.functions.check``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from weft.edge_node.streams import errors_stream, raw_stream
 from weft.protocols.lane import NAME_CHARACTERS_MAX
 
 _TAKE_NULLS = ("where", "set", "select", "route", "alert", "window")
-"""Functions whose expressions may take a missing field for null."""
+"""Functions whose expressions may treat a missing field as null."""
 
 
 def function_rules(config: EdgeConfig) -> Iterator[Finding]:
-    """Yield what is wrong with derived streams."""
+    """Yield the problems of derived streams."""
     flow = Flow(config)
     errors = {errors_stream(name): name for name, stream in config.streams.items() if is_derived(stream)}
     written = writers(config)
@@ -162,7 +162,7 @@ def _targets(name: str, stream: Stream, config: EdgeConfig, errors: dict[str, st
 
 
 def _unknown(name: str, known: dict[str, Stream]) -> str:
-    import difflib  # where there is a mistake, and not in every node
+    import difflib  # only after a mistake, not in every node
 
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     advice = f"Did you mean {near[0]}?" if near else f"Streams: {', '.join(known)}"
@@ -170,7 +170,7 @@ def _unknown(name: str, known: dict[str, Stream]) -> str:
 
 
 def _circle(cycle: list[str], config: EdgeConfig) -> Finding:
-    # The place to mend it is a stream that says where its records come from.
+    # The finding belongs to a stream with a setting for its inputs.
     named = next((name for name in cycle[1:] if config.streams.get(name, Stream()).from_stream), cycle[0])
     way = " -> ".join(cycle)
     path = ("streams", named, "from_stream") if config.streams.get(named, Stream()).from_stream else ("streams", named)

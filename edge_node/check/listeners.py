@@ -1,4 +1,4 @@
-"""Rules for listeners: who may reach them, and who may do what there."""
+"""Rules for listeners: their reachability and their authentication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft.protocols.topics import valid_topic
 
 
 def listeners(config: EdgeConfig) -> Iterator[Finding]:
-    """Yield what is wrong with the listeners and the status page."""
+    """Yield the problems of the listeners and the status page."""
     http, binds = config.http, dict[str, str]()
     for name, listener in config.listeners.items():
         if listener is None:

@@ -10,13 +10,13 @@ from weft.edge_node.streams import raw_stream
 from weft.storage.segment_log import LogSettings, SegmentLog, StreamPolicy
 
 READ_BYTES_MAX = 1 << 20
-"""Bytes above what asyncio and uvloop read from a socket at a time (256 KiB), and what that becomes in the log."""
+"""Upper bound on a read of a socket by asyncio and uvloop (256 KiB), and on its records in the log."""
 PENDING_READS_MIN = 3
-"""Least number of longest reads that may wait for the disk, whatever ``limits.pending`` says."""
+"""Minimum number of longest reads that may wait for the disk, for any ``limits.pending``."""
 KEY_RECORD_BYTES = 256
-"""Bytes that a remembered idempotency key takes in the log, about."""
+"""Approximate bytes of a remembered idempotency key in the log."""
 KEYS_SHARE = 16
-"""No more than this part of the log's budget is for such keys."""
+"""Divisor of the log's budget: the maximum share for such keys."""
 
 
 def log_settings(config: EdgeConfig) -> LogSettings:
@@ -25,8 +25,8 @@ def log_settings(config: EdgeConfig) -> LogSettings:
         segment_bytes=segment_bytes(config),
         budget_bytes=config.disk.budget_bytes,
         tail_bytes=config.limits.tail_bytes,
-        # The log takes up to twice this, and a read of a persistent session asks for room for the longest one. A bound
-        # in which that never fits would refuse each such session whenever anything waits for the disk.
+        # The log takes up to twice this, and a read of a persistent session requires room for the longest one. A bound
+        # without that room would refuse each such session whenever data waits for the disk.
         pending_bytes_max=max(config.limits.pending_bytes, PENDING_READS_MIN * read_reserve_bytes(config)),
         commit_interval_s=config.commit_interval_s,
         compression_level=config.disk.compression_level if config.disk.compression == "zstd" else None,
@@ -56,7 +56,7 @@ def stream_policies(config: EdgeConfig) -> dict[str, StreamPolicy]:
 
 
 def suppressed_streams(config: EdgeConfig, log: SegmentLog) -> frozenset[int]:
-    """Return the numbers of the streams whose messages devices may send again without having them stored again."""
+    """Return the numbers of the streams in which messages that devices send again are not stored again."""
     return frozenset(
         log.stream(intake(name, stream)) for name, stream in config.streams.items() if stream.resent == "suppress"
     )

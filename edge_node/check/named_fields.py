@@ -1,7 +1,7 @@
-"""Functions that cannot do anything with a payload of bytes, as they need fields that only a format has.
+"""Detection of functions that reject every payload of bytes, as they need fields of another format.
 
-A stream whose first functions need one, and that has no ``payload``, is taken to be JSON. As bytes all its rows would
-go to the errors, so that no configuration with any result changes its meaning.
+A stream whose first functions need fields, and that has no ``payload``, is read as JSON. As bytes all its rows would go
+to the errors, so no configuration with results changes its meaning.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from weft.config.functions.step import FunctionStep
 VALUE = "value"
 """Field that a payload of bytes has."""
 _OTHER_NAMES = frozenset({"key", "time"})
-"""Names of expressions that are no fields."""
+"""Names in expressions that are not fields."""
 _PASSING = frozenset({"where", "sample", "dedupe", "changes"})
-"""Functions that only leave rows out: behind them a row is as it was, and no one else has got it."""
+"""Functions that only drop rows: behind them a row is unchanged, and has no other destination."""
 
 
 def needs_fields(steps: Sequence[FunctionStep], levels_at: Callable[[int], Collection[str]]) -> bool:
-    """Return whether some functions, one behind the other, surely reject every payload of bytes.
+    """Return whether some functions, in sequence, certainly reject every payload of bytes.
 
     Args:
-        levels_at: position of a function -> named levels of the topics that come to it.
+        levels_at: position of a function -> named levels of the topics that reach it.
     """
     for at, step in enumerate(steps):
         levels = levels_at(at)
@@ -39,7 +39,7 @@ def needs_fields(steps: Sequence[FunctionStep], levels_at: Callable[[int], Colle
 
 
 def _expressions(step: FunctionStep) -> Iterator[str]:
-    """Yield expressions that a function computes of every row."""
+    """Yield expressions that a function computes for every row."""
     if step.where is not None:
         yield step.where
     if step.set_ is not None:
@@ -55,7 +55,7 @@ def _expressions(step: FunctionStep) -> Iterator[str]:
 
 
 def _names(step: FunctionStep, levels: Collection[str]) -> Iterator[str]:
-    """Yield fields without which windows take no row."""
+    """Yield fields that windows require in every row."""
     windows = step.window or step.sql
     if windows is not None:
         yield from (name for name in windows.by if name not in levels and name not in ("key", "none"))
@@ -67,12 +67,12 @@ def _reads(text: str, levels: Collection[str]) -> bool:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False  # the check of functions says what is wrong
+        return False  # the check of functions reports the problem
     return any(name != VALUE and name not in levels and name not in _OTHER_NAMES for name in _surely_read(tree))
 
 
 def _surely_read(tree: ast.expr) -> Iterator[str]:
-    """Yield the names that an expression reads in any case, and not only after a condition."""
+    """Yield the names that an expression reads unconditionally."""
     match tree:
         case ast.Name(id=name):
             yield name

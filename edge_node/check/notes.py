@@ -1,4 +1,4 @@
-"""Warnings about settings that are allowed and perhaps not meant."""
+"""Warnings about settings that are allowed and perhaps not intended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.edge_node.check.sizes import topics_log_bytes
 
 
 def notes(config: EdgeConfig) -> list[str]:
-    """Return warnings about settings that are allowed and perhaps not meant, a sentence each."""
+    """Return warnings about settings that are allowed and perhaps not intended, a sentence each."""
     return [
         *_notes_on_links(config), *_notes_on_listeners(config), *_notes_on_state(config), *_notes_on_unrouted(config),
     ]  # fmt: skip
@@ -49,7 +49,8 @@ def _notes_on_listeners(config: EdgeConfig) -> Iterator[str]:
 
 
 def _notes_on_strangers(config: EdgeConfig) -> Iterator[str]:
-    """Yield what programs of other machines may do without a login; `anonymous` allows it, and is easily forgotten."""
+    """Yield the rights of other machines' programs without a login; `anonymous` grants them, and is easily
+    forgotten."""
     for name, listener in config.listeners.items():
         if listener is None or listener.anonymous != "allowed_beyond_loopback":
             continue

@@ -1,4 +1,4 @@
-"""Check for the engine of AMQP 1.0: it has no wheels, so a node may do without it."""
+"""Check for the engine of AMQP 1.0: it has no wheels, so a node may run without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for an edge's configuration beyond the shape of its values: names, patterns, references."""
+"""Rules for an edge's configuration beyond the types of its values: names, patterns, references."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def _link(name: str, link: Link, config: EdgeConfig) -> Iterator[Finding]:
 
 
 def _same_hub(config: EdgeConfig) -> Iterator[Finding]:
-    """Find links that would take each other's lanes. Two addresses of one hub show only when both have connected."""
+    """Find links that would take each other's lanes. Two addresses of one hub are detected only when both have
+    connected."""
     links = list(config.links.items())
     for at, (name, link) in enumerate(links):
         for other, before in links[:at]:

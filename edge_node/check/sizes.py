@@ -1,4 +1,4 @@
-"""Sizes that go with the disk budget where a configuration leaves them out."""
+"""Sizes that follow from the disk budget where a configuration omits them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNROUTED_BYTES = 64 << 20
 UNROUTED_SHARE = 16
 """Divisor of the disk budget: the share of the stream `unrouted`, where 64 MiB would be more."""
 SEGMENTS_MIN = 4
-"""Least number of segments in the disk budget: space is freed a whole segment at a time."""
+"""Minimum number of segments in the disk budget: space is freed a whole segment at a time."""
 
 
 def segment_bytes(config: EdgeConfig) -> int:
@@ -35,5 +35,5 @@ def topics_log_bytes(config: EdgeConfig) -> int:
 
 
 def errors_bytes(config: EdgeConfig) -> int:
-    """Return the disk space of a stream of errors that is not configured: that of `unrouted` without a size."""
+    """Return the disk space of a stream of errors that is not configured: the default of `unrouted`."""
     return min(UNROUTED_BYTES, config.disk.budget_bytes // UNROUTED_SHARE)

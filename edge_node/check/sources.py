@@ -1,4 +1,4 @@
-"""Rules for sources: their brokers, credentials and topics, and that none of them feeds itself."""
+"""Rules for sources: their brokers, credentials and topics, and loops of a node with itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883, "amqp": 5672, "amqps": 5671}
 
 
 def sources(config: EdgeConfig) -> Iterator[Finding]:
-    """Yield what is wrong with the sources."""
+    """Yield the problems of the sources."""
     for name, source in config.sources.items():
         kind, settings = source.chosen
         path: KeyPath = ("sources", name, kind)
@@ -41,7 +41,7 @@ def brokers(settings: SourceSettings) -> Iterator[tuple[str, Address]]:
 
 def own_listeners(config: EdgeConfig, source: Source) -> Iterator[tuple[str, Address]]:
     """Yield (listener, address) for each URL of a source that leads to a listener of the node, as far as the addresses
-    say so by themselves: ``preflight`` resolves names."""
+    show it: ``preflight`` resolves names."""
     for _, broker in brokers(source.settings):
         for name, bind in listeners_on(config, broker.port):
             if bind.host == broker.host or (broker.is_loopback and (bind.is_loopback or bind.from_here.is_loopback)):
@@ -59,7 +59,7 @@ def listeners_on(config: EdgeConfig, port: int) -> Iterator[tuple[str, Address]]
 
 
 def loop_message(listener: str, address: Address) -> str:
-    """Return why a source cannot take messages from its own node."""
+    """Return the reason why a source cannot read from its own node."""
     return (
         f"{address} is listeners.{listener} of this node: each message would come again without end. Name the other "
         "broker, or listen at another port"

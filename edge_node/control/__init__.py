@@ -1,1 +1,1 @@
-"""Orders to a running node."""
+"""Requests of an operator to a running node."""

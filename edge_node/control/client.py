@@ -1,4 +1,4 @@
-"""The running node's control socket as commands see it: its name, its messages, and requests."""
+"""The running node's control socket for commands: its name, its messages, and requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACKNOWLEDGE_PATH = "/acknowledge"
 RELOAD_PATH = "/reload"
 REPLAY_PATH = "/replay"
 REPLY_S_MAX = 20.0
-"""Longest time in which the node answers, also while its disk takes nothing."""
+"""Longest time until the node answers, even while its disk does not accept writes."""
 _WAIT_S_MAX = REPLY_S_MAX + 10
 _REPLY_BYTES_MAX = 16 << 20
 
@@ -29,7 +29,7 @@ class DropRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to drop the records of a stream with numbers below ``below``."""
 
     log_id: str
-    """Log id in the form of ``protocols.lane.format_log_id``: another log's numbers mean other records."""
+    """Log id in the form of ``protocols.lane.format_log_id``: in another log the numbers are those of other records."""
     stream: str
     below: Annotated[int, msgspec.Meta(ge=1, le=SEQ_END)]
 
@@ -49,19 +49,19 @@ class AcknowledgeReply(msgspec.Struct, frozen=True):
 
 
 class ReloadReply(msgspec.Struct, frozen=True):
-    """The configuration that the node works with now, or the reason why it is the former one (``error``)."""
+    """The applied configuration, or the reason why the node keeps the former one (``error``)."""
 
     version: int = 0
     digest: str = ""
     applied: list[str] = []
-    """Settings that are in force now."""
+    """Settings that were applied."""
     restart: list[str] = []
     """Settings that differ in the file and need a restart."""
     error: str = ""
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to compute a derived stream again into another one; or, without ``stream``, for how far that is."""
+    """A request to compute a derived stream again into another one; or, without ``stream``, for its progress."""
 
     into: str
     stream: str = ""
@@ -71,14 +71,14 @@ class ReplayReply(msgspec.Struct, frozen=True):
     """The progress of a replay, or the reason why there is none (``error``)."""
 
     rows: int = 0
-    """Rows that it has read."""
+    """Rows read."""
     left: int = 0
-    """Records that it still has to read."""
+    """Records still to read."""
     error: str = ""
 
 
 class ControlFailed(Exception):
-    """A request that the node refused, or whose outcome is unknown; the sentence says which, and what to do."""
+    """A request that the node refused, or whose outcome is unknown; the text has the case and the remedy."""
 
 
 def socket_path(directory: str) -> str:
@@ -87,7 +87,7 @@ def socket_path(directory: str) -> str:
 
 
 def ask_drop(directory: str, request: DropRequest) -> RangeSet:
-    """Have the node that runs on ``directory`` drop records. Blocks until it has answered.
+    """Request the node that runs on ``directory`` to drop records. Blocks until it has answered.
 
     Returns:
         The dropped ranges; their notices are durable.
@@ -110,7 +110,8 @@ def ask_drop(directory: str, request: DropRequest) -> RangeSet:
 
 
 def ask_acknowledge(directory: str) -> list[str]:
-    """Have the node that runs on ``directory`` end the alarms of its links; return them. Blocks until it has answered.
+    """Request the node that runs on ``directory`` to end the alarms of its links; return them. Blocks until it has
+    answered.
 
     Raises:
         ControlFailed: the node ended none.
@@ -126,7 +127,7 @@ def ask_acknowledge(directory: str) -> list[str]:
 
 
 def ask_reload(directory: str) -> ReloadReply:
-    """Have the node that runs on ``directory`` read its configuration again. Blocks until it has answered.
+    """Request the node that runs on ``directory`` to read its configuration again. Blocks until it has answered.
 
     Raises:
         ControlFailed: the node keeps its settings, or is of another release.
@@ -142,7 +143,8 @@ def ask_reload(directory: str) -> ReloadReply:
 
 
 def ask_replay(directory: str, request: ReplayRequest) -> ReplayReply:
-    """Have the node that runs on ``directory`` begin a replay, or say how far one is. Blocks until it has answered.
+    """Request the node that runs on ``directory`` to begin a replay, or to report the progress of one. Blocks until it
+    has answered.
 
     Raises:
         ControlFailed: it replays nothing.
@@ -169,7 +171,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def check_listens(directory: str) -> None:
-    """Make sure that the node that runs on ``directory`` takes requests from this user.
+    """Check that the node that runs on ``directory`` accepts requests from this user.
 
     Raises:
         ControlFailed: it does not.

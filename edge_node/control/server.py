@@ -1,9 +1,9 @@
-"""The node's control socket, ``<data_dir>/control.sock``: orders of an operator to a running node.
+"""The node's control socket, ``<data_dir>/control.sock``: requests of an operator to a running node.
 
 ``POST /drop``: drop a backlog (``weft log drop``). ``POST /acknowledge``: end the alarms of links (``weft link
 acknowledge``). ``POST /reload``: read the configuration again (``weft edge reload``). ``POST /replay``: compute a
-derived stream again (``weft edge replay``). A user who may write the data_dir
-may do that to a stopped node, so the socket is for the node's user and root alone, and nothing of it is on the network.
+derived stream again (``weft edge replay``). A user who may write the data_dir can do the same to a stopped node, so
+only the node's user and root may use the socket, and none of it is on the network.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UCRED = struct.Struct("3i")
 
 
 class OrderRefused(Exception):
-    """A request that is refused: the status and a sentence."""
+    """A refused request: the status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -57,7 +57,8 @@ class OrderRefused(Exception):
 
 
 class Control:
-    """A server of orders for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's thread."""
+    """A server of an operator's requests for one log; ``start`` listens, ``close`` ends. Belongs to the event loop's
+    thread."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Control:
         Args:
             acknowledge: ends the alarms of links, and returns them.
             reload: reads the configuration again; its answer has an error when the node keeps its settings.
-            replay: begins a replay, or says how far one is.
+            replay: begins a replay, or reports its progress.
         """
         self._reload_configuration = reload
         self._replay_stream = replay
@@ -108,8 +109,8 @@ class Control:
         self._server = await asyncio.get_running_loop().create_unix_server(self._runner.server, sock=listening)
 
     async def close(self) -> None:
-        """Stop listening. Records whose notices are not durable by then may stay or go; no client has an answer about
-        them."""
+        """Stop listening. Records whose notices are not durable by then may stay or be dropped; no client has an answer
+        about them."""
         if self._server is None or self._runner is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -192,7 +193,7 @@ class Control:
             raise OrderRefused(500, f"it is uncertain whether records were dropped: {error}") from None
 
     async def _work_on(self, number: int, order: DropRequest) -> RangeSet:
-        # In a thread: it looks for the ends of batches, on the disk.
+        # In a thread: it searches for the ends of batches, on the disk.
         ranges = await asyncio.to_thread(self._log.drop_backlog, number, 0, order.below)
         await self._log.durable()
         if ranges:
@@ -201,18 +202,18 @@ class Control:
 
 
 def _listen(path: str) -> socket.socket:
-    """Listen in place of a socket that an earlier node left behind: the lock on the folder proves that it is gone.
+    """Listen in place of a socket left by an earlier node: the lock on the folder proves that it is gone.
 
     Raises:
-        OSError: no socket can be there, or its name is too long for one (``sun_path`` of unix(7): 107 bytes).
+        OSError: the socket cannot be created, or its name is too long (``sun_path`` of unix(7): 107 bytes).
     """
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Linux makes the name with the socket's own mode. Elsewhere it has no such mode, and until it listens no
-        # process can connect.
+        # Linux creates the name with the socket's own mode. Elsewhere it has no such mode, but no process can connect
+        # before it listens.
         with contextlib.suppress(OSError):
             os.fchmod(listening.fileno(), 0o600)
         listening.bind(path)
@@ -226,10 +227,10 @@ def _listen(path: str) -> socket.socket:
 
 
 def _check_peer(request: web.Request) -> None:
-    """Refuse other users. The socket's mode keeps them out already; but modes can be changed.
+    """Refuse other users. The socket's mode already excludes them, but modes can be changed.
 
     Raises:
-        Refused: another user asks.
+        Refused: the request is another user's.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return
