@@ -1,4 +1,4 @@
-"""Dropping a backlog by an operator's word, on a node that is stopped or runs (``weft log drop``)."""
+"""Dropping a backlog at an operator's request, on a stopped or running node (``weft log drop``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DropPreview:
 
     numbers: RangeSet
     first_time: int = 0
-    """Times at which the first and the last of them were received, ns since 1970; 0 when there are none."""
+    """Times of receipt of the first and the last of them, ns since 1970; 0 when there are none."""
     last_time: int = 0
 
 
@@ -44,11 +44,11 @@ class StoppedLog:
     """The log of a stopped node, opened by ``stopped_log``."""
 
     def __init__(self, log: SegmentLog) -> None:
-        """Wrap an open log; ``stopped_log`` is the caller."""
+        """Wrap an open log; called by ``stopped_log``."""
         self._log = log
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:
-        """Return what ``drop_backlog`` would drop.
+        """Return the records that ``drop_backlog`` would drop.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
@@ -67,18 +67,18 @@ class StoppedLog:
     def drop_backlog(self, stream: str, end: int | None = None) -> RangeSet:
         """Drop a stream's records that no hub is known to have, under a notice; durable when this returns.
 
-        A stopped node does not know what hubs have: they say so when the links connect again, and take the notices only
-        for what they lack. On a running node it is ``SegmentLog.drop_backlog``.
+        A stopped node does not know what hubs have: they report it when the links connect again, and apply the notices
+        only to records that they lack. For a running node see ``SegmentLog.drop_backlog``.
 
         Args:
-            end: one past the last number to drop, batches as a whole; None for all that there is.
+            end: number after the last one to drop, in whole batches; None for all records.
 
         Returns:
-            What was dropped.
+            The dropped records.
 
         Raises:
             UnknownStream: the log has no such stream of devices.
-            LogError: the log cannot be read or written; the sentence says why.
+            LogError: the log cannot be read or written; the text has the reason.
         """
         numbers = self._log.drop_backlog(self._number(stream), 0, end)
         while self._log.committer.run_once():
@@ -96,11 +96,11 @@ class RunningLog:
     """The log of a running node: inspected from outside, changed by the node."""
 
     def __init__(self, directory: str) -> None:
-        """Open the log in a node's data_dir, as long as it is the same log.
+        """Open the log in a node's data_dir, and check on each use that it is the same log.
 
         Raises:
-            ControlFailed: its node takes no requests, or not from this user.
-            NoLog: none of its files says which log it is of.
+            ControlFailed: its node accepts no requests, or none from this user.
+            NoLog: none of its files has the id of the log.
         """
         check_listens(directory)
         self._directory = LogDirectory(directory)
@@ -110,7 +110,8 @@ class RunningLog:
         self._log_id = format_log_id(log_id)
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:
-        """Return what ``drop_backlog`` would drop at most: hubs may have some of it, which only the node knows.
+        """Return the records that ``drop_backlog`` would drop at most: hubs may have some of them, which only the node
+        knows.
 
         Raises:
             NoLog: there is none.
@@ -126,14 +127,14 @@ class RunningLog:
         numbers = RangeSet(held_within(held, 0, end if cut is None else cut.base_seq))
         if not numbers:
             return DropPreview(numbers)
-        # Those that were deleted since the summary was made leave the times of the stream as a whole.
+        # For records deleted since the summary, the times of the whole stream remain.
         first, last = self._batch(stream, next(iter(numbers))[0]), self._batch(stream, numbers.end - 1)
         first_time = found.streams[stream].first_time if first is None else first.first_time
         last_time = found.streams[stream].last_time if last is None else last.last_time
         return DropPreview(numbers, first_time or 0, last_time or 0)
 
     def drop_backlog(self, stream: str, end: int) -> RangeSet:
-        """Have the node drop the numbers below ``end`` that no hub has; durable when this returns.
+        """Request the node to drop the numbers below ``end`` that no hub has; durable when this returns.
 
         Returns:
             The dropped ranges.
@@ -174,9 +175,9 @@ def opened_log(directory: str) -> Iterator[StoppedLog | RunningLog]:
 
     Raises:
         NoLog: there is none.
-        NotTheOwner: the folder is another user's; root may deal with a node that runs.
-        ControlFailed: the node runs, and takes no requests, or not from this user.
-        LogError: the log cannot be opened; the sentence says why.
+        NotTheOwner: the folder is another user's; root may send requests to a running node.
+        ControlFailed: the node runs, and accepts no requests, or none from this user.
+        LogError: the log cannot be opened; the text has the reason.
     """
     with ExitStack() as stack:
         log: StoppedLog | RunningLog
@@ -199,7 +200,7 @@ def stopped_log(directory: str) -> Iterator[StoppedLog]:
         NoLog: there is none.
         NotTheOwner: the folder is another user's.
         DirectoryInUse: the node runs.
-        LogError: the log cannot be opened; the sentence says why.
+        LogError: the log cannot be opened; the text has the reason.
     """
     LogDirectory(directory).require()
     size = sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())

@@ -1,4 +1,4 @@
-"""A node's log in the hands of a command: opened as its owner, while the node does not run and cannot start."""
+"""A node's log opened by a command: as its owner, while the node does not run and cannot start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]
     Raises:
         NotTheOwner: the folder is another user's.
         DirectoryInUse: the node runs.
-        LogError: the log cannot be opened; the sentence says why.
+        LogError: the log cannot be opened; the text has the reason.
     """
     check_user(directory)
     log = SegmentLog.open(
@@ -47,7 +47,8 @@ def exclusive_log(directory: str, settings: LogSettings) -> Iterator[SegmentLog]
 
 
 class _Formats:
-    """The formats of the folder, which a command checks. The node states them, which writes more than the log."""
+    """The formats of the folder, which a command only checks. Stating them is left to the node, which writes more than
+    the log."""
 
     def __init__(self, directory: str) -> None:
         self._directory = DataDirectory(OSFileSystem(), directory, "")
@@ -60,14 +61,14 @@ class _Formats:
 
 
 def check_user(directory: str) -> None:
-    """Make sure that the folder is this user's.
+    """Check that the folder belongs to this user.
 
     Raises:
-        NotTheOwner: it is another's.
+        NotTheOwner: it belongs to another user.
     """
     owner = os.stat(directory).st_uid
     if owner != os.geteuid():
-        # Root too: the node could not write to files that root makes in its folder.
+        # Root too: the node could not write to files that root creates in its folder.
         raise NotTheOwner(f"{directory} belongs to user {user(owner)}. {run_as(owner)}")
 
 

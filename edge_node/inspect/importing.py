@@ -1,4 +1,4 @@
-"""Taking the data directory of an earlier disk into a node's own (``weft edge import``)."""
+"""Import of an earlier disk's data directory into a node's own (``weft edge import``)."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ from weft.storage.filesystem import DirectoryInUse, FileSystem, OSFileSystem
 from weft.storage.segment_log import LogSettings, SegmentLog
 
 _SPARE_BYTES = 64 << 20
-"""Free space that stays beyond a copied log."""
+"""Free space required beyond a copied log."""
 
 
 class NotImportable(Exception):
-    """An error: the directory cannot become a part of this node's; the sentence says why, and what to do."""
+    """An error: the directory cannot become a part of this node's; the text has the reason and the remedy."""
 
 
 class Imported(NamedTuple):
-    """A log that is now in the node's data_dir."""
+    """A log that was put into the node's data_dir."""
 
     log_id: str
     directory: str
     records: dict[str, int]
     """Stream -> records in the log."""
     is_copy: bool
-    """True when the files were copied: the given directory is as it was."""
+    """True when the files were copied: the given directory is unchanged."""
     left_out: tuple[str, ...] = ()
     """Streams of a fork whose records stay in the given directory: hubs may have them."""
 
 
 def import_log(config: EdgeConfig, directory: str) -> Imported:
-    """Put the log in ``directory`` where the node of ``config``, running or not, finds it and brings it to the hubs.
+    """Put the log in ``directory`` into the place where the node of ``config``, running or not, finds it and brings it
+    to the hubs.
 
-    A directory on the data_dir's file system is moved there, another one is copied. Until it is in place nothing is
-    lost by a crash: the command can be given again.
+    A directory on the data_dir's file system is moved there, another one is copied. A crash before the end loses
+    nothing: the command can be repeated.
 
     Raises:
-        NotImportable: as its sentence says.
+        NotImportable: the text has the reason.
         NoLog: there is no log.
         NotTheOwner: a folder is another user's.
-        UnsupportedVersion, LogError: it cannot be read.
-        OSError: it cannot be moved or copied.
+        UnsupportedVersion, LogError: the log cannot be read.
+        OSError: the log cannot be moved or copied.
     """
     directory = os.path.abspath(directory)
     _refuse_special_files(directory)
@@ -86,10 +87,11 @@ def import_log(config: EdgeConfig, directory: str) -> Imported:
 
 
 def import_fork(config: EdgeConfig, directory: str) -> Imported:
-    """Write the records that only the log in ``directory`` has into a new log, and put that where ``import_log`` does.
+    """Write the records that only the log in ``directory`` has into a new log, and put that into the place of
+    ``import_log``.
 
-    For a log that hubs refuse because it is an old copy that took messages. It stays where it is. Given again, it
-    becomes the same log with the same numbers, of which hubs store nothing twice.
+    For a log that hubs refuse because it is an old copy that accepted messages. The log itself stays in place. A
+    repeated import becomes the same log with the same numbers, of which hubs store nothing twice.
 
     Raises as ``import_log``.
     """
@@ -146,7 +148,7 @@ def _fork(log: SegmentLog, filesystem: FileSystem, directory: str) -> Fork:
 
 
 def delete_done(config: EdgeConfig) -> list[str]:
-    """Delete the imported logs of which the hubs have everything. Return their ids.
+    """Delete the imported logs that the hubs have completely. Return their ids.
 
     Raises:
         NotTheOwner, OSError: they cannot be deleted.
@@ -160,7 +162,7 @@ def delete_done(config: EdgeConfig) -> list[str]:
 
 
 def _refuse_special_files(directory: str) -> None:
-    """Refuse what no node has in its data_dir: opening a pipe has no end, and a link may lead anywhere."""
+    """Refuse files that no node has in its data_dir: opening a pipe never returns, and a link may lead anywhere."""
     for folder, _, names in os.walk(directory):
         for name in names:
             kind = os.lstat(os.path.join(folder, name)).st_mode
@@ -172,7 +174,7 @@ def _refuse_special_files(directory: str) -> None:
 
 
 def _check_owner(config: EdgeConfig, directory: str) -> int:
-    """Return the log's id, after a look at whose it is."""
+    """Check the log's owner, and return the log's id."""
     name = NodeName(config.tenant, config.node)
     given = LogDirectory(directory)
     given.require()
@@ -185,13 +187,13 @@ def _check_owner(config: EdgeConfig, directory: str) -> int:
             f"the name {owner} alone: import it with a configuration of that name"
         )
     if not os.path.isdir(config.data_dir):
-        # Its owner is the node's user, as whom this process may not run.
+        # Its owner must be the node's user, and this process may run as another one.
         raise NotImportable(f"{config.data_dir} is missing. Start the node once, which makes it, then run this again")
     return number
 
 
 def _check(config: EdgeConfig, directory: str) -> str:
-    """Return the log's id, after a look at whose it is and whether it is in use."""
+    """Check the log's owner and that it is not in use, and return the log's id."""
     number = _check_owner(config, directory)
     log_id = format_log_id(number)
     if has_conflicts(directory):
@@ -219,7 +221,7 @@ def _refuse_known(config: EdgeConfig, log_id: str) -> None:
 
 
 def _recovered(config: EdgeConfig, directory: str) -> dict[str, int]:
-    """Open the log once, as the node will: recovery repairs what a crash left, or says what is wrong with it."""
+    """Open the log once, as the node will: recovery repairs the traces of a crash, or reports the problem."""
     with _importable(directory), exclusive_log(directory, _settings(config, directory)) as log:
         counts = {name: log.ranges(number).count() for name, number in log.streams().items()}
     return {name: count for name, count in counts.items() if count and name not in STATE_STREAMS}
@@ -249,7 +251,7 @@ def _copy(filesystem: FileSystem, source: str, target: str) -> None:
         except DirectoryInUse:
             raise NotImportable(f"a node runs with {source}. Stop it first, then run this again") from None
         except OSError:
-            pass  # a disk that is mounted read-only: no process writes to it
+            pass  # a disk mounted read-only: no process writes to it
         files = [
             os.path.join(folder, name) for folder, _, names in os.walk(source) for name in names
             if os.path.isfile(os.path.join(folder, name)) and name != "lock"

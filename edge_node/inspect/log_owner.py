@@ -21,7 +21,7 @@ def wrong_name(config: EdgeConfig, owner: NodeName, file: str) -> Finding | None
     """Return the finding for a wrong name in ``config``, when the log is ``owner``'s; None when they agree.
 
     Args:
-        file: the configuration's, for the command that is to be run.
+        file: file of the configuration, for the command to run.
     """
     if owner == (config.tenant, config.node):
         return None

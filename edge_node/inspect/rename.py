@@ -1,8 +1,8 @@
 """Renaming of a stopped node's log (``weft edge rename``).
 
-A record keeps the name under which it was sent: tenant, edge, log id, stream, sequence number. So everything that links
-carry is delivered under the former name first, and only then does the log get the new name, for the numbers that
-follow. A log of which no hub has anything is renamed as a whole.
+A record keeps the name under which it was sent: tenant, edge, log id, stream, sequence number. So all records that
+links carry are delivered under the former name first, and only then does the log get the new name, for later numbers. A
+log of which no hub has records is renamed as a whole.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class UndeliveredRecords(NamedTuple):
 
 
 class Renaming:
-    """The log of a stopped node on its way to another name; created by ``renaming``."""
+    """The log of a stopped node during its renaming; created by ``renaming``."""
 
     def __init__(self, config: EdgeConfig, log: SegmentLog, former: NodeName, software: str) -> None:
-        """Wrap an open log; ``renaming`` is the caller."""
+        """Wrap an open log; called by ``renaming``."""
         self._log = log
         self.former = former
         self.name = NodeName(config.tenant, config.node)
@@ -57,22 +57,22 @@ class Renaming:
 
     @property
     def is_unsent(self) -> bool:
-        """Return whether no hub has anything under the former name; False also when that is unknown."""
+        """Return whether no hub has records under the former name; False also when that is unknown."""
         return self._links.is_unsent
 
     def waiting_records(self) -> int:
-        """Return how many records are not known to be at a hub; those of several links count for each."""
+        """Return the number of records not known to be at a hub; records of several links count for each."""
         return sum(records for records, _ in self._links.waiting().values())
 
     async def deliver(self, patience_s: float, tell: Callable[[int], None]) -> list[UndeliveredRecords]:
-        """Run the links under the former name until their hubs have everything, or nothing more moves.
+        """Run the links under the former name until their hubs have all records, or make no more progress.
 
         Args:
             patience_s: longest time without an acknowledgement from any hub.
-            tell: called with the records that wait, whenever that changes.
+            tell: called with the number of waiting records, whenever it changes.
 
         Returns:
-            What hubs lack. Pairs without records are of notices alone: the hub was not told of losses.
+            The records that hubs lack. Pairs without records have only notices: the hub has not received losses.
         """
         self._links.start()
         try:
@@ -102,7 +102,7 @@ class Renaming:
         """Give the log the new name, durably when this returns.
 
         Raises:
-            LogError: it did not become durable; a later try starts over.
+            LogError: the name did not become durable; a later try starts over.
         """
         self._log.rename(self.name, from_now_on=not self.is_unsent)
         self._links.record_new_name(self.name)
@@ -117,11 +117,11 @@ def renaming(config: EdgeConfig, software: str) -> Iterator[Renaming]:
     """Open the log of ``config``'s node for a rename to the name in ``config``. The node cannot start meanwhile.
 
     Raises:
-        NoLog: there is none: the node takes the name at its first start.
+        NoLog: there is no log: the node uses the name at its first start.
         NameUnknown: a log of an earlier release, not started since.
         NotTheOwner: the folder is another user's.
         DirectoryInUse: the node runs.
-        LogError: the log cannot be opened; the sentence says why.
+        LogError: the log cannot be opened; the text has the reason.
     """
     LogDirectory(config.data_dir).require()
     settings = LogSettings(segment_bytes=segment_bytes(config), budget_bytes=config.disk.budget_bytes, tail_bytes=0)

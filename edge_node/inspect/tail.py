@@ -1,5 +1,5 @@
-"""The records of a node's log, in the order in which they became durable, and new ones as they do: ``weft edge
-tail``."""
+"""The records of a node's log, in the order in which they became durable, and new ones as they become durable: ``weft
+edge tail``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from weft.protocols.segment import EntryKind, GapNotice
 from weft.storage.segment_log.walk.entry import Entry
 
 POLL_INTERVAL_S = 0.25
-"""Interval at which a follower looks at the directory: one listing and one short read."""
+"""Interval at which a follower checks the directory: one listing and one short read."""
 UNPROVEN_WAIT_S_MAX = 3.0
-"""Longest time that a reader without ``follow`` waits for the last commit to be durable, before it ends without it."""
+"""Longest time that a reader without ``follow`` waits for the last commit to be durable, before it ends without that
+commit."""
 _CLOCK_STEP_NS = 10 * 10**9
 
 
@@ -29,11 +30,11 @@ class TailRecord(NamedTuple):
     stream: str
     record: Record
     origin: str | None = None
-    """Text of the function that made it; None for what a device sent."""
+    """Text of the function that created it; None for a device's record."""
 
 
 class TailGap(NamedTuple):
-    """A notice that records can never come."""
+    """A gap notice: its records can never come."""
 
     stream: str
     notice: GapNotice
@@ -48,14 +49,14 @@ class Missing(NamedTuple):
 
 
 class LogReplaced(NamedTuple):
-    """A sign that the folder holds another log from here on; numbers begin again."""
+    """A marker that the folder has another log from here on; numbers begin again."""
 
     directory: str
 
 
 Item = TailRecord | TailGap | Missing | DamagedBytes | LogReplaced
 Wait = Callable[[float], bool]
-"""Function that waits for some seconds and returns False when it is time to end."""
+"""Function that waits for some seconds and returns False at the end."""
 
 
 def sleep(seconds: float) -> bool:
@@ -67,9 +68,9 @@ def sleep(seconds: float) -> bool:
 def newest_records(
     directory: LogDirectory, wants: Callable[[str], bool], start: Start, durability: Durability, wait: Wait = sleep
 ) -> Iterator[Item]:
-    """Yield the records that the log holds now, from ``start`` on.
+    """Yield the present records of the log, from ``start`` on.
 
-    Everything that was durable before the call is given; the call ends at what was written later.
+    It yields all records that were durable before the call, and ends at later ones.
 
     Raises:
         NoLog: there is no log.
@@ -106,7 +107,7 @@ def follow(
 def settled_commits(cursor: Cursor, durability: Durability, wait: Wait = sleep) -> Iterator[Commit]:
     """Yield all durable commits, with those that become durable within ``UNPROVEN_WAIT_S_MAX``.
 
-    Commits made after the end was first reached are left out, so that this ends however busy the node is.
+    Commits made after the end was first reached are left out, so that this ends on a busy node, too.
     """
     waited = 0.0
     while True:
@@ -159,7 +160,7 @@ class _Tail:
     def _gap(self, stream: str, notice: GapNotice) -> Iterator[Item]:
         since = self._choice.since_ns
         if self._is_counted or self.has_caught_up:
-            # A notice older than what stands before it was carried forward, for its segment to go.
+            # A notice older than the entries before it was carried forward, so that its segment could be deleted.
             since = max(since or 0, self._newest_ns - _CLOCK_STEP_NS)
         noted = self._noted.setdefault(stream, RangeSet())
         if (since is None or notice.time >= since) and not noted.covers(notice.first, notice.end):
@@ -170,7 +171,7 @@ class _Tail:
     def _batch(self, stream: str, entry: Entry, header: BatchHeader, commit: Commit) -> Iterator[Item]:
         seen = self._seen.setdefault(stream, RangeSet())
         if entry.kind is EntryKind.MOVED and (self._is_counted or self.has_caught_up):
-            return  # a copy of what stood further ahead, made so that its segment could go
+            return  # a copy of an earlier notice, made so that its segment could be deleted
         if (self.has_caught_up or self._was_overtaken) and len(seen) and header.base_seq > seen.end:
             yield Missing(stream, seen.end, header.base_seq)
             seen.add(seen.end, header.base_seq)

@@ -1,4 +1,4 @@
-"""The start of a tail, found from the log's end backwards, so that it starts at once however long the log is."""
+"""The start of a tail, found from the log's end backwards, so that it starts at once for a log of any length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LAST_MAX = 1_000_000
 
 @dataclass(frozen=True)
 class Start:
-    """A request for the newest ``last`` records, or else for all that ``choice`` takes."""
+    """A request for the newest ``last`` records, or for all that ``choice`` selects."""
 
     choice: Choice = field(default_factory=Choice)
     last: int | None = None
 
 
 class TailStart(NamedTuple):
-    """The place to read from."""
+    """The start of reading."""
 
     place: LogPlace | None
     """Place in the log; None for its beginning."""
@@ -36,7 +36,7 @@ class TailStart(NamedTuple):
 
 
 def find_beginning(directory: LogDirectory, wants: Callable[[str], bool], start: Start) -> TailStart:
-    """Walk backwards until every requested record lies ahead.
+    """Walk backwards until every requested record is ahead.
 
     Raises:
         NoLog: there is no log.
@@ -76,7 +76,7 @@ class _Search:
         return max(0, self._found - self._start.last) if self._start.last is not None else 0
 
     def look_through(self, view: SegmentView, *, is_newest: bool) -> int | None:
-        """Return the offset from which all requested records follow; None when more of them may stand before this
+        """Return the offset from which all requested records follow; None when more of them may be before this
         segment."""
         if view.footer is not None:
             lanes = (*view.footer.lanes, *view.footer.moved)
@@ -111,7 +111,7 @@ class _Search:
                 continue
             if self._start.last is not None:
                 self._found += _count(entry.body, choice) if needs_bodies else header.count
-            # A wall clock that was set back can hide older records that a longer look would find.
+            # After a wall clock was set back, older records may be missed that a longer search would find.
             is_older = is_older or header.first_time < (choice.since_ns or 0) or header.base_seq < choice.from_seq
         return is_older if self._start.last is None else self._found >= self._start.last
 

@@ -1,1 +1,1 @@
-"""Brokers that people already run, from which the node takes messages: acknowledged to them after the fsync."""
+"""External brokers whose messages the node stores, and acknowledges after the fsync."""

@@ -1,4 +1,4 @@
-"""One connection to an external AMQP 0-9-1 broker: a consumer that acknowledges what it gets after the fsync."""
+"""One connection to an external AMQP 0-9-1 broker: a consumer that acknowledges messages after the fsync."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAITING_INTERVAL_S = 10.0
-"""Interval at which the broker is asked how many messages wait."""
+"""Interval of requests for the number of messages that wait at the broker."""
 AT_A_TIME = 64
-"""Messages that are taken in one turn of those that came while nothing was to be taken."""
+"""Number of messages handled in one turn, of those that arrived during a pause."""
 _TAG = struct.Struct(">Q")
 
 
 class AmqpConnection(SourceConnection):
-    """A channel of one connection. ``consume``, then messages come until ``ended``.
+    """A channel of one connection. After ``consume``, messages come until ``ended``.
 
-    The broker sends at most ``prefetch`` messages ahead of the acknowledgements. That is what bounds them: while
-    nothing is to be taken, they wait here.
+    The broker sends at most ``prefetch`` messages ahead of the acknowledgements. That bounds the messages that wait
+    here during a pause.
     """
 
     def __init__(  # noqa: PLR0917
@@ -58,7 +58,7 @@ class AmqpConnection(SourceConnection):
         self._connection = connection
         self._deliveries = deliveries
         self._ahead: deque[Delivery] = deque()
-        """Messages that came while nothing is to be taken."""
+        """Messages that arrived during a pause."""
         self._acknowledged_to = self._sent_to = 0
         """Delivery tags up to which messages are durable, and acknowledged."""
         self._rejected: deque[int] = deque()
@@ -69,7 +69,7 @@ class AmqpConnection(SourceConnection):
         self._consumer_tag: str | None = None
 
     async def consume(self) -> None:
-        """Declare what the settings say, and consume.
+        """Make the configured declarations, and consume.
 
         Raises:
             SourceDown: the broker refuses.
@@ -117,7 +117,8 @@ class AmqpConnection(SourceConnection):
             self._try(delivery)
 
     def _try(self, delivery: Delivery) -> None:
-        """Take a message. A fault ends the connection: a message without an answer would hold its place for good."""
+        """Handle a message. A fault ends the connection: a message without an answer would occupy its place for
+        good."""
         try:
             self._take(delivery)
         except Exception as error:
@@ -141,13 +142,14 @@ class AmqpConnection(SourceConnection):
         self.node.ingest.turn.gathered()
 
     def pause(self) -> None:
-        """Take no more: what comes waits, and ``prefetch`` bounds it."""
+        """Pause: arriving messages wait, and ``prefetch`` bounds them."""
 
     def go_on(self) -> None:
-        """Take what has come meanwhile, some of it in each turn."""
+        """Handle messages that arrived meanwhile, some in each turn."""
         for _ in range(min(AT_A_TIME, len(self._ahead))):
             if self.is_held or not self._ahead:
-                # The log has refused one, and the acknowledgement of a later one would count for it; or all has ended.
+                # The log has refused one, and the acknowledgement of a later one would include it; or the connection
+                # has ended.
                 return
             self._try(self._ahead.popleft())
         if self._ahead:
@@ -167,7 +169,7 @@ class AmqpConnection(SourceConnection):
         self._wake.set()
 
     async def _answer(self) -> None:
-        """Send acknowledgements and rejections, as many at a time as there are."""
+        """Send all pending acknowledgements and rejections at a time."""
         from aio_pika.exceptions import AMQPError
 
         underlay = self._underlay
@@ -176,7 +178,7 @@ class AmqpConnection(SourceConnection):
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                # Before the acknowledgement of all up to a later one, which would count for it.
+                # Before the acknowledgement of all up to a later one, which would include it.
                 while self._rejected:
                     await underlay.basic_reject(self._rejected.popleft(), requeue=False, wait=False)
                 if self._acknowledged_to > self._sent_to:
@@ -186,7 +188,7 @@ class AmqpConnection(SourceConnection):
             self.end(told(error, self._settings.queue))
 
     async def _count(self, channel: AbstractChannel) -> None:
-        """Ask now and then how many messages wait."""
+        """Request the number of waiting messages at intervals."""
         from aio_pika.exceptions import AMQPError
 
         try:
@@ -200,11 +202,11 @@ class AmqpConnection(SourceConnection):
     # --- the end
 
     async def close(self) -> None:
-        """Consume no more, acknowledge what is on disk, and leave. The rest goes back to the queue."""
+        """Stop consuming, acknowledge the messages on disk, and disconnect. The rest goes back to the queue."""
         from aio_pika.exceptions import AMQPError
 
         if self._underlay is not None and self._consumer_tag is not None and not self.ended.done():
-            with contextlib.suppress(AMQPError, RuntimeError, OSError):  # it leaves all the same
+            with contextlib.suppress(AMQPError, RuntimeError, OSError):  # it disconnects in any case
                 await self._underlay.basic_cancel(self._consumer_tag, timeout=1)
                 await self.settle()
                 if self._acknowledged_to > self._sent_to:
@@ -213,8 +215,8 @@ class AmqpConnection(SourceConnection):
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        """Close the connection, in vain or not."""
-        with contextlib.suppress(Exception):  # what is gone cannot be closed
+        """Close the connection, ignoring errors."""
+        with contextlib.suppress(Exception):  # the connection may already be gone
             async with asyncio.timeout(2):
                 await self._connection.close()
 
@@ -234,11 +236,11 @@ class AmqpConnection(SourceConnection):
 
 
 async def _not_called(_: object) -> None:
-    """Stand for the consumer's callback: deliveries do not reach the library."""
+    """Serve as the consumer's callback: deliveries do not reach the library."""
 
 
 def told(error: BaseException | None, queue: str) -> str:
-    """Return in words why a broker refuses something, or why a connection has ended."""
+    """Return the reason of a broker's refusal, or of a connection's end, as text."""
     from aiormq import exceptions
 
     if isinstance(error, exceptions.ChannelNotFoundEntity):
@@ -274,7 +276,7 @@ def convert(message: Delivery, queue: str, now_ns: int) -> Converted:
     """Return a message's topic, flags and headers.
 
     Args:
-        queue: stands for the topic of a message without routing key and exchange.
+        queue: topic of a message without routing key and exchange.
 
     Raises:
         ValueError: a record cannot have them.

@@ -1,10 +1,10 @@
-"""Deliveries of a broker, taken out of the frames that the client library reads.
+"""Deliveries of a broker, extracted from the frames before the client library reads them.
 
-The library is left everything but the deliveries, for two reasons. pamqp decodes the properties of each message, and
-gives a connection up whose message it cannot decode: one with a routing key or a content type that is not UTF-8, or a
-timestamp after the year 9999, all of which brokers take from every client. Such a message would come again on every
-connection, and stop its queue for good. And aiormq has three queues and a task for each message, which cost several
-times what the node itself does for it.
+The library handles all frames except deliveries, for two reasons. pamqp decodes the properties of each message, and
+closes the connection if it cannot: with a routing key or a content type that is not UTF-8, or a timestamp after the
+year 9999, all of which brokers accept from every client. Such a message would come again on every connection, and block
+its queue for good. And aiormq has three queues and a task for each message, which cost several times as much as the
+node's own work for it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 from yarl import URL
 
 FRAME_BYTES_MAX = 16 << 20
-"""Longest frame that is taken: RabbitMQ's are 128 KiB."""
+"""Longest accepted frame: RabbitMQ's are 128 KiB."""
 AT_A_TIME = 64
-"""Deliveries before others have their turn."""
+"""Number of deliveries before others have their turn."""
 HEARD_S = 1.0
 """Interval at which aiormq gets a heartbeat: a broker sends none while it sends messages."""
 _HEAD = struct.Struct(">BHI")
@@ -35,16 +35,16 @@ _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 
 class Delivery(NamedTuple):
-    """A message, as it came."""
+    """A received message."""
 
     tag: int
     redelivered: bool
     exchange: bytes
     routing_key: bytes
     properties: bytes
-    """Content header from its flags on."""
+    """Content header, beginning at its flags."""
     size: int
-    """Bytes of the body; a longer one than is taken is not kept."""
+    """Bytes of the body; a body beyond the bound is not kept."""
     body: bytes
 
 
@@ -52,7 +52,7 @@ Take = Callable[[Delivery], None]
 
 
 class Deliveries(TransportFactory):  # type: ignore[misc]  # aiormq has no types
-    """Opens the connection, and hands over its deliveries. They are those of one channel.
+    """Transport of the connection that passes on its deliveries, of one channel.
 
     Args:
         body_bytes_max: longest body that is kept.
@@ -62,13 +62,13 @@ class Deliveries(TransportFactory):  # type: ignore[misc]  # aiormq has no types
         self._factory = TLSTransportFactory() if is_tls else TCPTransportFactory()
         self._body_bytes_max = body_bytes_max
         self.take: Take = lambda _: None
-        """Called with each of them, in their order. Does not raise."""
+        """Called with each delivery, in order. It must not raise."""
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection.
 
         Raises:
-            AMQPConnectionError, OSError: there is none.
+            AMQPConnectionError, OSError: it cannot be opened.
         """
         reader, writer = await self._factory.create(url, **kwargs)
         rest = FrameReader(reader, self._body_bytes_max, self._hand_over)
@@ -88,7 +88,7 @@ class FrameReader:
         self._frame = b""
         self._at = 0
         self._begun: tuple[int, bool, bytes, bytes] | None = None
-        """First fields of the delivery that is not whole."""
+        """First fields of the incomplete delivery."""
         self._properties = b""
         self._size = self._left = 0
         self._parts: list[bytes] = []
@@ -97,18 +97,18 @@ class FrameReader:
         self._told = self._loop.time()
 
     def at_eof(self) -> bool:
-        """Return whether nothing more comes."""
+        """Return whether the stream has ended."""
         return self._at >= len(self._frame) and self._reader.at_eof()
 
     async def read(self, count: int = -1) -> bytes:
-        """Return what comes next, as it came."""
+        """Return the next bytes unchanged."""
         return await self._reader.read(count)
 
     async def readexactly(self, count: int) -> bytes:
-        """Return the next bytes of the frames that are left.
+        """Return the next bytes of the remaining frames.
 
         Raises:
-            IncompleteReadError, OSError: the connection has ended, or is to end.
+            IncompleteReadError, OSError: the connection has ended, or must end.
         """
         if self._at >= len(self._frame):
             self._frame, self._at = await self._next(), 0
@@ -117,7 +117,7 @@ class FrameReader:
         return found
 
     async def _next(self) -> bytes:
-        """Return the next frame that is left, or the beginning of what is none."""
+        """Return the next remaining frame, or the first bytes of other data."""
         read = self._reader.readexactly
         while True:
             head = await read(_HEAD.size)
@@ -138,7 +138,7 @@ class FrameReader:
                 await asyncio.sleep(0)
 
     def _is_of_delivery(self, kind: int, frame: bytes) -> bool:
-        """Return whether a frame belongs to a delivery; then it is taken."""
+        """Return whether a frame belongs to a delivery, and handle such a frame."""
         if kind == _METHOD:
             if not frame.startswith(_DELIVER):
                 return False

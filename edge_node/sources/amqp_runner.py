@@ -1,4 +1,4 @@
-"""A source that consumes a queue of an external AMQP 0-9-1 broker, by aio-pika. Loaded only where there is one."""
+"""A source that consumes a queue of an external AMQP 0-9-1 broker, by aio-pika. Loaded only where one is configured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.edge_node.sources.runner import Runner
 from weft.edge_node.sources.status import SourceStatus
 
 for _name in ("aiormq", "aio_pika"):
-    # Their lines come at each attempt. The source says the same once, and its status always.
+    # They log at each attempt. The source logs the same once, and its status always has it.
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
@@ -46,7 +46,7 @@ class AmqpRunner(Runner):
         tls = await asyncio.to_thread(client_context, settings) if target.is_tls else None
         opened = Connection(self._url(target, password), ssl_context=tls)
         deliveries = Deliveries(settings.message_bytes_max, is_tls=target.is_tls)
-        opened.kwargs["transport_factory"] = deliveries  # aio-pika passes it on to aiormq, and takes none by itself
+        opened.kwargs["transport_factory"] = deliveries  # aio-pika passes it on to aiormq, but has no parameter for it
         try:
             await opened.connect(timeout=CONNECT_TIMEOUT_S)
         except AMQPError as error:
@@ -69,7 +69,7 @@ class AmqpRunner(Runner):
         return connection
 
     async def close(self, connection: SourceConnection) -> None:
-        """Take no more, acknowledge what is on disk, and leave."""
+        """Stop, acknowledge the messages on disk, and disconnect."""
         assert isinstance(connection, AmqpConnection)
         await connection.close()
 
@@ -93,7 +93,7 @@ class AmqpRunner(Runner):
 
 
 def _says_too_little(error: KeyError) -> SourceDown:
-    """Return the error of a broker that does not name what aiormq looks up among its properties."""
+    """Return the error for a broker without a property that aiormq requires."""
     return SourceDown(
         f"the broker names no {error.args[0]} when it greets, as RabbitMQ does and the client needs. Is the "
         "address that of RabbitMQ, or of a broker that is compatible with it?"
@@ -101,7 +101,7 @@ def _says_too_little(error: KeyError) -> SourceDown:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what the system said of a connection that was not made."""
+    """Return the system's error of a failed connection."""
     while error.__cause__ is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""Checks of what a source names on this machine: files, libraries, and whether its broker is the node itself."""
+"""Checks of a source against this machine: files, libraries, and whether its broker is the node itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_INSTALLED = "needs the library aio-pika, which is not installed. Run `pip in
 
 
 class SourceFindings(NamedTuple):
-    """Findings about one source, by what becomes of the node."""
+    """Findings about one source, by their effect on the node."""
 
     needed: list[Finding]
     """Findings that keep the node from starting."""
@@ -35,7 +35,7 @@ def library_missing(source: Source) -> bool:
 
 
 def look_at(config: EdgeConfig, name: str, source: Source) -> SourceFindings:
-    """Open what a source names. Blocks; changes nothing."""
+    """Open the files that a source names. Blocks; changes nothing."""
     found = SourceFindings([], [], [])
     kind, settings = source.chosen
     path: KeyPath = ("sources", name, kind)
@@ -90,7 +90,7 @@ def _own_by_name(config: EdgeConfig, path: KeyPath, settings: SourceSettings) ->
                 theirs = {each[4][0] for each in socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)}
                 own = {each[4][0] for each in socket.getaddrinfo(bind.host, bind.port, type=socket.SOCK_STREAM)}
             except OSError:
-                continue  # the source says so when it connects
+                continue  # the source reports it when it connects
             is_every = bind.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
             if theirs & own or (is_every and any(map(_is_of_this_machine, map(str, theirs)))):
                 found.append(Finding((*path, "url"), loop_message(listener, broker)))
@@ -98,7 +98,7 @@ def _own_by_name(config: EdgeConfig, path: KeyPath, settings: SourceSettings) ->
 
 
 def _is_of_this_machine(host: str) -> bool:
-    """Return whether an address belongs to this machine: only then a socket can be bound to it."""
+    """Return whether an address belongs to this machine: only then can a socket be bound to it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as trial:

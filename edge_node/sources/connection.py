@@ -1,7 +1,7 @@
-"""One connection to an external broker, as far as it is the same for every protocol: its way into the log.
+"""The common part of connections to external brokers of every protocol: their path into the log.
 
-A connection is a source of ingest, and a publisher that back-pressure holds. What it has taken is acknowledged to the
-broker after the fsync and on the same connection, or never: delivery tags and packet identifiers mean something else on
+A connection is a source of ingest, and a publisher that back-pressure holds. Its messages are acknowledged to the
+broker after the fsync and on the same connection, or never: delivery tags and packet identifiers have other meanings on
 the next one.
 """
 
@@ -29,24 +29,24 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 15.0
 """Longest time for a connection, its TLS and the broker's welcome."""
 ONE_BY_ONE = 200
-"""Messages that are stored one by one after the log has refused some."""
+"""Number of messages that are stored one by one after the log has refused some."""
 SETTLE_TIMEOUT_S = 2.0
-"""Longest time in which a source that stops waits for the disk, so that what it has taken need not come again."""
+"""Longest time in which a source that stops waits for the disk, so that its messages need not come again."""
 HEADERS_MAX = HEADER_PAIRS_MAX - 2
-"""Most headers of one message: with the node's own a record has no room for more."""
+"""Maximum number of headers of one message: with the node's own a record has no room for more."""
 _TEXT_SHOWN_MAX = 128
 _RECORD_ROOM_BYTES = RECORD_BYTES_MAX - (16 << 10)
-"""Bytes for key, payload and headers of a record: the rest is for its form, and for headers of the node's own. A
-message with more would be refused by the log each time that it comes."""
+"""Bytes for key, payload and headers of a record: the rest is for encoding, and for headers of the node's own. The log
+would refuse a longer message each time that it comes."""
 _LONG_BYTES = _RECORD_ROOM_BYTES >> 1
 
 
 class SourceDown(Exception):
-    """The connection to a broker has ended, or was not made; the sentence says why and what to do."""
+    """The connection to a broker has ended, or failed; the text has the reason and the remedy."""
 
 
 class NodeParts(NamedTuple):
-    """Parts of the node that sources work with."""
+    """Parts of the node that sources use."""
 
     ingest: Ingest
     rounds: Rounds
@@ -55,7 +55,7 @@ class NodeParts(NamedTuple):
 
 
 class Memory:
-    """Memory of a source from one connection to the next, while the node runs."""
+    """State of a source across connections, while the node runs."""
 
     def __init__(self) -> None:
         self.recent = Recent()
@@ -64,7 +64,7 @@ class Memory:
         self.lines = Repeats(keys_max=32)
         """Lines about refused messages."""
         self.one_by_one = 0
-        """Messages that are still to be stored one by one, since the log has refused some."""
+        """Remaining number of messages to store one by one, after the log has refused some."""
 
 
 class SourceConnection:
@@ -89,10 +89,10 @@ class SourceConnection:
     def take(
         self, topic: bytes, payload: bytes, answer: bytes, flags: int = 0, headers: HeaderPairs = ()
     ) -> str | None:
-        """Gather a message, and what acknowledges it. Return why that is impossible, whatever is tried again.
+        """Gather a message and its acknowledgement. Return the reason where it can never be stored.
 
         Args:
-            answer: given back to ``acknowledge`` once the message is durable; empty for one that needs none.
+            answer: passed to ``acknowledge`` once the message is durable; empty for one that needs none.
         """
         ingest = self.node.ingest
         if len(headers) > HEADERS_MAX:
@@ -140,17 +140,17 @@ class SourceConnection:
             log.warning("source %s: a message is refused and not kept: %s%s", self.status.name, why, left_out(repeated))
         return why
 
-    # --- what ingest asks of a source
+    # --- for ingest
 
     def acknowledge(self, answers: bytes) -> None:
         """Send answers: everything before them is durable."""
         raise NotImplementedError
 
     def refuse(self, error: BaseException) -> None:
-        """End the connection, as some of what it brought could not be stored: the broker sends that again.
+        """End the connection, as some of its messages could not be stored: the broker sends them again.
 
-        What was stored before is acknowledged first. The next messages are stored one by one: of a turn that is refused
-        in part nothing is acknowledged, and a log with room for the half of one would take that half again and again.
+        Earlier stored messages are acknowledged first. The next messages are stored one by one: a turn that is refused
+        in part is not acknowledged at all, and a log with room for half of it would store that half again and again.
         """
         self.memory.one_by_one = ONE_BY_ONE
         if self._is_refused or self.ended.done():
@@ -164,22 +164,22 @@ class SourceConnection:
 
         self.node.ingest.on_durable(end)
 
-    # --- what back-pressure asks of a publisher
+    # --- for back-pressure
 
     @property
     def is_held(self) -> bool:
-        """Return whether nothing more is to be taken for now."""
+        """Return whether the source is paused."""
         return bool(self._pauses) or self._is_refused
 
     def hold(self, reason: Pause) -> None:
-        """Take no more."""
+        """Pause."""
         is_first = not self._pauses
         self._pauses |= reason
         if is_first and not self.ended.done():
             self.pause()
 
     def release(self, reason: Pause) -> None:
-        """Go on, if this was the last reason not to."""
+        """Resume, if no other reason remains."""
         if not self._pauses & reason:
             return
         self._pauses &= ~reason
@@ -197,13 +197,13 @@ class SourceConnection:
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """Take what has come meanwhile, and read on."""
+        """Handle data that arrived meanwhile, and resume reading."""
         raise NotImplementedError
 
     # --- the connection
 
     def join(self) -> None:
-        """Have back-pressure hold the connection from now on: messages may come, of an earlier session at once."""
+        """Join back-pressure: messages may come, of an earlier session at once."""
         self.node.ingest.back_pressure.join(self)
 
     def up(self) -> None:
@@ -214,7 +214,7 @@ class SourceConnection:
         self.status.attempts_failed = 0
 
     def end(self, reason: str) -> None:
-        """End the connection, once. What is not acknowledged by now never is on this one."""
+        """End the connection, once. Messages not acknowledged by now never are on this one."""
         if self.ended.done():
             return
         self.ended.set_result(reason)
@@ -224,7 +224,7 @@ class SourceConnection:
         self.node.ingest.routing.leave(self._routes)
 
     async def settle(self) -> None:
-        """Take no more, and wait a while until what was taken is on disk and acknowledged."""
+        """Pause, and wait a while until all messages are on disk and acknowledged."""
         self.hold(Pause.TURN)
         self.node.ingest.turn.store()
         durable = asyncio.get_running_loop().create_future()
@@ -235,13 +235,13 @@ class SourceConnection:
 
 
 RECENT_MAX = 10_000
-"""Messages remembered: more than any broker loses that writes its state every few seconds. Some 1 MB when full."""
+"""Messages remembered: more than a broker that writes its state every few seconds can lose. Some 1 MB when full."""
 NEW_MAX = 200
-"""New messages in a row after which none of the earlier ones is expected any more: brokers send them in order."""
+"""Consecutive new messages after which no earlier one is expected any more: brokers send them in order."""
 
 
 class Recent:
-    """Digests of the last messages of one source, and of those that may come again on a new connection."""
+    """Digests of one source's last messages, and of messages that may come again on a new connection."""
 
     def __init__(self) -> None:
         self._digests: deque[int] = deque(maxlen=RECENT_MAX)
@@ -249,12 +249,12 @@ class Recent:
         self._new_in_a_row = 0
 
     def reconnected(self) -> None:
-        """Expect that each message that was taken before may come once more."""
+        """Expect that each earlier message may come once more."""
         self._expected = Counter(self._digests)
         self._new_in_a_row = 0
 
     def is_again(self, key: bytes, payload: bytes) -> bool:
-        """Take note of a message. Return whether it may have come before."""
+        """Add a message. Return whether it may have come before."""
         digest = hash((key, payload))
         if self._expected:
             if self._expected[digest] > 0:

@@ -14,11 +14,11 @@ from weft.config.units import Address
 from weft.edge_node.check.sources import PORTS
 
 PASSWORD_BYTES_MAX = 65_535
-"""Longest password that MQTT has room for."""
+"""Longest password in MQTT."""
 
 
 class CredentialsUnusable(Exception):
-    """A password or certificate cannot be read; the sentence says why, and what to do."""
+    """A password or certificate cannot be read; the text has the reason and the remedy."""
 
     def __init__(self, setting: str, message: str) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class CredentialsUnusable(Exception):
 
 
 class BrokerUrl(NamedTuple):
-    """A broker's node, as its URL names it."""
+    """A broker's node from a URL."""
 
     scheme: str
     address: Address
@@ -41,7 +41,7 @@ class BrokerUrl(NamedTuple):
 
 
 def target_of(url: str) -> BrokerUrl:
-    """Take a checked URL apart."""
+    """Parse a checked URL."""
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     return BrokerUrl(parts.scheme, Address(host, port), unquote(parts.path[1:]) or "/")
@@ -87,7 +87,7 @@ def client_context(settings: SourceSettings) -> ssl.SSLContext:
     """Return the TLS context of a source. Blocks.
 
     Raises:
-        CredentialsUnusable: a file cannot be read, or is not what it must be.
+        CredentialsUnusable: a file cannot be read, or has other content than it must.
     """
     tls = settings.tls
     name = tls.server_name if tls is not None else None
@@ -104,7 +104,7 @@ def client_context(settings: SourceSettings) -> ssl.SSLContext:
             raise CredentialsUnusable("tls.ca_file", _tls_told(tls.ca_file, error, "PEM certificates")) from None
     if tls is not None and tls.certificate is not None:
         try:
-            # An encrypted key would ask for its password at the terminal.
+            # OpenSSL would ask at the terminal for the password of an encrypted key.
             context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
         except OSError as error:
             files = tls.certificate if tls.key is None else f"{tls.certificate} with {tls.key}"

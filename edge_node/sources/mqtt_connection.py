@@ -1,7 +1,7 @@
-"""One connection to an external MQTT broker: a client that acknowledges what it gets after the fsync.
+"""One connection to an external MQTT broker: a client that acknowledges messages after the fsync.
 
 The decoder and encoder are the node's own. A client library was not used: those for Python answer PUBREC on receipt
-(docs/decisions/0083-sources.md), and from PUBREC on a broker sends a message of QoS 2 no more.
+(docs/decisions/0083-sources.md), and after PUBREC a broker does not send a message at QoS 2 again.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from weft.protocols.mqtt.reason_codes import FAILED, ReasonCode
 from weft.protocols.mqtt.reassembly import Reassembly
 
 TURN_S_MAX = 0.002
-"""Time for the packets of one read before it is the turn of others."""
+"""Time for the packets of one read before others have their turn."""
 TURN_COST_MAX = 1 << 30
-"""Messages are charged their time alone, as those of the node's own clients are."""
+"""Messages are charged only with their time, like those of the node's own clients."""
 FILTERS_AT_A_TIME = 64
-"""Filters of one SUBSCRIBE: some brokers take few."""
+"""Maximum number of filters in one SUBSCRIBE: some brokers accept only few."""
 ANSWER_BYTES = 4
 _QOS_FLAGS = (int(Flag.PUBLISHED_QOS0), 0, int(Flag.PUBLISHED_QOS2))
 _NEVER_S = 0xFFFF_FFFF
 _RETAINED_IF_NEW = 1
 _OLD_BROKER = b"\x20\x02\x00\x01"
-"""CONNACK of a broker that knows no MQTT 5, and so answers in 3.1.1."""
+"""CONNACK of a broker without MQTT 5, which answers in 3.1.1."""
 Answer = TypeVar("Answer")
 
 
 class MqttTerms(NamedTuple):
-    """Words of a connection about itself, for the broker."""
+    """The client's properties in CONNECT."""
 
     client_id: str
     version: Version
@@ -72,7 +72,7 @@ class MqttTerms(NamedTuple):
 
 
 class MqttConnection(SourceConnection, asyncio.Protocol):
-    """The client's side of one connection. ``open``, then ``subscribe``, then messages come until ``ended``."""
+    """The client's side of one connection. After ``open`` and ``subscribe``, messages come until ``ended``."""
 
     def __init__(self, node: NodeParts, status: SourceStatus, topics: Topics, memory: Memory, terms: MqttTerms) -> None:
         super().__init__(node, status, topics, memory)
@@ -80,7 +80,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._partial = Reassembly(terms.packet_bytes_max)
         self._ahead = b""
-        """Bytes that came while nothing more is to be taken."""
+        """Bytes that arrived during a pause."""
         self._budget = TurnBudget(TURN_COST_MAX, TURN_S_MAX, self._loop.time)
         self._welcome: asyncio.Future[ConnAck] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[SubAck | UnsubAck]] = {}
@@ -96,10 +96,10 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
     # --- conversation
 
     async def open(self) -> bool:
-        """Wait for the broker's welcome; return whether it has a session of this client.
+        """Wait for CONNACK; return whether the broker has a session of this client.
 
         Raises:
-            SourceDown: the broker refuses the client, or says nothing.
+            SourceDown: the broker refuses the client, or does not answer.
         """
         answer = await self._answer_to(self._welcome)
         if answer.code:
@@ -117,7 +117,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
         """Subscribe to some filters.
 
         Raises:
-            SourceDown: the broker refuses one of them, or says nothing.
+            SourceDown: the broker refuses one of them, or does not answer.
         """
         in_5 = self._terms.version == Version.V5
         for at in range(0, len(filters), FILTERS_AT_A_TIME):
@@ -135,17 +135,17 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                 raise SourceDown(subscribe_refused(refused, code, self._terms.version))
 
     async def unsubscribe(self, filters: Sequence[str]) -> None:
-        """Give up some filters.
+        """Unsubscribe from some filters.
 
         Raises:
-            SourceDown: the broker says nothing.
+            SourceDown: the broker does not answer.
         """
         for at in range(0, len(filters), FILTERS_AT_A_TIME):
             some = tuple(filters[at : at + FILTERS_AT_A_TIME])
             await self._ask(partial(Unsubscribe, filters=some))
 
     async def close(self) -> None:
-        """Say goodbye once what was taken is acknowledged. The broker keeps the session."""
+        """Send DISCONNECT once all messages are acknowledged. The broker keeps the session."""
         await self.settle()
         if self._transport is not None:
             self._transport.write(encode(Disconnect(), self._terms.version))
@@ -173,7 +173,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
     # --- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Introduce the client."""
+        """Send CONNECT."""
         self._transport = cast(asyncio.Transport, transport)
         terms, properties = self._terms, NO_PROPERTIES
         if terms.version == Version.V5:
@@ -189,7 +189,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
         self._send(encode(packet, terms.version))
 
     def data_received(self, data: bytes) -> None:
-        """Take what a read brings, or keep it while nothing is to be taken."""
+        """Handle the data of a read, or keep it during a pause."""
         self._heard = self._loop.time()
         if self.is_held or self._ahead:
             self._ahead += data
@@ -197,11 +197,11 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             self._read(data)
 
     def pause_writing(self) -> None:
-        """Take no more from a broker that does not read."""
+        """Pause, while the broker does not read."""
         self.hold(Pause.WRITE)
 
     def resume_writing(self) -> None:
-        """Go on: the broker reads."""
+        """Resume: the broker reads."""
         self.release(Pause.WRITE)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -254,7 +254,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
     def _publish(self, packet: Publish) -> None:
         qos = packet.qos
         if qos == 2 and packet.packet_id in self.memory.received:
-            # It is on disk, and the broker has not read the PUBREC.
+            # The message is on disk, and the broker has not read the PUBREC.
             self.node.ingest.turn.answer(self, PUBREC + packet.packet_id.to_bytes(2, "big"))
             return
         flags = _QOS_FLAGS[qos] | (Flag.RETAINED if packet.retain else 0)
@@ -274,8 +274,8 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
                 kind = PubAck if qos == 1 else PubRec
                 answer = encode(kind(packet.packet_id, ReasonCode.TOPIC_NAME_INVALID), Version.V5)
                 self._has_codes = True
-            # Behind the answers before it [MQTT-4.6.0-2]. 3.1.1 has no word for a refusal: unanswered, the message
-            # would hold up all others.
+            # Behind earlier answers [MQTT-4.6.0-2]. 3.1.1 has no reason code for a refusal: without an answer, the
+            # message would hold up all others.
             self.node.ingest.turn.answer(self, answer)
             self.status.unacknowledged += 1
 
@@ -294,10 +294,10 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             case Disconnect():
                 why = packet.properties.reason_string or ReasonCode(packet.code).name.lower().replace("_", " ")
                 self.end(f"the broker closed the connection: {why} (reason code {packet.code:#04x})")
-            case _:  # PINGRESP, and whatever does not concern a client that only reads
+            case _:  # PINGRESP, and packets without meaning for a client that only reads
                 pass
 
-    # --- what ingest and back-pressure ask
+    # --- for ingest and back-pressure
 
     def acknowledge(self, answers: bytes) -> None:
         """Send answers: everything before them is durable."""
@@ -316,7 +316,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_on(self) -> None:
-        """Take what has come meanwhile, and read on."""
+        """Handle data that arrived meanwhile, and resume reading."""
         ahead, self._ahead = self._ahead, b""
         self._heard = self._loop.time()
         if ahead:
@@ -327,9 +327,9 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
     # --- timers
 
     def _look(self) -> None:
-        """Ask whether a silent broker is there, and leave one that does not answer."""
+        """Ping a silent broker, and disconnect from one that does not answer."""
         now = self._loop.time()
-        # A broker that is not read cannot be blamed for silence, but one that does not read can.
+        # The silence of a broker that is not read does not count, but that of one that does not read does.
         if now - self._heard > 2 * self._keep_alive_s and (not self.is_held or self._pauses & Pause.WRITE):
             self.end(f"the broker was silent for {now - self._heard:.0f} s")
             return
@@ -349,7 +349,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             self._timer.cancel()
         transport, self._transport = self._transport, None
         if transport is not None:
-            # What a broker does not read cannot be waited for.
+            # Do not wait for a broker that does not read.
             (transport.abort if self._pauses & Pause.WRITE else transport.close)()
 
 
@@ -366,7 +366,7 @@ def _packets(answers: bytes) -> list[int]:
 
 
 def _received(answers: bytes) -> list[int]:
-    """Return the identifiers of the PUBRECs that say that a message is taken."""
+    """Return the identifiers of the PUBRECs for stored messages."""
     return [
         int.from_bytes(answers[at + 2 : at + 4], "big")
         for at in _packets(answers)

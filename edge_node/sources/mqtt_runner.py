@@ -29,10 +29,10 @@ class MqttRunner(Runner):
         client_id: str,
         file: SessionFile,
     ) -> None:
-        """Take checked settings.
+        """Use checked settings.
 
         Args:
-            client_id: where the settings have none.
+            client_id: default where the settings have none.
         """
         super().__init__(settings, status, node, rng)
         self._mqtt = settings
@@ -67,18 +67,18 @@ class MqttRunner(Runner):
         return connection
 
     async def close(self, connection: SourceConnection) -> None:
-        """Take no more, acknowledge what is on disk, and leave."""
+        """Stop, acknowledge the messages on disk, and disconnect."""
         assert isinstance(connection, MqttConnection)
         await connection.close()
 
     async def _subscribe(self, connection: MqttConnection, url: str, *, has_session: bool) -> None:
-        """Have the session subscribe to the filters of the settings, and to nothing else."""
+        """Make the filters of the settings the session's only subscriptions."""
         wanted = Subscribed(self._client_id, url, self._mqtt.qos, self.filters)
         before = await asyncio.to_thread(self._file.read) if has_session else None
         if before is not None and before.client_id != wanted.client_id:
             before = None
         if before == wanted and self._mqtt.version == "v3.1.1":
-            return  # a SUBSCRIBE of 3.1.1 would have every retained message sent again
+            return  # after a SUBSCRIBE in 3.1.1 the broker would send every retained message again
         try:
             if before != wanted:
                 may_have = tuple(dict.fromkeys([*(before.filters if before is not None else ()), *self.filters]))

@@ -1,4 +1,4 @@
-"""Refusals of MQTT brokers in words: what they mean, and what to do."""
+"""Refusals of MQTT brokers as text: their meaning, and the remedy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ADVICE_311: dict[int, str] = {
 
 
 def connect_refused(code: int, version: Version, said: str | None) -> str:
-    """Return why a broker refuses a client, by the code of its CONNACK."""
+    """Return the reason why a broker refuses a client, by the code of its CONNACK."""
     advice = (_ADVICE_5 if version == Version.V5 else _ADVICE_311).get(code)
     why = advice or _name(code)
     return f"the broker refuses the client: {why} (reason code {code:#04x}){f': {said}' if said else ''}"
 
 
 def subscribe_refused(filters: Sequence[str], code: int, version: Version) -> str:
-    """Return why a broker refuses filters, by a code of its SUBACK."""
+    """Return the reason why a broker refuses filters, by a code of its SUBACK."""
     named = ", ".join(filters[:3]) + (f" and {len(filters) - 3} more" if len(filters) > 3 else "")
     why = _name(code) if version == Version.V5 else "it does not say why"
     return (

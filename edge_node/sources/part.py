@@ -23,14 +23,14 @@ class SourcesPart(Part):
         """Start with no sources.
 
         Args:
-            make: makes those of a configuration.
+            make: creates the sources of a configuration.
         """
         self._make = make
         self._sources: Sources | None = None
         self._is_started = False
 
     def make(self, config: EdgeConfig) -> None:
-        """Make the sources of a configuration.
+        """Create the sources of a configuration.
 
         Raises:
             ValueError: a source cannot work.
@@ -39,7 +39,7 @@ class SourcesPart(Part):
             self._sources = self._make(config)
 
     def start(self) -> None:
-        """Connect them."""
+        """Connect the sources."""
         self._is_started = True
         if self._sources is not None:
             self._sources.start()
@@ -58,7 +58,7 @@ class SourcesPart(Part):
             yield from source_samples(source)
 
     async def close(self) -> None:
-        """Stop them."""
+        """Stop the sources."""
         if self._sources is not None:
             await self._sources.close()
 

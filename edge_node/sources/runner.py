@@ -1,4 +1,4 @@
-"""One source while the node runs: connects, serves, and connects again after every trouble."""
+"""One source while the node runs: it connects, serves, and reconnects after every failure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Runner(ABC):
     """Base of the sources of each protocol."""
 
     def __init__(self, settings: SourceSettings, status: SourceStatus, node: NodeParts, rng: random.Random) -> None:
-        """Take checked settings.
+        """Use checked settings.
 
         Raises:
             InvalidTopic: a rule for topics is not valid.
@@ -43,7 +43,7 @@ class Runner(ABC):
 
     @abstractmethod
     async def connect(self, url: str) -> SourceConnection:
-        """Connect, and have messages come. Whatever was opened is closed again when that fails.
+        """Connect, and start the flow of messages. On a failure, close everything that was opened.
 
         Raises:
             SourceDown, OSError, TimeoutError, CredentialsUnusable: there is no connection.
@@ -51,7 +51,7 @@ class Runner(ABC):
 
     @abstractmethod
     async def close(self, connection: SourceConnection) -> None:
-        """Take no more, acknowledge what is on disk, and leave."""
+        """Stop, acknowledge the messages on disk, and disconnect."""
 
     async def run(self) -> None:
         """Serve until cancelled. Never raises for errors of the network, the broker or the log."""
@@ -80,7 +80,7 @@ class Runner(ABC):
             status.state, status.next_try, status.connected_since = SourceState.STOPPED, None, None
 
     async def _serve(self, url: str) -> str:
-        """Serve one connection; return why it ended."""
+        """Serve one connection; return the reason of its end."""
         self.memory.recent.reconnected()
         async with asyncio.timeout(2 * CONNECT_TIMEOUT_S):
             connection = await self.connect(url)
@@ -118,7 +118,7 @@ log = logging.getLogger(__name__)
 
 
 class SourceLog:
-    """The lines of one source. Every call takes monotonic seconds."""
+    """The log lines of one source. Every call takes monotonic seconds."""
 
     def __init__(self, name: str, now: float) -> None:
         self._name = name
@@ -139,7 +139,7 @@ class SourceLog:
         """Log a failed attempt, or the end of a connection.
 
         Args:
-            reason: for people; brokers wrote parts of it.
+            reason: for people; parts of it are a broker's text.
         """
         told = self._state.down(reason, now)
         if told is None:

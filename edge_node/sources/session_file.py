@@ -1,7 +1,7 @@
 """Filters that a source has subscribed to at its broker, in ``<data_dir>/sources/NAME.json``.
 
-The broker's session outlives the node: it keeps filters that a changed configuration has no more. MQTT cannot ask for
-them, so they are written down before each SUBSCRIBE.
+The broker's session outlives the node: it keeps filters that a changed configuration no longer has. MQTT cannot query
+them, so they are written to the file before each SUBSCRIBE.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SessionFile:
         self._path = os.path.join(data_dir, FOLDER, f"{name}.json")
 
     def read(self) -> Subscribed | None:
-        """Return what stands there; None when that is nothing, or of no use."""
+        """Return the content; None without a usable one."""
         try:
             return msgspec.json.decode(self._filesystem.read(self._path), type=Subscribed)
         except (OSError, msgspec.DecodeError):
             return None
 
     def write(self, subscribed: Subscribed) -> None:
-        """Write what the session may have from now on.
+        """Write the filters that the session may have from now on.
 
         Raises:
             OSError: nothing has changed.

@@ -27,7 +27,7 @@ class Sources:
         filesystem: FileSystem | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Make the sources of a configuration; ``start`` connects them.
+        """Create the sources of a configuration; ``start`` connects them.
 
         Raises:
             ValueError: a source cannot work.
@@ -39,7 +39,7 @@ class Sources:
         self._runners = {name: self._made(config, name, source) for name, source in config.sources.items()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: set[asyncio.Task[None]] = set()
-        """Tasks of sources that are no more, or are other ones now, on their way to the end."""
+        """Tasks of removed or changed sources that are still ending."""
         self._is_started = False
 
     @property
@@ -54,9 +54,10 @@ class Sources:
             self._start(name)
 
     def adopt(self, config: EdgeConfig) -> None:
-        """Run the sources of another configuration of the same node from now on. Those that stay what they are, go on.
+        """Run the sources of another configuration of the same node from now on. Unchanged sources continue.
 
-        One that has changed connects once it has left: two of them would take the session from each other.
+        A changed source connects once its former connection has ended: two of them would take the session from each
+        other.
 
         Raises:
             ValueError: a source cannot work; nothing has changed.
@@ -78,7 +79,7 @@ class Sources:
                 self._start(name, leaving.get(name))
 
     async def close(self) -> None:
-        """Stop every source: what it has taken is acknowledged once it is on disk, and everything else comes again."""
+        """Stop every source: its messages are acknowledged once they are on disk, and all others come again."""
         tasks = [*self._tasks.values(), *self._ended]
         for task in tasks:
             task.cancel()
@@ -104,7 +105,7 @@ class Sources:
         assert source.amqp is not None
         if library_missing(source):
             raise ValueError(f"sources.{name} {NOT_INSTALLED}")
-        # Megabytes that nodes without such a source can do without.
+        # Imported here: it takes megabytes, which nodes without such a source save.
         from weft.edge_node.sources.amqp_runner import AmqpRunner
 
         return AmqpRunner(source.amqp, SourceStatus(name, "amqp"), self._node, self._rng, name)

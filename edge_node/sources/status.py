@@ -1,4 +1,4 @@
-"""The status of a source, in whatever state it is."""
+"""The status of a source in any state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class SourceState(StrEnum):
 
 @dataclass(slots=True)
 class SourceStatus:
-    """The status of a source. Times in ns since 1970; counts are totals since the start, unless a line says "now"."""
+    """The status of a source. Times in ns since 1970; counts are totals since the start, except for values described as
+    "now"."""
 
     name: str
     protocol: str
@@ -36,10 +37,10 @@ class SourceStatus:
     """Failed attempts in a row, now."""
     next_try: int | None = None
     last_error: str = ""
-    """Last error, with what to do; kept after the source is connected again, until the next error."""
+    """Last error, with the remedy; kept after the source is connected again, until the next error."""
     last_error_time: int | None = None
     messages: int = 0
-    """Messages taken; some may be refused by the log, and come again."""
+    """Messages received; the log may refuse some, which come again."""
     bytes: int = 0
     """Payload bytes of these."""
     acknowledged: int = 0
@@ -49,13 +50,13 @@ class SourceStatus:
     duplicates: int = 0
     """Messages flagged as suspected duplicates."""
     refused: int = 0
-    """Messages that could not be stored and are not kept: `unrouted: refuse`, or nothing that a record can be."""
+    """Messages that could not be stored and are not kept: `unrouted: refuse`, or messages that do not fit a record."""
     waiting: int | None = None
     """Messages that wait at the broker, now; None where that is unknown."""
     last_message: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return what the node's status says: times in seconds since 1970."""
+        """Return the section of the status: times in seconds since 1970."""
         return {
             "protocol": self.protocol,
             "state": str(self.state),

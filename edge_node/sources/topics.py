@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from weft.protocols.topics import check_topic, compile_rule
 
 TOPICS_MAX = 10_000
-"""Topics whose keys are remembered; when there are more, all are forgotten and found again."""
+"""Maximum number of topics whose keys are remembered; beyond it, all are forgotten and computed again."""
 
 
 class Topics:
@@ -27,7 +27,7 @@ class Topics:
         """Return the key of a message with a topic.
 
         Raises:
-            InvalidTopic: the topic is none, or has become none: it is too long.
+            InvalidTopic: the topic, or its key, is not valid or too long.
         """
         found = self._known.get(topic)
         if found is None:

@@ -35,17 +35,17 @@ class NodeStatus:
         wall_clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Collect from these parts.
+        """Collect the facts of these parts.
 
         Args:
-            parts: when two count the same, the later one is shown.
-            refusals: what owners were refused beyond their shares.
+            parts: if two have the same counter, the later one is shown.
+            refusals: refusals of owners' requests beyond their shares.
         """
         self.config = config
         self.log = log
         self.parts = parts
         self.refusals = refusals
-        """Refusals of what owners asked for beyond their shares."""
+        """Refusals of owners' requests beyond their shares."""
         self.started_ns = wall_clock()
         self._monotonic = monotonic
         self._started = monotonic()
@@ -67,7 +67,7 @@ class NodeStatus:
         return {name: value for each in counters for name, value in dataclasses.asdict(each).items()}
 
     def sample(self) -> None:
-        """Note the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
+        """Sample the bytes written by the log; called every ``outage.SAMPLE_INTERVAL_S``."""
         self._outage.sample(self._monotonic(), self.log.stats().bytes_written)
 
     def low_water(self, stats: LogStats | None = None) -> str | None:
@@ -160,7 +160,7 @@ class NodeStatus:
 
 
 def owner_name(owner: Owner | None) -> str:
-    """Return an owner as status and metrics name it; those beyond the ones that are named are `others`."""
+    """Return an owner's name in status and metrics; owners beyond the named ones are `others`."""
     return "others" if owner is None else str(owner)
 
 

@@ -1,7 +1,7 @@
 """Health of a node, and its readiness for work: two different questions.
 
-A node that is not healthy is to be started again. One that is not ready should get no new clients for now; starting it
-again would help nothing, and would drop the clients that it has.
+An unhealthy node must be restarted. A node that is not ready should get no new clients for now; a restart would not
+help, and would disconnect its clients.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Health:
         return reasons
 
     def unready(self) -> list[str]:
-        """Return the reasons why the node takes no work; empty when it does.
+        """Return the reasons why the node accepts no work; empty when it does.
 
-        A link that is down is no reason: taking messages while no hub can be reached is what a node is for. A full log
-        is one: devices sent here get no acknowledgement, and another node might give it.
+        A link that is down is not a reason: a node is meant to accept messages while no hub can be reached. A full log
+        is one: devices sent here get no acknowledgement, and another node might send it.
         """
         reasons = self.unhealthy()
         if not self._is_listening():

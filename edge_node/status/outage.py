@@ -34,9 +34,9 @@ class OutageEstimate:
         return (bytes_written - written_then) / elapsed if elapsed >= ELAPSED_S_MIN else None
 
     def seconds_left(self, now: float, bytes_written: int, bytes_free: int) -> float | None:
-        """Return the seconds until ``bytes_free`` are full at the rate of the last hour, 0 when they are.
+        """Return the seconds until ``bytes_free`` are full at the rate of the last hour, 0 when they are full.
 
-        None when no records come in, or nothing is known.
+        None when no records come in, or the rate is unknown.
         """
         if bytes_free <= 0:
             return 0.0
@@ -59,7 +59,7 @@ def outage_left(facts: Mapping[str, Any]) -> str:
 def outage_duration(seconds: float) -> str:
     """Return the length of an outage, as text.
 
-    A node that took three messages in its last hour would need centuries to fill its disk. No plan needs such a
-    number, and one busy hour makes it wrong: past a year it is not said.
+    A node that took three messages in its last hour would need centuries to fill its disk. No plan needs such a number,
+    and one busy hour makes it wrong: beyond a year it is not shown.
     """
     return "more than a year" if seconds > YEAR_S else approximate_duration(seconds)

@@ -54,12 +54,12 @@ class Pages:
         """Serve pages about these parts.
 
         Args:
-            status: the facts, as ``edge_node.status.facts`` gathers them.
+            status: returns the facts of ``edge_node.status.facts``.
             metrics: the metrics in Prometheus's text format.
             health: whether the node is well and ready.
             connections_max: maximum number of open connections; a request is answered within a turn of the loop.
             monotonic: seconds.
-            refusals: counts what bounds refuse.
+            refusals: counts refusals because of bounds.
         """
         self._status = status
         self._metrics = metrics
@@ -179,7 +179,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def trouble(link: dict[str, Any]) -> str:
-    """Return the error that keeps a link or a source from working now. An error that is over is not shown to people."""
+    """Return the error that stops a link or a source now. Past errors are not shown to people."""
     return "" if link["state"] == "connected" else link["last_error"]
 
 

@@ -1,4 +1,4 @@
-"""Log lines about a segment log that is full or nearly so: at the beginning, now and then, and at the end."""
+"""Log lines about a segment log that is full or nearly so: at the beginning, at growing intervals, and at the end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 class ShortageLog:
     """The state of the shortage, updated once a second. ``now`` is monotonic seconds.
 
-    A link that is slower than the devices makes a full log have room for a moment again and again: each of the two is
-    then said ever more rarely, as it is of links.
+    With a link that is slower than the devices, a full log repeatedly has room for a moment: both lines are then
+    written ever more rarely, as for links.
     """
 
     def __init__(self, now: float) -> None:
@@ -27,7 +27,7 @@ class ShortageLog:
         self._was_low = False
 
     def full(self, shortage: str | None, now: float) -> None:
-        """Note the reason why the log refuses records; None while it does not."""
+        """Handle the reason why the log refuses records; None while it does not."""
         if shortage is None:
             if self._is_full and (over := self._state.up(now)) is not None:
                 after = approximate_duration(over.away_s)
@@ -41,7 +41,7 @@ class ShortageLog:
         self._is_full = shortage is not None
 
     def low(self, warning: str | None, now: float) -> None:
-        """Note a warning that little space is left; None while there is enough."""
+        """Handle a warning that little space is left; None while there is enough."""
         if warning is not None and not self._was_low and self._low.say("low", now) is not None:
             logger.warning("%s", warning)
         self._was_low = warning is not None

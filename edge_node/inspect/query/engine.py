@@ -1,4 +1,4 @@
-"""One query: find the tables that it reads, load them, run it within its bounds."""
+"""One query: find its tables, load them, run it within its bounds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from weft.protocols.segment import Footer
 FILE_BYTES_MAX = 1 << 30
 HEAP_BYTES_MAX = 768 << 20
 GRACE_S = 0.5
-"""Time after the deadline in which SQLite notices it by itself."""
+"""Time after the deadline in which SQLite itself detects it."""
 _PROGRESS_STEPS = 20_000
-"""Number of steps of SQLite's machine between two looks at the clock: a few milliseconds."""
+"""Number of steps of SQLite's machine between two checks of the clock: a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class QuerySettings:
     file_bytes_max: int = FILE_BYTES_MAX
     """Maximum size of the loaded records: 64 MiB of memory, and then a temporary file."""
     heap_bytes_max: int = HEAP_BYTES_MAX
-    """Memory of all of SQLite in this process: its cache, and what a query sorts or groups. The least of all queries of
-    a process counts."""
+    """Memory of all of SQLite in this process: its cache, and the sorting and grouping of queries. The lowest bound of
+    all queries of a process counts."""
 
 
 class Result(NamedTuple):
-    """The result of a query, as it is made."""
+    """The result of a query, row by row."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -70,7 +70,7 @@ class Query:
         """Prepare for a query over the log in ``directory``.
 
         Args:
-            streams: the streams that there are, with their topic patterns, as far as these are known.
+            streams: the existing streams, with their topic patterns as far as known.
             now_ns: the time of ``now()``, ns since 1970.
         """
         self._directory = directory
@@ -85,7 +85,7 @@ class Query:
         self._function_error: Exception | None = None
         self._is_in_sqlite = False
         self.damage: list[DamagedBytes] = []
-        """Unreadable bytes of the log: their records are in no row."""
+        """Unreadable bytes of the log: rows lack their records."""
         self._tables = tables.columns_of(streams)
         self._connection = sqlite3.connect("", isolation_level=None)
         guard.confine(self._connection, settings.file_bytes_max, settings.heap_bytes_max)
@@ -94,31 +94,31 @@ class Query:
         tables.create(self._connection, self._tables)
 
     def close(self) -> None:
-        """Drop everything that was loaded."""
+        """Drop all loaded data."""
         self._connection.close()
 
     def why_stuck(self) -> str | None:
         """Return the message of a query that does not end by itself; None while it may. For any thread.
 
-        SQLite looks at the clock between the steps of its machine. One step can call a function that takes minutes,
-        such as ``instr`` with two long texts, and nothing but the end of the process ends it.
+        SQLite checks the clock between the steps of its machine. One step can call a function that takes minutes, such
+        as ``instr`` with two long texts, and only the end of the process ends it.
         """
         is_stuck = self._is_in_sqlite and self._monotonic() > self._deadline + GRACE_S
         return self._too_long() if is_stuck else None
 
     @property
     def is_in_sqlite(self) -> bool:
-        """Return whether SQLite is at work now. For any thread."""
+        """Return whether SQLite is running now. For any thread."""
         return self._is_in_sqlite
 
     def run(self, sql: str) -> Result:
-        """Load the tables that ``sql`` reads and start it.
+        """Load the tables that ``sql`` reads, and start the query.
 
         Raises:
             QueryRefused: the SQL is wrong, or not a SELECT.
             QueryStopped: a bound was reached.
             NoLog, OSError, UnsupportedVersion: the log cannot be read.
-            KeyboardInterrupt: while SQLite was at work.
+            KeyboardInterrupt: while SQLite was running.
         """
         parts = tokens.words(sql)
         tokens.refuse_other_times(parts)
@@ -218,7 +218,7 @@ class Query:
         return f"the query took longer than {self._settings.timeout_s:g} s: ask for less, or allow more with --timeout"
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """Call SQLite, and turn its errors into sentences."""
+        """Call SQLite, and convert its errors to sentences."""
         self._is_in_sqlite = True
         try:
             return call()

@@ -1,4 +1,4 @@
-"""Errors of a query: whose fault each is, and what SQLite's words mean here."""
+"""Errors of a query: their cause, and SQLite's errors in the query's terms."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class StreamTable:
     def __init__(
         self, connection: sqlite3.Connection, stream: str, patterns: Iterable[str], columns: Collection[str]
     ) -> None:
-        """Fill the ``columns`` and ``seq``; the others stay null, because the query does not read them."""
+        """Fill the ``columns`` and ``seq``; other columns stay null, because the query does not read them."""
         self._connection = connection
         self._patterns = [compile_pattern(pattern) for pattern in patterns]
         levels = {name: name.casefold() for name in level_names(pattern for pattern in patterns)}
@@ -43,15 +43,15 @@ class StreamTable:
         self._held_bytes = 0
 
     def add(self, body: Buffer, since_ns: int | None, origin: str | None = None) -> int:
-        """Add the records of a batch that was checked before, those of ``since_ns`` and later. Return how many.
+        """Add the records of a batch that was checked before, from ``since_ns`` on. Return their number.
 
-        They are in the table after ``flush``: many small batches go in together.
+        They are in the table after ``flush``: small batches are inserted together.
 
         Args:
-            origin: text of what made the records.
+            origin: text of the records' origin.
 
         Raises:
-            CodecError: the batch does not hold what its header says.
+            CodecError: the batch does not match its header.
             sqlite3.Error: there is no room.
         """
         header = batch.decode_header(body)
@@ -145,7 +145,7 @@ def _keys(rows: _Rows) -> Values:
 def _payloads(rows: _Rows) -> Values:
     """Return text where it is UTF-8, so that SQLite's JSON and text functions work; else a blob.
 
-    Text with a NUL is a blob as well: SQLite's functions would see it up to there.
+    Text with a NUL is a blob as well: SQLite's functions would read it only up to there.
     """
     offsets = read_u32s(rows.columns.payload_offsets)
     payload = bytes(rows.columns.payload)

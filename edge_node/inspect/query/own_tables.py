@@ -19,7 +19,7 @@ def fill(
     """Fill both tables.
 
     Args:
-        patterns: the streams that there are, with their topic patterns.
+        patterns: the existing streams, with their topic patterns.
         found: the log's contents.
     """
     for name in [*patterns, *(found.keys() - patterns.keys() - STATE_STREAMS)]:

@@ -16,7 +16,7 @@ AFTER_LEVELS = {
     "resent": "INTEGER",
     "_origin": "TEXT",
 }
-"""Columns of every stream and their types; the stream's named topic levels stand between the two."""
+"""Columns of every stream and their types; the stream's named topic levels are between the two."""
 STREAMS_TABLE = "weft_streams"
 GAPS_TABLE = "weft_gaps"
 STREAMS = {
@@ -35,8 +35,8 @@ LEVELS_MAX = 512
 def level_names(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return the named topic levels of a stream that become columns, in the order of its patterns.
 
-    SQL does not tell upper from lower case: of names that differ in nothing else the first is the column's. A level
-    called like another column of every stream has none; ``level(key, n)`` gives it.
+    SQL ignores case: among names that differ only in case, the first becomes a column. A level with the name of another
+    column of every stream has no column; ``level(key, n)`` returns it.
     """
     taken = {*BEFORE_LEVELS, *AFTER_LEVELS, "rowid", "oid", "_rowid_"}
     names: list[str] = []
@@ -65,7 +65,7 @@ def create(connection: sqlite3.Connection, tables: Mapping[str, Mapping[str, str
 
 
 def insert(table: str, columns: Collection[str]) -> str:
-    """Return the statement that adds a row of these columns, or leaves it out when its key is there already."""
+    """Return the statement that adds a row of these columns, or skips it when its key exists already."""
     names, marks = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
     return f"INSERT OR IGNORE INTO {quoted(table)} ({names}) VALUES ({marks})"  # noqa: S608 - all identifiers are quoted
 
@@ -81,5 +81,5 @@ def told(tables: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def as_written(name: str) -> str:
-    """Return a table's name as a query spells it."""
+    """Return a table's name in the spelling of a query."""
     return name if name.replace("_", "a").isalnum() and not name[0].isdigit() else quoted(name)

@@ -1,7 +1,7 @@
-"""Times as queries see them: text in UTC such as ``2026-11-20 07:51:26.123456789``.
+"""Times in queries: text in UTC such as ``2026-11-20 07:51:26.123456789``.
 
-It is SQLite's own way to write a time, so that its functions take it, with nanoseconds and always of one length, so
-that text sorts as time does.
+It is SQLite's own form of a time, so that its functions accept it, with nanoseconds and a fixed length, so that the
+text sorts like the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TEXT = re.compile(r"\d{4}-\d\d-\d\d(?: \d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?)?
 
 
 def time_text(ns: int) -> str:
-    """Return a time, ns since 1970. Times outside of the years 1 to 9999 are written as the nearest of them."""
+    """Return a time, ns since 1970. Times outside of the years 1 to 9999 are written as the nearest valid time."""
     return f"{_second_text(ns // _SECOND_NS)}.{ns % _SECOND_NS:09d}"
 
 
@@ -46,8 +46,8 @@ def _second_text(second: int) -> str:
 
 
 def earliest_ns(text: str) -> int | None:
-    """Return the earliest time whose text does not sort before ``text``; None when the shape of ``text`` does not
-    tell."""
+    """Return the earliest time whose text does not sort before ``text``; None when the form of ``text`` does not allow
+    that."""
     if not _TEXT.fullmatch(text):
         return None
     full = text + _EARLIEST[len(text) :]

@@ -1,8 +1,8 @@
-"""A look at the words of a query, for records that it certainly does not need.
+"""Analysis of the words of a query, to skip records that it certainly does not need.
 
-Only two shapes count: a single SELECT over a single stream whose WHERE is a chain of ANDs, and one that looks at the
-first or the newest few records. Everything else is left to SQLite, which gets all records and comes to the same result,
-slower.
+Only two shapes are recognised: a single SELECT over a single stream whose WHERE is a chain of ANDs, and one over the
+first or the newest few records. All other queries are left to SQLite, which gets all records and returns the same
+result, slower.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def words(sql: str) -> list[str]:
 
 
 def refuse_other_times(tokens: Sequence[str]) -> None:
-    """Refuse ``time > '2026-11-20T07:00'``: as text it sorts behind every time of that day, which is never meant.
+    """Refuse ``time > '2026-11-20T07:00'``: as text it sorts behind every time of that day, which is never intended.
 
     Raises:
-        QueryRefused: such a comparison is there.
+        QueryRefused: the query has such a comparison.
     """
     for name, operator, value in zip(tokens, tokens[1:], tokens[2:], strict=False):
         left, right = (name, value) if _LIKE_ISO.match(value) else (value, name)
@@ -53,8 +53,8 @@ def earliest_wanted(tokens: Sequence[str], table: str, evaluate: Callable[[str],
     """Return the earliest time, ns since 1970, of records that can matter; None when all may.
 
     Args:
-        table: the one stream that the query reads.
-        evaluate: the value of a constant expression.
+        table: the only stream that the query reads.
+        evaluate: returns the value of a constant expression.
     """
     upper = [part.upper() for part in tokens]
     if upper.count("SELECT") != 1 or upper.count("WHERE") != 1 or not _UNCLEAR.isdisjoint(upper):
@@ -66,17 +66,17 @@ def earliest_wanted(tokens: Sequence[str], table: str, evaluate: Callable[[str],
 
 
 class Few(NamedTuple):
-    """The number of records that a query looks at, from one end of a stream."""
+    """The number of records that a query reads from one end of a stream."""
 
     rows: int
     newest: bool
 
 
 def few_wanted(tokens: Sequence[str], table: str) -> Few | None:
-    """Return the n of ``SELECT ... FROM table [ORDER BY seq [DESC]] LIMIT n``; None for anything else.
+    """Return the n of ``SELECT ... FROM table [ORDER BY seq [DESC]] LIMIT n``; None for other queries.
 
     Args:
-        table: the one stream that the query reads.
+        table: the only stream that the query reads.
     """
     upper = [each.upper() for each in tokens if each != ";"]
     if upper.count("SELECT") != 1 or not _MORE_THAN_ROWS.isdisjoint(upper) or _mentions(tokens, table) != 1:
@@ -94,8 +94,8 @@ def few_wanted(tokens: Sequence[str], table: str) -> Few | None:
 
 
 def _mentions(tokens: Sequence[str], table: str) -> int:
-    """Return how often the query names the table other than before a column: a table joined to itself has no one
-    bound."""
+    """Return the number of times that the query names the table other than before a column: a table joined to itself
+    has no single bound."""
     pairs = zip(tokens, [*tokens[1:], ""], strict=True)
     return sum(1 for part, after in pairs if after != "." and part.strip('"`[]').lower() == table)
 
@@ -142,7 +142,7 @@ def _value(column: str, operand: Sequence[str], evaluate: Callable[[str], object
 
 
 def _is_constant(operand: Sequence[str]) -> bool:
-    """Return whether a term is a literal, or a call of a time function with nothing but literals."""
+    """Return whether a term is a literal, or a call of a time function with only literals."""
     if len(operand) == 1:
         return operand[0][0] == "'" or operand[0].isdecimal()
     if len(operand) < 3 or operand[0].upper() not in _FUNCTIONS or operand[1] != "(" or operand[-1] != ")":

@@ -1,4 +1,4 @@
-"""A node's log as another process sees it, while the node runs or later. Nothing is locked, nothing is written."""
+"""View of a node's log from another process, while the node runs or later. Nothing is locked, nothing is written."""
 
 from weft.edge_node.inspect.view.cursor import Commit, Cursor, DamagedBytes, LogPlace
 from weft.edge_node.inspect.view.directory import LogDirectory, NoLog

@@ -26,7 +26,7 @@ class LogPlace(NamedTuple):
 
 @dataclass
 class DamagedBytes:
-    """Bytes of a file that hold no entry although they had been synced."""
+    """Synced bytes of a file that contain no valid entry."""
 
     file: str
     offset: int
@@ -61,7 +61,7 @@ class Cursor:
     """A place in a log that moves forward. ``close`` it. For one thread; blocks on the disk only.
 
     Files that the node deletes while they are read stay readable to their end. Files deleted before they were reached
-    are passed over, and the next commit says so.
+    are skipped, and the next commit reports it.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Cursor:
         """Start at ``place``, or at the beginning.
 
         Args:
-            wants: the streams of which batches and notices are given.
-            skips: sealed segments, by their index, that need not be read.
+            wants: the streams whose batches and notices are yielded.
+            skips: decides by its index whether a sealed segment is skipped.
         """
         self._directory = directory
         self._wants = wants
@@ -88,16 +88,16 @@ class Cursor:
         self._overtaken = False
 
     def close(self) -> None:
-        """Release the file that is open."""
+        """Close the open file."""
         if self._view is not None:
             self._view.close()
             self._view = None
 
     def read(self) -> Iterator[Commit]:
-        """Yield the commits between the place and the log's present end. Taking the next commit moves the place past
+        """Yield the commits between the place and the log's present end. Fetching the next commit moves the place past
         the last.
 
-        Stop taking at a commit that is not to be shown yet: the next ``read`` gives it again.
+        Stop iterating at a commit that must not be shown yet: the next ``read`` yields it again.
 
         Raises:
             OSError: a file cannot be read.
@@ -157,14 +157,14 @@ class Cursor:
         is_open = is_newest and view.footer is None
         if is_open and not is_fresh and not view.is_written_at(offset):
             return
-        # Only where a segment is first met, or nothing follows in it, may zeros have entries behind them.
+        # Zeros may have entries behind them only at the first read of a segment, or where nothing else follows in it.
         searches_zeros = is_fresh or not is_newest
         groups = walk_groups(view, offset, self._is_wanted, is_newest=is_newest, searches_zeros=searches_zeros)
         for group in groups:
             commit = self._commit(view, group)
             if commit.items or commit.log_began_anew:
                 yield commit
-                # Only now it is taken: a commit that was not is given again, with what it has to say.
+                # Only now it counts as consumed: otherwise the commit is yielded again, with its flags.
                 self._began_anew = False
                 self._overtaken = self._overtaken and not commit.items
             self._place = LogPlace(view.position, group.end)

@@ -1,4 +1,4 @@
-"""The segment files of a log directory, as they come and go."""
+"""The segment files of a log directory, which may appear and disappear."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NoLog(Exception):
 
 
 class LogDirectory:
-    """A log directory, looked at from outside. Nothing is kept open, locked or changed."""
+    """A log directory, inspected from outside. Nothing is kept open, locked or changed."""
 
     def __init__(self, path: str, filesystem: FileSystem | None = None) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class LogDirectory:
         """Return number and name of each stream in the log.
 
         Args:
-            thorough: find those too that were declared after much had been written to the newest segment. Reads it all.
+            thorough: also find streams that were declared late in the newest segment. Reads it all.
 
         Raises:
             NoLog, OSError: as ``require``.
@@ -103,7 +103,7 @@ class LogDirectory:
             if view is None:
                 continue
             try:
-                # A segment begins with the names of all streams; later ones are named where they begin.
+                # A segment begins with the names of all streams; later ones are named at their beginning.
                 return view.all_names() if thorough else view.early_names()
             finally:
                 view.close()

@@ -1,9 +1,9 @@
-"""The durable part of a log's end: no reader sees a record that a power cut could still take back.
+"""The durable part of a log's end: no reader gets a record that a power cut could still remove.
 
 Bytes can be read by other processes before the fsync that covers them has returned. A commit mark proves that
-everything before it was synced; only the node knows about the last commit. So it is shown
+everything before it was synced; only the node knows whether the last commit is durable. So it is shown
 
-- once the node says so (the ends of its streams on its status page), where the node can be asked;
+- once the node reports it (the ends of its streams on its status page), where the node can be reached;
 - otherwise once it has not changed for ``SETTLED_S``;
 - at once when no node runs: recovery keeps what can be read.
 """
@@ -23,14 +23,14 @@ SETTLED_S = 1.0
 _LOCKS = "/proc/locks"
 
 DurableEnds = Callable[[], Mapping[str, int] | None]
-"""Function that asks the node for the sequence number after the last durable record of each stream; None when it does
-not answer."""
+"""Function that requests the sequence number after the last durable record of each stream from the node; None when it
+does not answer."""
 
 
 def is_locked(directory: str) -> bool | None:
-    """Return whether a node runs on a data directory; None where the system cannot tell.
+    """Return whether a node runs on a data directory; None where the system does not report it.
 
-    The lock is looked up rather than tried: holding it, however shortly, could keep a node from starting.
+    The lock is looked up rather than tried: holding it even for a moment could prevent a node's start.
     """
     try:
         lock = os.stat(os.path.join(directory, "lock"))
@@ -44,13 +44,13 @@ def is_locked(directory: str) -> bool | None:
 
 
 def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
-    """Return whether a line of /proc/locks (proc(5)), such as ``1: FLOCK ADVISORY WRITE 25 fe:00:99 0 EOF``, is about
+    """Return whether a line of /proc/locks (proc(5)), such as ``1: FLOCK ADVISORY WRITE 25 fe:00:99 0 EOF``, describes
     this lock."""
     if len(fields) < 6 or fields[1] != "FLOCK":
         return False
     major, _, rest = fields[5].partition(":")
     minor, _, inode = rest.partition(":")
-    # File systems without a device of their own (btrfs, overlayfs) show another number there than stat does.
+    # File systems without a device of their own (btrfs, overlayfs) have another number there than in stat.
     is_device = os.major(file.st_dev) == 0 or (int(major, 16), int(minor, 16)) == (
         os.major(file.st_dev), os.minor(file.st_dev)
     )  # fmt: skip
@@ -58,7 +58,7 @@ def _is_lock_of(fields: list[str], file: os.stat_result) -> bool:
 
 
 class Durability:
-    """A judge of commits at the end of a log, which may be shown or not. For one reader."""
+    """Decision whether commits at the end of a log may be shown. For one reader."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Durability:
         locked: Callable[[str], bool | None] = is_locked,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Judge the log in ``directory``.
+        """Decide for the log in ``directory``.
 
         Args:
-            durable_ends: asks the node; None when its address is unknown.
+            durable_ends: requests the node; None when its address is unknown.
         """
         self._directory = directory
         self._durable_ends = durable_ends
@@ -87,7 +87,7 @@ class Durability:
         ends = self._durable_ends() if self._durable_ends is not None and commit.ends else None
         if ends is not None:
             return all(ends.get(name, 0) >= end for name, end in commit.ends.items())
-        # Asked last: a node in another container runs although its lock cannot be seen from here.
+        # Checked last: a node in another container may run although its lock is not visible here.
         return self._locked(self._directory) is False or self._has_settled(commit)
 
     def _has_settled(self, commit: Commit) -> bool:

@@ -1,4 +1,4 @@
-"""The commits of a segment: what one mark and the next hold between them, and what of it a later mark proves."""
+"""The commits of a segment: the entries between two marks, and their proof by a later mark."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def walk_groups(
 ) -> Iterator[EntryGroup]:
     """Yield the entries of ``SegmentView.walk`` in groups, without unwanted batches and without a torn commit.
 
-    The log ends where the node is writing now, or with a torn commit; the groups do not tell which.
+    The log ends where the node is writing now, or with a torn commit; the groups do not distinguish them.
 
     Args:
-        is_newest: true when the log has no later segment.
+        is_newest: whether the log has no later segment.
     """
     is_open = is_newest and view.footer is None
     items: list[Entry | Damage] = []

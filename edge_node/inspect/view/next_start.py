@@ -1,4 +1,4 @@
-"""A forecast of a node's next start: recovery's own judgement of the log, with nothing written."""
+"""A forecast of a node's next start: recovery's own analysis of the log, without writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.storage.segment_log.state.log_state import LogState
 
 
 class NextStart(NamedTuple):
-    """Recovery's actions on a log as it is now."""
+    """Recovery's actions on the present log."""
 
     torn_bytes: int
     """Bytes that recovery will cut at the end: a commit of which nothing was acknowledged."""
@@ -28,7 +28,7 @@ class NextStart(NamedTuple):
     strange: tuple[str, ...]
     """Files that may be another log's; recovery will set each aside with its content."""
     lost: tuple[tuple[str, GapNotice], ...]
-    """(stream, notice) of the used numbers that are gone and that no notice covers yet."""
+    """(stream, notice) for used numbers that are gone and not covered by a notice yet."""
 
     @property
     def records_lost(self) -> int:
@@ -37,12 +37,13 @@ class NextStart(NamedTuple):
 
     @property
     def finds_all_well(self) -> bool:
-        """Return whether recovery will have nothing to do."""
+        """Return whether recovery will find no problem."""
         return not any(self)
 
 
 def forecast(directory: str, filesystem: FileSystem | None = None) -> NextStart:
-    """Ask recovery about a log that no node has open. Sealed segments are taken by their indexes, as in recovery.
+    """Run recovery's analysis on a log that no node has open. Sealed segments are read by their indexes, as in
+    recovery.
 
     Raises:
         OSError: a file cannot be read, or a node has started meanwhile and deleted it.
@@ -67,7 +68,7 @@ def forecast(directory: str, filesystem: FileSystem | None = None) -> NextStart:
 
 
 class _Untouched(FileSystem):
-    """A disk that is only read: removing, renaming, linking and syncing names do nothing."""
+    """A read-only disk: removing, renaming, linking and syncing names do nothing."""
 
     def __init__(self, disk: FileSystem) -> None:
         self._disk = disk

@@ -1,4 +1,4 @@
-"""Selection of records from batches of the log, without building unwanted ones."""
+"""Selection of records from batches of the log, without creating unwanted ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Choice:
     """Least sequence number."""
 
     def takes_key(self, key: bytes) -> bool:
-        """Return whether records of a topic are wanted. Keys that are no topic match no filter."""
+        """Return whether records of a topic are wanted. Keys that are not a topic match no filter."""
         if self.topic_filter is None:
             return True
         try:
@@ -38,7 +38,7 @@ def choose(body: Buffer, choice: Choice) -> Iterator[Record]:
     """Yield the wanted records of a batch that was checked before, in their order.
 
     Raises:
-        CodecError: the batch does not hold what its header says.
+        CodecError: the batch does not match its header.
     """
     header = batch.decode_header(body)
     columns = batch.decode_columns(body, header)

@@ -29,15 +29,15 @@ Wants = Callable[[int], bool]
 
 
 def wants_none(_number: int) -> bool:
-    """Refuse all bodies: for readers that look at headers and notices only."""
+    """Refuse all bodies: for readers that need only headers and notices."""
     return False
 
 
 class SegmentView:
-    """One open segment file; stays readable when its name is gone. ``close`` it. For one thread."""
+    """One open segment file; it stays readable after its name is deleted. ``close`` it. For one thread."""
 
     def __init__(self, filesystem: FileSystem, path: str, position: int) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
             FileNotFoundError: it was deleted since it was listed.
@@ -66,7 +66,7 @@ class SegmentView:
         self._file.close()
 
     def look_again(self) -> None:
-        """Check whether the node has sealed the segment, or given it another length, since the last look."""
+        """Check whether the node has sealed the segment, or given it another length, since the last check."""
         size = self._file.size()
         if self.footer is None and (found := find_footer(self.source(size), size)) is not None:
             self.end, self.footer = found
@@ -74,19 +74,19 @@ class SegmentView:
             self.end = size
 
     def is_written_at(self, offset: int) -> bool:
-        """Return whether there is anything but the zeros of reserved space at ``offset``: one short read."""
+        """Return whether ``offset`` has other bytes than the zeros of reserved space: one short read."""
         return any(self._file.read_at(offset, format_.ENTRY_HEADER_BYTES))
 
     @property
     def is_same_file(self) -> bool:
-        """Return whether the name still leads to the open file."""
+        """Return whether the name still refers to the open file."""
         try:
             return _identity(self.path) == self._opened
         except FileNotFoundError:
             return False
 
     def source(self, end: int | None = None) -> SegmentBytes:
-        """Return the file as it is now up to ``end``, through a window of its own."""
+        """Return the present file up to ``end``, through a window of its own."""
         end = self.end if end is None else end
         return SegmentBytes(self._file, self.position, end, window_bytes=_WINDOW_BYTES, unreadable_as_zeros=True)
 
@@ -99,18 +99,18 @@ class SegmentView:
         end: int | None = None,
         searches_zeros: bool = True,
     ) -> Iterator[Item]:
-        """Yield what stands here from ``offset`` on, by the rule that recovery goes by (``walk``), but for the footer.
+        """Yield the entries from ``offset`` on, by the rule of recovery (``walk``), without the footer.
 
         Bodies are copies, of wanted batches only.
 
         Args:
-            is_newest: no later segment of the log is there.
-            end: what begins here or later is left out.
+            is_newest: whether the log has no later segment.
+            end: entries that begin here or later are left out.
             searches_zeros: as for the rule.
 
         Raises:
             OSError: the file cannot be read.
-            UnsupportedVersion: an entry that only a later release understands.
+            UnsupportedVersion: an entry of a later release.
         """
         is_open = self.footer is None
         items = walk(
@@ -128,7 +128,7 @@ class SegmentView:
                 yield Entry(item.kind, item.offset, item.end, item.value, body)
 
     def first_entry_from(self, offset: int) -> int | None:
-        """Return the offset of the first sound entry at or after ``offset``; None when none follows."""
+        """Return the offset of the first sound entry at or after ``offset``; None without one."""
         if offset <= HEADER_BYTES:
             return HEADER_BYTES
         return find_entry(self.source(), offset - 1)
@@ -136,7 +136,7 @@ class SegmentView:
     def chunks_backward(self) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of ever larger pieces of the written part, from the end to the beginning.
 
-        Each starts at a sound entry. Together they are everything after the header.
+        Each starts at a sound entry. Together they cover everything after the header.
         """
         end = self.end if self.footer is not None else self.written_end()
         length = _CHUNK_BYTES
@@ -148,7 +148,7 @@ class SegmentView:
                 end = start
 
     def written_end(self) -> int:
-        """Return the offset behind the last byte that is not zero: the space from there on is reserved, not written."""
+        """Return the offset after the last byte that is not zero: the space from there on is reserved, not written."""
         return last_nonzero(self.source(), 0)
 
     def names(self) -> dict[int, str]:
@@ -164,10 +164,10 @@ class SegmentView:
         return self._names
 
     def owner(self) -> NodeName | None:
-        """Return the name that the segment says its log belongs to; None when it does not."""
+        """Return the segment's name of the log's owner; None without one."""
         if self.footer is not None:
             return self.footer.owner.name if self.footer.owner is not None else None
-        # It stands in the opening, so that this is over after a few entries in any log but one of an earlier release.
+        # The opening has it, so this reads only a few entries, except in a log of an earlier release.
         for item in self.walk(0, searches_zeros=False):
             if isinstance(item, Entry) and isinstance(item.value, Owner):
                 return item.value.name
@@ -188,19 +188,19 @@ class SegmentView:
         names = self.names()
         if number not in names:
             self._read_marks(lambda: number in names)
-        # As recovery calls a stream whose every naming entry was lost.
+        # Recovery's name of a stream whose naming entries were all lost.
         return names.get(number, f"unnamed-{number}")
 
     def origin_text(self, number: int) -> str | None:
-        """Return the text of an origin, searched as the streams' names are: the segment's opening has all that the log
-        knew then, and commits add to them."""
+        """Return the text of an origin, searched as the streams' names are: the segment's opening has all origins known
+        then, and commits add new ones."""
         self.names()
         if number and number not in self._origins:
             self._read_marks(lambda: number in self._origins)
         return origin_text(number, self._origins)
 
     def early_names(self) -> dict[int, str]:
-        """Return the streams that the index or the first marks name: all but those declared late in the segment."""
+        """Return the streams that the index or the first marks name: all except those declared late in the segment."""
         if self.footer is None:
             self._read_marks(lambda: self._marks_end >= _EARLY_BYTES)
         return self.names()
@@ -222,7 +222,7 @@ class SegmentView:
                 return
 
     def learn(self, streams: dict[int, StreamEntry]) -> None:
-        """Note the streams that a mark names."""
+        """Add the streams that a mark names."""
         self.names().update({number: entry.name for number, entry in streams.items()})
 
     def _learn(self, entry: Entry) -> None:
@@ -232,7 +232,8 @@ class SegmentView:
             self._origins |= by_number(entry.value)
 
     def age_s(self, clock: Callable[[], float] = time.time) -> float:
-        """Return the seconds since the file was last written to, by the machine's clock; a file that is gone is old."""
+        """Return the seconds since the file was last written to, by the machine's clock; a deleted file counts as
+        old."""
         try:
             return max(0.0, clock() - os.stat(self.path).st_mtime)
         except FileNotFoundError:

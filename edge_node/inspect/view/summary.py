@@ -1,4 +1,4 @@
-"""Contents of a log, from its files alone: for ``weft edge status`` of a node that does not run, and for queries."""
+"""Contents of a log, from its files alone: for ``weft edge status`` of a stopped node, and for queries."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class LogSummary:
     """Bytes of all segment files, including reserved space."""
     streams: dict[str, StreamSummary] = field(default_factory=dict)
     damage: list[DamagedBytes] = field(default_factory=list)
-    """Damage, only in files without a sound index: of other files nothing but the index was read."""
+    """Damage, only in files without a valid index: of other files only the index was read."""
     torn_bytes: int = 0
     """Bytes at the end that the next start will cut: a commit of which nothing was acknowledged."""
     growth: list[tuple[int, int, int]] = field(default_factory=list)
-    """(first time, last time, bytes) of each segment that holds records."""
+    """(first time, last time, bytes) of each segment with records."""
 
     def of(self, name: str, number: int) -> StreamSummary:
-        """Return the account of a stream, created if it is new."""
+        """Return the summary of a stream, created if it is new."""
         return self.streams.setdefault(name, StreamSummary(number))
 
     def bytes_per_second(self) -> float | None:
@@ -94,7 +94,7 @@ def summarise(directory: LogDirectory) -> LogSummary:
             view.close()
     for stream in summary.streams.values():
         stream.next_seq = max(stream.next_seq, stream.held.end, *(gap.end for gap in stream.gaps), 0)
-        # Notices are carried forward when their segment goes: a later segment may repeat one.
+        # Notices are carried forward when their segment is deleted: a later segment may repeat one.
         stream.gaps = merged(stream.gaps)
         for gap in stream.gaps:
             stream.held.remove(gap.first, gap.end)
