@@ -212,10 +212,8 @@ class Store:
                     found = True
                     yield number, at, items[at]
             if found:
-                left -= (
-                    1  # pieces without such rows are visited only once, and do not count: after a crash there are none
-                )
-            else:
+                left -= 1
+            else:  # not counted: a piece without such rows is visited only once, and after a crash there are none
                 chunks.remove(number)
 
     def cut(self, pane: Pane, number: int, at: int) -> None:
