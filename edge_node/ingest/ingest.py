@@ -90,6 +90,7 @@ class Ingest:
             for each in destination.before_log
         ]
         queued = queued_run(gathered, {}) if gathered.queued else None
+        # All records or none count within ``together``: the room for all of them is checked before the first append.
         if not by_node and self.log.appended_together() is not None:
             self.log.ask_room(
                 [
@@ -179,6 +180,8 @@ class Ingest:
         """Append the results of functions before the log. Return False where sources were refused because of them."""
         whole = True
         for before_log in destination.before_log:
+            # The whole run first; if the log refuses it, source by source, so that only sources without room are
+            # refused.
             for part in (records, *map(records.where, records.by_source(range(len(records.keys))))):
                 if part is not records and part.sources[0] in refused:
                     continue
@@ -260,6 +263,8 @@ class Ingest:
             found = _streams_of(destination, records)
             streams[records] = found[-1] if found else NOWHERE  # a session cannot read it again
         live = _ascending(gathered.live, streams) if len(gathered.groups) > 1 else gathered.live
+        # Backwards, so that the first record of each stream remains: a session that falls behind in this loop begins
+        # there.
         for records, index in reversed(live):
             if records.seqs and (seq := records.seqs[index]) is not None:
                 self._undelivered[streams[records]] = seq

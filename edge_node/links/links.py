@@ -141,6 +141,7 @@ class Links:
             task.cancel()
             self._ended.add(task)
             task.add_done_callback(self._ended.discard)
+        # Joins before leaves: a stream that moves to another link always has a party that holds its records.
         for party, streams in ((Party("link", name), streams) for name, streams in carried.items()):
             for stream in set(streams) - set(self._carried.get(party.name, ())):
                 self.ledger.join(party, numbers[stream])
@@ -193,6 +194,8 @@ class Links:
             return
         with contextlib.suppress(TimeoutError, LogError):
             async with asyncio.timeout(LAST_WORD_S):
+                # The last word covers all records of the log: links send only durable ones, so it has to wait for the
+                # disk.
                 await self._log.durable()
                 self._stopping.set()
                 await asyncio.wait(taken)
@@ -259,6 +262,8 @@ class Links:
 
     async def _run(self, status: LinkStatus, link: Link, source: SegmentLogSource) -> None:
         settings = link_settings(link)
+        # A link that is still ending would bring the same streams to the hub, and both would take the lanes from each
+        # other.
         if self._ended:
             await asyncio.wait(set(self._ended))
         while True:

@@ -294,6 +294,8 @@ class Queues:
             message = LogRecord(
                 seq, records.keys[index], records.payloads[index], records.flags.get(index, 0), headers, now
             )  # fmt: skip
+            # A queue may have been deleted between the publish and its commit. A message without queues is released at
+            # once.
             queues = [queue for queue in for_queues.queues if not queue.deleted]
             if queues:
                 self._holders.hold(seq, len(queues))

@@ -280,6 +280,7 @@ class Registry:
         except QueueError:
             self._bounds.queues.free(client.owner)
             raise
+        # After the write, so that a failed declaration leaves neither a used number nor a queue.
         self.writer.next_number += 1
         queue = Queue(definition, client if exclusive else None)
         if exclusive:

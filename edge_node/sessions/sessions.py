@@ -99,6 +99,7 @@ class Sessions:
             self._on_due(known)  # The wheel has not reached it yet. An expired session is not resumed [MQTT-3.1.2-23].
             known = None
         username = None if identity is None else identity.username
+        # Before any change: a refused CONNECT must leave the session and its present connection as they are.
         self._check_room(connect, known, user_or_address(username, address))
         if known is not None and known.connected:
             self._counters.takeovers += 1
@@ -109,7 +110,7 @@ class Sessions:
         if known is not None and connect.clean_start:
             self.end(known)
             known = None
-        wills.settle(client_id)
+        wills.settle(client_id)  # a due will of the last connection, before the new one replaces it
         session = known or self._new(client_id, connect.version, user_or_address(username, address))
         before = _Before(session.terms, session.absence, session.will, session.will_at)
         self._away.discard(session)
@@ -259,8 +260,7 @@ class Sessions:
     # --- after a restart
 
     def restore(self) -> None:
-        """Restore the sessions of the last run. Connections that were open then are lost now: wills are published,
-        unless they have a delay."""
+        """Restore the sessions of the last run. Its open connections are lost: publish their wills, unless delayed."""
         recover(self._parts, self._adopt)
         for session in self.all():
             due = session.next_due()

@@ -255,6 +255,7 @@ class Derived:
             self._commit(chain)
         elif not self._rows:
             self._writer.hold_once_durable(self._hold_of(chain))
+        # Outputs wait for the disk in memory: a long backlog must not produce them faster than they are synced.
         if self._environment.log.pending_bytes > 1 << 20:
             await self._environment.log.durable()
         if not events:
@@ -299,6 +300,7 @@ class Derived:
                 await self._environment.turn()
                 end = clock() + TURN_S
 
+        # Only due seconds: after a long silence every second in between would cost a call.
         while (due := chain.due()) is not None and due <= last:
             self._rows += 1
             await chain.tick(due, self._outputs, turn)

@@ -200,6 +200,7 @@ class Contents:
     def _give_back(self, queue: Queue, delivery: Delivery, *, failed: bool) -> None:
         attempts = queue.marks.came_back(delivery, failed=failed)
         limit = queue.definition.arguments.attempts_max
+        # Without a limit, a message that makes its consumers fail would be redelivered without end.
         if limit is not None and attempts > limit:
             self.bury(queue, delivery, None, Death.DELIVERY_LIMIT)
             return

@@ -115,6 +115,7 @@ class Deliveries:
             fresh: first message that has just arrived: from it on, messages may be delivered before they expire,
                 however short their time to live.
         """
+        # While messages are going back to the queue, a delivery could overtake older ones among them.
         if queue.deleted or queue.returning or self._is_closed:
             return
         # A batch ends where another consumer has its turn: so a client with several consumers gets messages in order.
@@ -129,6 +130,8 @@ class Deliveries:
                 if queue.loaded.is_gone(seq):
                     self._contents.lose(queue, seq)
                     continue
+                # Read only when a reader can take a message: pages of idle queues would use the memory that all queues
+                # share.
                 if self._chosen(queue, None) is not None:
                     self._read(queue)
                 break
@@ -139,10 +142,13 @@ class Deliveries:
                 break
             consumption = self._chosen(queue, message.topic)
             if consumption is None:
+                # A consumer with the right to the message only lacks credit: wait for it, which keeps the order.
+                # Otherwise set the message aside, so that it does not block the messages behind it.
                 if queue.consumptions.may_anybody_read(message.topic):
                     break
                 self._withhold(queue)
                 continue
+            # The mark must be durable before the first delivery: after a crash it flags the message as redelivered.
             if queue.kept and seq >= queue.marks.durable:
                 self._mark(queue, consumption)
                 break
@@ -157,6 +163,7 @@ class Deliveries:
     def _after(self, queue: Queue, *, more: bool) -> None:
         if more:
             self._next_round(queue.definition.owner, partial(self.deliver, queue))
+        # The queue is empty, and no page is on its way: answer the waiting gets.
         if queue.getters and not queue.ready.count and not queue.loaded.is_reading:
             for getter in queue.take_getters():
                 self._contents.free_share(getter.client.owner)
@@ -271,6 +278,7 @@ class Deliveries:
         ends: dict[Queue, int] = {}
         for seq, of_message in enumerate(queues, first):
             for queue in of_message:
+                # Behind ready messages a new one is not delivered at once, so its mark can wait for ``_mark``.
                 if not queue.kept or not queue.consumptions or queue.ready.count:
                     continue
                 room = rooms.get(queue)

@@ -216,6 +216,7 @@ class ClientConnection(WritingConnection):
                     if at < size and not budget.spend(0):
                         reading.end_turn()
                     continue
+            # Before CONNECT is accepted the sender is unknown, and gets only the small bound.
             limit = self._packet_bytes_max if handlers is not None else self._context.settings.connect_bytes_max
             decoded = decode(data, at, limit, machine.version)
             if decoded is None:

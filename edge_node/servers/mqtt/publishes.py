@@ -139,6 +139,8 @@ class Publishes:
         if not self.joined:
             self._join()
         session = self._session
+        # A repeat before PUBREL: acknowledge it again without storing it, so that it is delivered exactly once (section
+        # 4.3.3).
         if packet.qos == 2 and packet.packet_id in session.received:
             self._context.counters.publishes_repeated += 1
             self._acknowledge(packet, ReasonCode.SUCCESS)
@@ -151,6 +153,7 @@ class Publishes:
         if packet.qos == 2:
             session.received.add(packet.packet_id)
             self._opened.append(packet.packet_id)
+        # Accepted, although nothing takes it: MQTT 5.0 treats reason codes below 0x80 as success.
         if not route.taken:
             code = ReasonCode.NO_MATCHING_SUBSCRIBERS
         headers = to_headers(packet.properties, self._context.wall_clock())
