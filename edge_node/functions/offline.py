@@ -50,9 +50,9 @@ class RowOutcome(NamedTuple):
 class Happening(NamedTuple):
     """A record or gap of the sample, or a moment at which something was due, and its outcomes."""
 
-    cause: Sample | int
+    cause: SampleEvent | int
     """For a moment, its time in ns since 1970."""
-    outcomes: list[Outcome]
+    outcomes: list[RowOutcome]
 
 
 class Offline:

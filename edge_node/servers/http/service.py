@@ -44,7 +44,7 @@ _WHERE = (
 class Streams(NamedTuple):
     """Streams of a configuration, for requests."""
 
-    takes: Mapping[str, Target]
+    takes: Mapping[str, PostTarget]
     """Streams that accept messages, by name."""
     others: frozenset[str]
     """Names of the other streams."""
