@@ -228,8 +228,7 @@ def ends_of(times: Buffer, count: int) -> tuple[int, int]:
 
 
 class Checks(NamedTuple):
-    """Checks of columns of u32. Readers of large batches pass functions with vector arithmetic, which an edge node does
-    not have."""
+    """Checks of columns of u32. Readers of large batches pass vector arithmetic, which an edge node does not have."""
 
     # Sorting a sorted list is one pass in C, four times faster than comparing neighbours from Python.
     ascends: Callable[[Buffer], bool] = lambda data: read_u32s(data).tolist() == sorted(read_u32s(data))
@@ -307,8 +306,7 @@ def decode_body(body: Buffer, count: int, *, headers: bool, flags: bool, checks:
 
 
 PLAIN_COUNT_MAX = 500
-"""Number of records above which ``decode_body`` is faster than ``is_plainly_sound``: it makes no object for each
-offset."""
+"""Records above which ``decode_body`` is faster than ``is_plainly_sound``: it makes no object for each offset."""
 
 
 @lru_cache(maxsize=2 * PLAIN_COUNT_MAX)

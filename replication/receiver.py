@@ -89,8 +89,7 @@ class Receiver:
         cluster_id: identity of this hub, for the sender.
         wall_clock: ns since 1970, for WELCOME and PONG.
         now: monotonic ns, as everywhere in this class.
-        in_turns: True to process a message in turns: the owner checks ``is_busy`` after each. Otherwise it is processed
-            at once.
+        in_turns: process a message in turns: the owner checks ``is_busy`` after each. Otherwise at once.
     """
 
     def __init__(
@@ -170,8 +169,7 @@ class Receiver:
         self._answers = [Refuse(PROTOCOL_VERSION, code, message, advice, url)]
 
     def lane_opened(self, lane: int, held: RangeSet) -> None:
-        """Accept a lane; its records in ``held`` are durable here already. Do nothing if the lane was closed
-        meanwhile."""
+        """Accept a lane; records in ``held`` are durable here already. Do nothing if it was closed meanwhile."""
         known = self._lanes.get(lane)
         if self._state is _State.CLOSED or known is None:
             return

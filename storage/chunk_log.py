@@ -32,8 +32,7 @@ __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog"
 READ_AHEAD_MAX = 16
 """Maximum number of chunk indexes requested at once: overlaps a store's round trips."""
 SNAPSHOTS_TO_START = 4
-"""Number of newest snapshots that are never deleted, so that a node that has just read the manifest finds its
-snapshot."""
+"""Number of newest snapshots that are never deleted: a node that has just read the manifest finds its snapshot."""
 SNAPSHOTS_TO_LOCATE = 64
 """Maximum number of older snapshots that are kept as an index of offsets."""
 LOOK_VALIDITY_NS = 60_000_000_000
@@ -368,8 +367,7 @@ class ShardLog:
         """Read a snapshot.
 
         Raises:
-            NotFound, Truncated, Corrupt: it is gone, damaged, of another shard, or lacks features that this release
-                keeps.
+            NotFound, Truncated, Corrupt: it is gone, damaged, of another shard, or without this release's features.
         """
         data = (await self.store.get(key)).data
         with naming(key):

@@ -106,7 +106,7 @@ class Sequencer:
 
     @property
     def state(self) -> ShardState:
-        """Return the state at the last chunk known to this node. Never change it, nor keep it across awaits."""
+        """Return the state at this node's last chunk. Callers must not change it, nor keep it across awaits."""
         return self._state
 
     @property
@@ -177,8 +177,7 @@ class Sequencer:
     # -- called by links
 
     def no_room(self, lane: Lane, topics: list[str], origins: Sequence[Origin] = ()) -> Full | None:
-        """Return the bound that leaves no room for a lane with these topic patterns and origins; None if there is
-        room."""
+        """Return the bound that leaves no room for a lane with these topics and origins; None if there is room."""
         return self._room.for_lane(self._state, lane, topics, origins)
 
     def open(self, session: LaneSession) -> None:
@@ -190,8 +189,7 @@ class Sequencer:
         self.sessions.add(session)
 
     def tell_origins(self, session: LaneSession, origins: Sequence[Origin]) -> Full | None:
-        """Add further origins of a session's batches. Return the bound that leaves no room for them; None if there is
-        room."""
+        """Add origins of a session's batches. Return the bound that leaves no room for them; None if there is room."""
         return self._room.tell_origins(session, self._state, origins)
 
     def put(self, session: LaneSession, batches: Sequence[tuple[BatchHeader, memoryview]]) -> bool:
@@ -220,8 +218,7 @@ class Sequencer:
         self.sessions.clock(session, clock)
 
     def put_mark(self, session: LaneSession, mark: Mark) -> None:
-        """Accept a mark; it is committed with the shard's next data, or alone after ``mark_interval_s`` at the
-        latest."""
+        """Accept a mark; it is committed with the next data, or alone after ``mark_interval_s`` at the latest."""
         held = self._state.lanes.get(session.lane)
         self.sessions.mark(session, mark, held.newest_mark if held is not None else None)
 

@@ -45,8 +45,7 @@ ORIGINS_MAX = 4096
 """Maximum number of origins that one lane may name."""
 LAST_WORDS = "last-words"
 FEATURES: tuple[str, ...] = (LAST_WORDS,)
-"""Features that this release announces. A frame that belongs to a feature is sent only to a peer that announced it
-too."""
+"""Features that this release announces. A frame of a feature is sent only to a peer that announced it too."""
 
 
 class FrameType(IntEnum):
@@ -161,8 +160,7 @@ class LaneOpen(msgspec.Struct, frozen=True, array_like=True):
     origins: Origins = []
     """Origins that the lane's batches name."""
     acknowledged: Acknowledged = []
-    """(cluster id, ranges): records that hubs had acknowledged to the sender. A hub that lacks some of its own has lost
-    them."""
+    """(cluster id, ranges): records that hubs acknowledged to the sender. A hub without some of its own lost them."""
 
 
 class LaneOpened(msgspec.Struct, frozen=True, array_like=True):

@@ -126,8 +126,7 @@ class ShardState:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether this release keeps all of the log's features. If not, its snapshot would lose those of later
-        releases."""
+        """Return whether this release keeps all of the log's features. If not, a snapshot would lose the others."""
         return self.fold_level <= self.rules.level
 
     def apply(self, chunk: Chunk) -> None:
@@ -201,7 +200,6 @@ class ShardState:
             self.conflicts[lane] = None
         self._note_end(lane, held)
         before = self.lanes.get(lane)
-        # By identity, which is quick: a fold that changes neither keeps the same lists.
         if held is None or before is None or held.topics is not before.topics or held.origins is not before.origins:
             self.texts.changed(lane, before, held)
         if held is not None and before is not None:  # nearly always
@@ -321,8 +319,7 @@ class ShardState:
         return list(self._streams.get((tenant, stream), ()))
 
     def tenant_streams(self, tenant: str) -> KeysView[str]:
-        """Return the names of a tenant's streams in this shard, including those whose last lane has left, in constant
-        time. The view is valid only until the next change."""
+        """Return a view of a tenant's streams, also those without lanes now. Valid until the next change."""
         return self._names.get(tenant, _NO_NAMES).keys()
 
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
@@ -330,8 +327,7 @@ class ShardState:
         return {lane: self.lanes[lane] for lane in self._edges.get((tenant, edge), ())}
 
     def edge_names(self) -> list[tuple[str, str]]:
-        """Return (tenant, edge) of the shard's edges, also of some whose last lane has left, without reading the
-        lanes."""
+        """Return (tenant, edge) of the shard's edges, also of some whose last lane left, without reading lanes."""
         return list(self._edges)
 
     def lane_count(self, tenant: str, edge: str | None = None) -> int:

@@ -62,9 +62,8 @@ def complete_windows(
         aggregate: expressions by column name, as ``{"mean": "avg(temperature)"}``, to which the lineage column
             ``_from`` is added; SQL, as ``SELECT window_start, window_end, machine, count(*) AS n FROM {rows} GROUP BY
             ALL``; or a function from rows to windows.
-        sink: receiver of the rows: ``DeltaSink`` with ``keys=["window_start", *by]`` and ``order_by="_log_end"``,
-            ``JdbcSink`` with the same keys and ``order_by="_log_end"``, or a function of a DataFrame and a number that
-            grows.
+        sink: receiver of the rows: ``DeltaSink`` or ``JdbcSink`` with ``keys=["window_start", *by]`` and
+            ``order_by="_log_end"``, or a function of a DataFrame and a number that grows.
         by: columns that name a row within its window.
         prepare: function that parses, filters or renames rows before they are aggregated.
         complete: rule for when a window counts as complete: ``Complete``, or its fields.

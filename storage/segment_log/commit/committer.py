@@ -37,8 +37,7 @@ Post = Callable[[Callable[[], None]], None]
 
 
 class _NoSpace(Exception):
-    """Other programs used the disk space that was promised to a segment. Nothing was changed: another try is
-    possible."""
+    """Other programs used the disk space promised to a segment. Nothing was changed: another try is possible."""
 
 
 class Committer:
@@ -207,8 +206,7 @@ class Committer:
             raise _NoSpace
 
     def _look_ahead(self, commit_bytes: int) -> None:
-        """Check the room for the next segment before the newest one frees its spare space, which other programs could
-        use.
+        """Check the room for the next segment before the newest frees its spare space, which others could use.
 
         Raises:
             _NoSpace: the next segment would not have enough.
@@ -230,8 +228,7 @@ class Committer:
             raise _NoSpace
 
     def _grow(self, wished: int, commit_bytes: int, version: int) -> bool:
-        """Reserve the space that the disk did not have when the segment was begun. False if the commit needs another
-        segment.
+        """Reserve the space that the disk lacked at the segment's beginning. False: the commit needs another segment.
 
         Raises:
             _NoSpace: the disk still has no space.
@@ -271,8 +268,7 @@ class Committer:
         self._state.room_bytes = sure_room(self._state)
 
     def state_owner(self) -> bool:
-        """Make sure that the newest segment states the log's owner, by beginning one if it does not. For the writer
-        thread.
+        """Make sure that the newest segment names the log's owner: begin one if it does not. For the writer thread.
 
         Returns:
             False if the disk has no room for it now: the next segment will state it.
