@@ -43,6 +43,9 @@ def refused(url: str, status: int, *, has_token: bool) -> ConnectionEnd:
         case 400:
             why = "the server does not take the request (400). Write https:// if the port speaks TLS"
             return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
+        case 503:
+            why = "the hub takes no links at the moment (503). Its log says why; the edge tries its other nodes as well"
+            return ConnectionEnd(LinkState.WAITING, f"{url}: {why}")
         case _:
             return ConnectionEnd(
                 LinkState.WAITING, f"{url}: the server answered with HTTP status {status}. See its log"

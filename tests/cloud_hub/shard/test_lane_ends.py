@@ -269,6 +269,8 @@ def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_c
         state = await hub.state()
         assert state.lanes == {}
         assert state.open_gaps["default", "telemetry"] == [gap]
+        assert lane_ends.open_gaps(state, [LANE, OTHER, LANE]) == [(LANE, gap)]
+        assert lane_ends.open_gaps(state, [OTHER]) == []
         back = await hub.session(epoch=2)
         state = await hub.state()
         assert (state.lanes[LANE].counts, state.open_gaps["default", "telemetry"]) == (True, [])

@@ -93,6 +93,7 @@ async def test_dead_letters_say_why_and_by_which_way_they_came() -> None:
     assert headers["x-first-death-queue"] == "q"
     assert json.loads(str(headers["amqp.types"])) == {"x-death": [{"count": "l"}]}
     assert await room.drain() == [b"2"]
+    assert room.queues._contents.expired == 0, "there was no room, and time for all"
 
 
 async def test_a_dead_letter_keeps_the_topic_that_it_came_by() -> None:
@@ -139,6 +140,7 @@ async def test_messages_expire_by_the_queue_and_by_themselves() -> None:
     found = await room.get("dead")
     assert found is not None
     assert found[1].payload == b"short"
+    assert room.queues._contents.expired == 1
     entry = json.loads(str(dict(found[1].headers)["x-death"]))[0]
     assert (entry["reason"], entry["original-expiration"]) == ("expired", "10")
     assert EXPIRES not in dict(found[1].headers)

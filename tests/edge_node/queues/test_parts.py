@@ -28,6 +28,7 @@ from weft.edge_node.queues.routing.exchange import Destination, Exchange
 from weft.edge_node.queues.routing.headers import HeadersBindings
 from weft.edge_node.queues.routing.patterns import PatternTree
 from weft.edge_node.queues.topics import headers_of_route, origin_of, topic_of
+from weft.edge_node.subscriptions.log_records import LogRecord
 from weft.protocols.topics import check_topic
 
 WORDS = st.sampled_from(["a", "b", "*", "#", ""])
@@ -263,3 +264,18 @@ def test_a_queue_s_state_is_changed_in_its_room_alone() -> None:
                 if isinstance(owner, ast.Attribute) and owner.attr in fields and "queue" in ast.unparse(owner.value):
                     found.append(f"{path.name}: {ast.unparse(target)}")
     assert found == []
+
+
+def test_memory_of_loaded_messages_is_given_back() -> None:
+    loaded = LoadedMessages()
+    sizes = []
+    for seq in range(3):
+        loaded.keep(LogRecord(seq, b"t", b"x" * 100 * seq, 0, (), 0))
+        loaded.keep(LogRecord(seq, b"t", b"kept already, and not counted again", 0, (), 0))
+        sizes.append(loaded.bytes)
+    assert loaded.drop(7) is None
+    assert loaded.bytes == sizes[2]
+    for seq, left in ((2, sizes[1]), (1, sizes[0]), (0, 0)):
+        dropped = loaded.drop(seq)
+        assert dropped is not None
+        assert (dropped.seq, loaded.bytes) == (seq, left)
