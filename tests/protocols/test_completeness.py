@@ -203,6 +203,15 @@ def test_many_reasons_are_bounded_and_the_worst_come_first() -> None:
     assert answer.held_back_by[0].edge == "worst"
 
 
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 200, 201, 399, 400, 520])
+@pytest.mark.parametrize("missing", [0, 3])
+def test_reasons_that_are_left_out_are_counted(count: int, missing: int) -> None:
+    lanes = {lane(f"e{number}"): held(5, Mark(NOW - SILENT_NS - number * US, 5)) for number in range(count)}
+    answer = completeness(lanes, [f"other-{number}" for number in range(missing)], NOW)
+    assert len(answer.held_back_by) == min(HELD_BACK_MAX, count + missing)
+    assert len(answer.held_back_by) + answer.more == count + missing
+
+
 @pytest.mark.parametrize(
     ("pattern", "edge", "found"),
     [

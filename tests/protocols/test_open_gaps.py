@@ -205,6 +205,17 @@ def test_open_gaps_are_bounded_and_speak_of_no_less_time() -> None:
     assert (len(answer.open_gaps), answer.open_gaps_more) == (OPEN_GAPS_MAX, 7)
 
 
+def test_neighbours_that_end_closest_to_each_other_are_joined_wherever_they_are() -> None:
+    for at in (0, 100, KEPT_MAX - 1):
+        ends = [10_000 * number for number in range(1, KEPT_MAX + 2)]
+        ends[at + 1 :] = [end - 9_000 for end in ends[at + 1 :]]
+        kept: list[OpenGap] = []
+        for number, end in enumerate(ends):
+            kept = with_gap(kept, OpenGap(f"e{number}", 1, number, end - 5, end))
+        assert [gap.until for gap in kept] == [*ends[:at], *ends[at + 1 :]]
+        assert (kept[at].others, kept[at].since) == (1, ends[at] - 5)
+
+
 def test_lanes_that_count_for_nothing_have_none() -> None:
     parts = msgspec.structs.replace(update(ranges=[(0, 9)]), flags=int(LaneFlag.PARTIAL))
     for held in (at(state(), 5, update()), at(state(), 5, parts)):

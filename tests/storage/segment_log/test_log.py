@@ -53,6 +53,26 @@ def test_one_commit_is_one_write_and_one_sync_for_all_streams(disk: FakeFileSyst
     assert len(log.read(one, 0, 1 << 20)) == 1
 
 
+def test_a_listener_that_fails_keeps_nothing_from_the_others(
+    disk: FakeFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log(disk)
+    stream = log.stream("one")
+    told: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("a mistake of a follower")
+
+    log.listen(fail)
+    log.listen(lambda: told.append("listener"))
+    for count in (1, 2):
+        log.append(stream, 5, [b"k"], [b"a"])
+        log.committer.run_once()
+        assert told == ["listener"] * count
+    assert "a mistake of a follower" in caplog.text
+    assert log.durable_end(stream) == 2
+
+
 def test_nothing_is_acknowledged_or_read_before_the_sync(disk: FakeFileSystem) -> None:
     log = open_log(disk)
     stream = log.stream("one")
