@@ -65,7 +65,7 @@ class Reloads:
             why = str(error)
             if isinstance(error, OSError) and error.filename:
                 why = f"{error.filename}: {why_unreadable(error)}"
-            log.error("the %s cannot be used, those read before stay in force: %s", watched.what, why)
+            log.error("the %s cannot be used, the former ones stay in use: %s", watched.what, why)
             return
         watched.use(content)
         self._counters.reloads += 1

@@ -99,7 +99,7 @@ def _unreadable(settings: Any) -> Iterator[tuple[str, str]]:
         try:
             if not stat.S_ISREG(mode := os.stat(file).st_mode) and not stat.S_ISDIR(mode):
                 # To open a pipe would wait for a process that writes to it.
-                yield key, f"{file}: this is no regular file"
+                yield key, f"{file}: this is not a regular file"
                 continue
             with open(file, "rb"):
                 pass
@@ -127,8 +127,8 @@ def function_notes(config: EdgeConfig) -> Iterator[Finding]:
             source = stream.from_stream[0] if stream.from_stream else name
             yield Finding(
                 ("streams", name, "functions"),
-                f"nothing says what payloads of {source} are; as these functions name fields, they read JSON, and what "
-                f"is none goes to {name}-errors. Set streams.{source}.payload to say it",
+                f"no setting has the format of {source}; as these functions name fields, they read JSON, and payloads "
+                f"that are not go to {name}-errors. Set streams.{source}.payload to the format",
             )
         if stream.functions and flow.input_payload(name).format == "bytes" and not _knows_bytes(stream):
             source = stream.from_stream[0] if stream.from_stream else name
@@ -240,6 +240,6 @@ def unusable_content(settings: Any) -> str | None:
                 code = ast.parse(file.read(), settings.file)
         except (OSError, SyntaxError, ValueError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-            return f"{settings.file}{line}: is no Python: {getattr(error, 'msg', error)}"
+            return f"{settings.file}{line}: is not Python: {getattr(error, 'msg', error)}"
         return _without_function(code, settings)
     return None

@@ -120,7 +120,7 @@ class SampleReader:
         if line.stream is not None:
             return line.stream
         if len(self._inputs) > 1:
-            raise BadSample(number, f"say which stream it is of, with `stream`: {', '.join(self._inputs)}")
+            raise BadSample(number, f"name its stream, with `stream`: {', '.join(self._inputs)}")
         return self._inputs[0]
 
     def _payload(self, number: int, line: _Line) -> bytes:

@@ -69,7 +69,7 @@ class Unrouted:
         if self._is_first and self.policy == "keep":
             self._is_first = False
             log.info(
-                "no stream matches topic %r: what no stream matches is kept in the stream %s for a while and goes to "
+                "no stream matches topic %r: such messages are kept in the stream %s for a while and go to "
                 "no hub. Add its topics to a stream's `from` if they are wanted; `weft edge status` shows the busiest",
                 _shown(topics[0]), UNROUTED_STREAM,
             )  # fmt: skip

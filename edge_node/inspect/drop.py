@@ -106,7 +106,7 @@ class RunningLog:
         self._directory = LogDirectory(directory)
         log_id = self._directory.log_id()
         if log_id is None:
-            raise NoLog(f"{directory} holds no file that says which log it is of")
+            raise NoLog(f"{directory} holds no file with the id of its log")
         self._log_id = format_log_id(log_id)
 
     def backlog(self, stream: str, end: int | None = None) -> DropPreview:

@@ -138,8 +138,8 @@ def _fork(log: SegmentLog, filesystem: FileSystem, directory: str) -> Fork:
         fork = find_fork(log, filesystem, directory)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise NotImportable(
-            f"it is unknown which records only the log in {directory} has: the note of what hubs were sent cannot be "
-            f"read ({error}). `weft edge query` reads all of its records"
+            f"it is unknown which records only the log in {directory} has: the record of what was sent to hubs cannot "
+            f"be read ({error}). `weft edge query` reads all of its records"
         ) from None
     if fork is None or not fork.begins:
         sent = f" Hubs were sent records of {', '.join(fork.sent)} since." if fork is not None else ""
@@ -168,7 +168,7 @@ def _refuse_special_files(directory: str) -> None:
             kind = os.lstat(os.path.join(folder, name)).st_mode
             if not (stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
                 raise NotImportable(
-                    f"{os.path.join(folder, name)} is no regular file, and a data_dir has no others. Take it out of "
+                    f"{os.path.join(folder, name)} is not a regular file, and a data_dir has no others. Take it out of "
                     f"{directory}, then run this again"
                 )
 

@@ -56,7 +56,7 @@ class BootClocks:
                 batches = self._log.read(stream, max(0, self._log.durable_end(stream) - 1), 1)
                 yield from (decode_header(batch).boot_id for batch in batches)
             except (OSError, LogError, CodecError) as error:
-                logger.info("the last records of stream %d do not tell their boot: %s", stream, error)
+                logger.info("the last records of stream %d do not name their boot: %s", stream, error)
 
     def look(self) -> None:
         """Record the time once a time source has set the clock of a boot that began without."""
@@ -103,6 +103,6 @@ class BootClocks:
             self._log.note_clock(notice)
         except LogError as problem:
             logger.warning(
-                "the log has no room for what became known of this boot's clock (%s). Records of this boot keep the "
+                "the log has no room for the record of this boot's clock (%s). Records of this boot keep the "
                 "stamps of the unset clock if they reach their hub after a restart of the machine", problem,
             )  # fmt: skip

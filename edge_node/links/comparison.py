@@ -55,14 +55,15 @@ async def compared(
             told = True
             longest = max(links[name].hold_at_start_s for name in late)
             logger.info(
-                "clients wait until the hub of %s has said what it holds of this log, at most %s (hold_at_start)",
+                "clients wait until the hub of %s has reported what it holds of this log, at most %s (hold_at_start)",
                 _names(late), approximate_duration(longest),
             )  # fmt: skip
         await asyncio.sleep(LOOK_INTERVAL_S)
     if open_ and not late:
         logger.warning(
-            "messages are taken from now on without the hub's word on this log: no answer on %s within hold_at_start. "
-            "If the data_dir was restored from an older copy, the hub will refuse what is taken until it answers",
+            "messages are accepted from now on without the hub's report on this log: no answer on %s within "
+            "hold_at_start. If the data_dir was restored from an older copy, the hub will refuse messages that are "
+            "accepted until it answers",
             _names(open_),
         )  # fmt: skip
 

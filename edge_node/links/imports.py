@@ -100,7 +100,7 @@ class Imports(Part):
                 await self._look()
             except Exception:
                 # A fault in this code must not stop a node that accepts records.
-                logger.exception("an imported log could not be dealt with")
+                logger.exception("an imported log could not be handled")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), LOOK_INTERVAL_S)
 

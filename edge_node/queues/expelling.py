@@ -87,9 +87,9 @@ class Expelling:
         if error is None:
             return
         owner, queue = consumption.client.owner, consumption.queue
-        logger.info("%s is no consumer of queue %r any more: %s", owner, queue.name, error)
+        logger.info("%s is no longer a consumer of queue %r: %s", owner, queue.name, error)
         self._leave(consumption)
         try:
             consumption.consumer.cancelled(error)
         except Exception:
-            logger.exception("a consumer of queue %r did not take the news that it may not read it", queue.name)
+            logger.exception("the end of a consumer of queue %r without the right to read it failed", queue.name)

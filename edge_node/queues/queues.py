@@ -258,7 +258,9 @@ class Queues:
         try:
             self._writer.stopped()
         except LogError as error:
-            logger.warning("the state of queues was not saved and is put together again at the next start: %s", error)
+            logger.warning(
+                "the state of queues was not saved and is restored from earlier records at the next start: %s", error
+            )
 
     # --- for the ingest
 
@@ -356,7 +358,7 @@ class Queues:
             try:
                 consumption.consumer.cancelled(error)
             except Exception:
-                logger.exception("a consumer of queue %r did not take the news that it is gone", queue.name)
+                logger.exception("a consumer of deleted queue %r could not be ended", queue.name)
 
     def _expire(self, queue: Queue) -> None:
         # Thousands may be declared, and expire, at once.

@@ -233,7 +233,7 @@ class MqttConnection(SourceConnection, asyncio.Protocol):
             return f"the broker sends {error}. Raise `packet`"
         if not self._welcome.done() and self._terms.version == Version.V5 and data.startswith(_OLD_BROKER):
             return connect_refused(ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, Version.V5, None)
-        return f"the broker sent what is no MQTT: {error}"
+        return f"the broker sent data that is not MQTT: {error}"
 
     def _parse(self, data: bytes, at: int) -> int:
         version, packet_bytes_max = self._terms.version, self._terms.packet_bytes_max

@@ -191,7 +191,7 @@ def test_what_is_not_an_earlier_log_of_this_node_is_refused(fabric: Fabric) -> N
     shutil.copytree(fabric.data, copy, ignore=shutil.ignore_patterns("*.sock"))
     assert "is the node's own log" in refusal(copy)
     os.mkfifo(copy / "pipe")
-    assert "pipe is no regular file" in refusal(copy)
+    assert "pipe is not a regular file" in refusal(copy)
     (copy / "pipe").unlink()
     assert "holds no log" in refusal(fabric.folder)
     refusal(kind=Refused)

@@ -227,7 +227,7 @@ def test_a_stream_of_several_streams_wants_to_know_which(edge_yaml: Path) -> Non
     record = {"topic": "others/a/telemetry", "payload": {}}
     found = tried(edge_yaml, "both", sample(edge_yaml, [record | {"stream": "others"}]))
     assert (found[0]["stream"], found[0]["outcomes"][0]["payload"]) == ("others", '{"seen":1}')
-    refused(edge_yaml, "both", [record], "sample.jsonl:1: say which stream it is of, with `stream`: pis, others")
+    refused(edge_yaml, "both", [record], "sample.jsonl:1: name its stream, with `stream`: pis, others")
 
 
 def refused(edge_yaml: Path, stream: str, records: list[dict[str, Any]] | str, said: str, *options: str) -> None:

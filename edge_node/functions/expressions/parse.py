@@ -322,7 +322,7 @@ class _Parser:
         known_call = CALLS.get(function)
         if known_call is None:
             names = ", ".join(sorted({*CALLS, "default", "exists", "field"}))
-            self._refuse(tree, f"{self._source(tree.func)[:40]} is no function here. There are: {names}")
+            self._refuse(tree, f"{self._source(tree.func)[:40]} is not a function here. There are: {names}")
         least, most = known_call.counts()
         if not least <= len(tree.args) <= most:
             self._refuse(tree, f"{function} has {len(tree.args)} values in parentheses; write {known_call.example}")
@@ -359,7 +359,7 @@ class _Parser:
     def _path(self, tree: ast.expr, depth: int, example: str) -> Node:
         node = self.node(tree, depth)
         if node.role not in (Role.FIELD, Role.LEVEL):
-            self._refuse(tree, f"{node.text} is no field; write {example}")
+            self._refuse(tree, f"{node.text} is not a field; write {example}")
         return node
 
     def _exists(self, tree: ast.Call, depth: int) -> Node:

@@ -29,7 +29,7 @@ def tree_of(text: str) -> ast.expr:
     except SyntaxError as error:
         raise InvalidExpression(_column_of(error, text), _hint(error, text)) from None
     except (ValueError, tokenize.TokenError) as error:
-        raise InvalidExpression(1, f"this is no expression: {error}") from None
+        raise InvalidExpression(1, f"this is not an expression: {error}") from None
     except (RecursionError, MemoryError):
         raise InvalidExpression(1, f"nested deeper than {DEPTH_MAX}") from None
     if comment is not None:
@@ -59,4 +59,4 @@ def _hint(error: SyntaxError, text: str) -> str:
         return "write `not` instead of !"
     if error.offset == 0:
         return "it ends too early; something is missing here"
-    return f'{error.msg or "this is no expression"}; a field whose name is no word is field("its name")'
+    return f'{error.msg or "this is not an expression"}; a field whose name is not a word is field("its name")'

@@ -58,7 +58,7 @@ class Enrich(AsyncFunction):
             raise NotReady(self._trouble)
 
     def _refuse(self, why: str) -> None:
-        stays = "; the rows read before stay in force" if self._table is not None else ""
+        stays = "; the rows read before stay in use" if self._table is not None else ""
         if self._trouble != f"{why}{stays}":
             log.error("%s: %s%s", self._context.stream, why, stays)
         self._trouble = f"{why}{stays}"

@@ -92,7 +92,7 @@ def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTabl
     try:
         if not stat.S_ISREG(os.stat(wanted.file).st_mode):
             # Opening a pipe would wait for a writer, and a device may have no end.
-            raise TableError(f"{name}: is no regular file")
+            raise TableError(f"{name}: is not a regular file")
         with open(wanted.file, "rb") as file:
             is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
         return (_sqlite if is_sqlite else _csv)(wanted, name, stopped)
@@ -101,7 +101,7 @@ def read_table(wanted: Wanted, stopped: Callable[[], bool] = bool) -> LookupTabl
     except sqlite3.Error as error:
         raise TableError(f"{name}: SQLite says: {error}") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise TableError(f"{name}: is no CSV file in UTF-8, and no SQLite database: {error}") from error
+        raise TableError(f"{name}: is neither a CSV file in UTF-8 nor an SQLite database: {error}") from error
 
 
 def _csv(wanted: Wanted, name: str, stopped: Callable[[], bool]) -> LookupTable:
@@ -179,7 +179,7 @@ def _database(wanted: Wanted, name: str, database: sqlite3.Connection, stopped: 
     ]
     table = wanted.table or (names[0] if len(names) == 1 else None)
     if table is None:
-        raise TableError(f"{name}: has {len(names)} tables. Say in `table` which. {_known(names)}")
+        raise TableError(f"{name}: has {len(names)} tables. Name one in `table`. {_known(names)}")
     if table not in names:
         raise TableError(f"{name}: has no table {table}. {_known(names)}")
     quoted = '"' + table.replace('"', '""') + '"'
@@ -249,7 +249,7 @@ def _number(text: str, column: str, place: str) -> int | float | None:
                 return found
     except ValueError:
         pass
-    raise TableError(f'{place}: {column} is no number: "{text:.80}". Leave it out of `numbers`, or mend it')
+    raise TableError(f'{place}: {column} is not a number: "{text:.80}". Leave it out of `numbers`, or mend it')
 
 
 def _known(names: Sequence[str]) -> str:

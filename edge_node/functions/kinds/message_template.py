@@ -38,7 +38,7 @@ class Template:
         position = 0
         for found in _PART.finditer(text):
             if found[2]:
-                raise ValueError(f"column {found.start() + 1}: a {found[2]} is alone; names stand in braces: {{key}}")
+                raise ValueError(f"column {found.start() + 1}: a {found[2]} is alone; write names in braces: {{key}}")
             self._parts += [text[position : found.start()], (found[1], _source(found[1], context))]
             position = found.end()
         self._parts.append(text[position:])

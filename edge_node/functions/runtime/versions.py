@@ -91,7 +91,7 @@ class Versions:
             self._making = None
             if self._next is version:
                 # A missing file may still appear. Rows do not wait for it meanwhile.
-                self._refuse(f"the functions of before go on, as the new ones cannot work: {error}")
+                self._refuse(f"the former functions remain in use, as the new ones cannot work: {error}")
                 self._try_at = self._clock() + self._wait_s
                 self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
             return None
@@ -112,7 +112,7 @@ class Versions:
         """Return to the former version after the present one failed. Return whether there is one."""
         if self._former is None:
             return False
-        self._refuse(f"the functions of before go on, as the new ones fail on their first rows "
+        self._refuse(f"the former functions remain in use, as the new ones fail on their first rows "
                      f"({type(error).__name__}: {error})")  # fmt: skip
         self._set_present(self._former)
         self._former = None

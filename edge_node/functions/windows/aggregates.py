@@ -43,12 +43,12 @@ def parse_aggregate(name: str, text: str) -> Aggregate:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise WindowError(f"{name}: {_shown(text)} is no aggregate; write one such as max(rms)") from None
+        raise WindowError(f"{name}: {_shown(text)} is not an aggregate; write one such as max(rms)") from None
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
-        raise WindowError(f"{name}: {_shown(text)} is no aggregate; write one such as max(rms)")
+        raise WindowError(f"{name}: {_shown(text)} is not an aggregate; write one such as max(rms)")
     function = node.func.id
     if function not in _NAMES:
-        raise WindowError(f"{name}: {function} is no aggregate. Known here: {', '.join(_NAMES)}")
+        raise WindowError(f"{name}: {function} is not an aggregate. Known here: {', '.join(_NAMES)}")
     arguments = [ast.get_source_segment(text.strip(), each) or "" for each in node.args]
     wanted = 2 if function in ("quantile", "lttb") else 1
     if len(arguments) != wanted and not (function == "count" and not arguments):

@@ -288,7 +288,7 @@ class QueueStateWriter:
         try:
             self.flush()
         except LogError as error:
-            logger.warning("what became of queued messages is not in the log yet: %s", error)
+            logger.warning("changes of queued messages are not in the log yet: %s", error)
             return
         self.copy_if_due()
 

@@ -124,6 +124,6 @@ def _why(error: Exception, files: TlsFiles) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"{files.key} is not the key of {files.certificate}: they do not belong together. Name a matching pair"
     return (
-        f"{files.certificate} is no certificate in PEM, or {files.key} no key. "
+        f"{files.certificate} is not a certificate in PEM, or {files.key} is not a key. "
         "Name the certificate with its chain, and its key"
     )

@@ -115,8 +115,8 @@ class Compaction:
         if floor > max(needed, self._abandoned_below):
             self._counters.topics_abandoned += floor - max(needed, self._abandoned_below)
             logger.warning(
-                "messages of topics without a stream, kept for absent MQTT sessions, are %d bytes of log old: those "
-                "below %d are given up", self._settings.topics_log_bytes, floor,
+                "messages of topics without a stream, kept for absent MQTT sessions, are %d bytes of log old: messages "
+                "below %d are deleted", self._settings.topics_log_bytes, floor,
             )  # fmt: skip
             self._abandoned_below = floor
         self._log.release(self._topics_stream, RangeSet([(0, min(max(needed, floor), end))]))

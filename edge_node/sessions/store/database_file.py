@@ -106,6 +106,6 @@ def _set_aside(path: str, error: Exception, filesystem: FileSystem) -> str:
     filesystem.sync_directory(os.path.dirname(path))
     logger.error(
         "%s is damaged (%s): set aside as %s. Retained messages are lost until they are published again; "
-        "sessions begin with what the log's journal still has", path, error, target,
+        "sessions begin with the entries left in the log's journal", path, error, target,
     )  # fmt: skip
     return target

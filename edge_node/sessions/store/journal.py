@@ -258,5 +258,5 @@ class SessionJournal:
             self._counters.journal_refused += 1
             raise LogFull(
                 f"{self._counters.journal_bytes} bytes of session changes could not be saved to the database yet. "
-                "See the node's log for what keeps it from writing, such as a full disk."
+                "See the node's log for the reason, such as a full disk."
             )

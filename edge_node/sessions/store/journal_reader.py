@@ -49,5 +49,5 @@ def read_journal(log: SegmentLog, stream: int, seq: int, end: int) -> Iterator[J
 
 def _lost(count: int) -> None:
     logger.error(
-        "the log has lost %d changes of MQTT sessions: clients may get messages again, or be taken for new", count
+        "the log has lost %d changes of MQTT sessions: clients may get messages again, or be treated as new", count
     )

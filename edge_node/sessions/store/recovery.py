@@ -63,7 +63,7 @@ def recover(
     end = log.durable_end(journal)
     ends = {stream: log.durable_end(stream) for stream in log.streams().values()}
     if meta.journal_seq > end:
-        logger.error("the log ends before what the database of MQTT sessions knows of it: sessions are set back")
+        logger.error("the log ends before the position in the database of MQTT sessions: sessions are set back")
         folded.settle(ends)
     seq = min(meta.journal_seq, end)
     touched = fold(
@@ -104,7 +104,7 @@ def _other_log(meta: Meta, folded: Folded) -> None:
         return
     logger.warning(
         "the database of MQTT sessions belongs to log %016x, which is not here: sessions keep their subscriptions and "
-        "miss what they had not been sent", meta.log_id,
+        "miss unsent messages", meta.log_id,
     )  # fmt: skip
     for session in sessions.values():
         session.recent, session.recent_changed = RecentPublishes(), True

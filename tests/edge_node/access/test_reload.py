@@ -31,8 +31,8 @@ async def test_what_changes_is_read_again_and_what_is_bad_is_not_used(
         await reloads.check()
         await reloads.check()
     assert used == [22]
-    assert caplog.text.count("the numbers cannot be used, those read before stay in force") == 2
-    assert f"in force: {path}: there is no such file" in caplog.text
+    assert caplog.text.count("the numbers cannot be used, the former ones stay in use") == 2
+    assert f"in use: {path}: there is no such file" in caplog.text
     path.write_text("3")
     await reloads.check(all_of_them=True)
     assert used == [22, 3]

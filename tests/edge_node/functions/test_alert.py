@@ -90,7 +90,7 @@ def test_a_record_on_which_an_expression_fails_goes_to_the_errors_and_changes_no
         ({"until": "1 + 1"}, "until: column 1: a condition is true or false"),
         ({"topic": "a/+/b"}, "topic: a topic to publish to has no + and no #"),
         ({"topic": "$SYS/a"}, "topic: topics that begin with $ are the node's own"),
-        ({"topic": "a/{line"}, "topic: column 3: a { is alone; names stand in braces: {key}"),
+        ({"topic": "a/{line"}, "topic: column 3: a { is alone; write names in braces: {key}"),
         ({"topic": "a/{}"}, "topic: expected a field such as rms or motor.rpm"),
         ({"payload": {"a": "b c"}}, "payload: a: column"),
         ({"cleared": "}"}, "cleared: column 1: a } is alone"),

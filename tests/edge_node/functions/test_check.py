@@ -78,8 +78,8 @@ def test_what_is_perhaps_not_meant_is_pointed_out() -> None:
     assert notes("  a: {from: a, payload: json}\n  b: {from_stream: a, functions: [{where: rms}]}\n") == []
     (found,) = notes("  a: {from: a}\n  b: {from_stream: a, functions: [{where: rms}]}\n")
     assert found == (
-        "streams.b.functions: nothing says what payloads of a are; as these functions name fields, they read JSON, and "
-        "what is none goes to b-errors. Set streams.a.payload to say it"
+        "streams.b.functions: no setting has the format of a; as these functions name fields, they read JSON, and "
+        "payloads that are not go to b-errors. Set streams.a.payload to the format"
     )
     (found,) = notes("  a: {from: a}\n  b: {from_stream: a, functions: [{where: 'default(rms, 0) > 1'}]}\n")
     assert found == (

@@ -110,7 +110,7 @@ async def test_a_changed_file_is_read_again_and_a_bad_one_is_not_used(
     for bad in ("", "machine,site\nm1,a\nm1,b\n", "machine,site\nm1\n", "x,y\n", "machine,site\n\xff"):
         it.file.write_bytes(bad.encode("latin-1"))
         assert await it.feed({"machine": "m1"}) == [{"machine": "m1", "site": "Rom"}]
-        assert "the rows read before stay in force" in it.function.trouble()
+        assert "the rows read before stay in use" in it.function.trouble()
         assert it.function.trouble() in caplog.text
         assert it.function.version() == second
     it.file.unlink()
@@ -131,12 +131,16 @@ async def test_a_changed_file_is_read_again_and_a_bad_one_is_not_used(
         ("machine,a\nx,1\ny,2\n", {"rows": 1}, "machines.csv: has more than 1 rows. Raise `rows`, or shorten it"),
         ("machine,a\nx," + "1" * 2000, {"memory_bytes": 1024}, "takes more than 1,024 bytes. Raise `memory`"),
         ("machine,a\nx,1,5\n", {"numbers": ("b",)}, "has no column b, which `numbers` names. There are: machine, a"),
-        ("machine,a\nx,1e400\n", {"numbers": ("a",)}, 'line 2: a is no number: "1e400"'),
-        ("machine,a\nx,nan\n", {"numbers": ("a",)}, 'line 2: a is no number: "nan"'),
+        ("machine,a\nx,1e400\n", {"numbers": ("a",)}, 'line 2: a is not a number: "1e400"'),
+        ("machine,a\nx,nan\n", {"numbers": ("a",)}, 'line 2: a is not a number: "nan"'),
         ("machine,a\nx,123456789012345678901\n", {"numbers": ("a",)}, "line 2: has an integer of more than 64 bits"),
-        ("machine,a\nx,y\n", {"numbers": ("a",)}, 'line 2: a is no number: "y". Leave it out of `numbers`, or mend it'),
-        ("machine,a\n\xff,1\n", {}, "machines.csv: is no CSV file in UTF-8, and no SQLite database"),
-        ('machine,a\n"x,1\n', {}, "machines.csv: is no CSV file in UTF-8, and no SQLite database"),
+        (
+            "machine,a\nx,y\n",
+            {"numbers": ("a",)},
+            'line 2: a is not a number: "y". Leave it out of `numbers`, or mend it',
+        ),
+        ("machine,a\n\xff,1\n", {}, "machines.csv: is neither a CSV file in UTF-8 nor an SQLite database"),
+        ('machine,a\n"x,1\n', {}, "machines.csv: is neither a CSV file in UTF-8 nor an SQLite database"),
     ],
 )
 async def test_records_wait_until_the_first_file_is_good(
@@ -176,7 +180,7 @@ async def test_a_database_is_looked_up_and_followed(
 
 @pytest.mark.parametrize(
     ("table", "reason"),
-    [(None, "plant.db: has 2 tables. Say in `table` which. There are: machines, other"),
+    [(None, "plant.db: has 2 tables. Name one in `table`. There are: machines, other"),
      ("x", "plant.db: has no table x. There are: machines, other"), ("other", "plant.db: has no column id")],
 )  # fmt: skip
 async def test_a_database_of_several_tables(
@@ -208,7 +212,7 @@ async def test_a_gigabyte_without_a_line_takes_no_memory(csv: Make) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("pipe", "no regular file"), ("device", "no regular file")])
+@pytest.mark.parametrize(("kind", "reason"), [("pipe", "not a regular file"), ("device", "not a regular file")])
 async def test_a_file_without_an_end_is_refused_and_not_read(tmp_path: Path, kind: str, reason: str) -> None:
     file = tmp_path / "machines.csv"
     os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")

@@ -41,7 +41,7 @@ def findings(folder: Path, function: str) -> list[str]:
          "functions of telemetry wait for it"]),
         ("python: none.py", ["python.file: FOLDER/none.py: there is no such file. The functions of "
          "telemetry wait for it"]),
-        ("python: bad.py", ["python.file: FOLDER/bad.py, line 2: is no Python: '(' was never closed. The "
+        ("python: bad.py", ["python.file: FOLDER/bad.py, line 2: is not Python: '(' was never closed. The "
          "functions of telemetry wait for it"]),
         ("python: {file: good.py, files: [none.onnx]}", ["python.files: FOLDER/none.onnx: there is no such file. The "
          "functions of telemetry wait for it"]),

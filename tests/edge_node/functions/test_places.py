@@ -28,7 +28,7 @@ streams:
 @pytest.mark.parametrize(
     ("functions", "line", "path", "message"),
     [
-        ("- window:\n  every: 1m\n  emit:\n    n: count()\n    m: average(rms)", 5, "window.emit.m", "average is no "),
+        ("- window:\n  every: 1m\n  emit:\n    n: count()\n    m: average(rms)", 5, "window.emit.m", "average is not"),
         ("- window:\n  every: 1m\n  emit:\n    n: count()\n    m: max(rms + foo(1))", 5, "window.emit.m", "rms + foo"),
         ("- window:\n  emit: {n: count()}", 1, "window", "a window needs every"),
         ("- alert:\n  when: rms > 1\n  until: rms <\n  topic: a", 3, "alert.until", "column 6: "),

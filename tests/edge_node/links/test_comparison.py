@@ -29,8 +29,8 @@ async def test_a_node_without_network_takes_messages_after_the_time_that_a_setti
     await compared(links, statuses, clock=lambda: next(clock))
     assert 10 <= next(clock) < 13
     told, ended = [record.getMessage() for record in caplog.records]
-    assert "link far has said what it holds of this log, at most 10 seconds (hold_at_start)" in told
-    assert "without the hub's word on this log: no answer on link far" in ended
+    assert "link far has reported what it holds of this log, at most 10 seconds (hold_at_start)" in told
+    assert "without the hub's report on this log: no answer on link far" in ended
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ async def test_a_broker_that_sends_no_mqtt_is_left(tmp_path: Path) -> None:
     async with connected(tmp_path) as (node, end):
         assert end._writer is not None
         end._writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await until(lambda: "no MQTT" in node.source().last_error)
+        await until(lambda: "not MQTT" in node.source().last_error)
 
 
 async def test_a_refused_client_is_told_what_to_do(tmp_path: Path) -> None:

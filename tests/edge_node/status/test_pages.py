@@ -33,7 +33,7 @@ FACTS: dict[str, Any] = {
             "lag_seconds": 120.0,
             "state_bytes": 4 << 20,
             "trouble": "failed (KeyError: <x>) and is started again",
-            "refused": "the functions of before go on",
+            "refused": "the former functions remain in use",
             "warning": "",
         },
     },
@@ -61,7 +61,7 @@ def test_the_page_shows_what_people_ask_and_escapes_what_others_wrote() -> None:
         "2.0 minutes",
         "4 MiB",
         "KeyError: &lt;x&gt;",
-        "the functions of before go on",
+        "the former functions remain in use",
         "no &lt;route&gt;",
         "test/&lt;b&gt;",
     ):

@@ -57,7 +57,7 @@ class Snapshots:
         found = [os.stat(path) for path in self._paths]
         for path, each in zip(self._paths, found, strict=True):
             if not stat.S_ISREG(each.st_mode):  # a device or a pipe may have no end
-                raise ValueError(f"{path} is no regular file")
+                raise ValueError(f"{path} is not a regular file")
         if sum(each.st_size for each in found) > BYTES_MAX:
             raise ValueError(f"the files have more than {BYTES_MAX >> 20} MiB together")
         if self._folder is None:

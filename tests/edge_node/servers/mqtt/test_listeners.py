@@ -296,7 +296,7 @@ auth: {users_file: users, acl_file: acl}
 
         write(rules, "nonsense\n")
         await until(lambda: node.listener_counters.reload_failures == 1)
-        assert "the access rules cannot be used, those read before stay in force" in caplog.text
+        assert "the access rules cannot be used, the former ones stay in use" in caplog.text
         await client.publish("t/press-7/x", "3")
         assert stored(node) == 3
 
