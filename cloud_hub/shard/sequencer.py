@@ -295,8 +295,7 @@ class Sequencer:
             if loaded or not await self._retry_loop.run(lambda: self._guard.passed(self._state.n)):
                 break
             await self._reload()
-        # There is no await between the check above and the acknowledgements.
-        self.sessions.settle(self._state)
+        self.sessions.settle(self._state)  # no await between the check above and the acknowledgements
         self._snapshots.consider(self._state)
         now = self._now()
         self._schedule.end_commit(since, now, records_left=self.sessions.pending_bytes > 0)
@@ -330,8 +329,7 @@ class Sequencer:
     async def _place(self, drafted: Drafted) -> bool:
         """Try to make the draft the next chunk.
 
-        Return whether a chunk of this node was placed there. If not, the state may have advanced: build the chunk
-        again.
+        Return whether a chunk of this node was placed there. If not, build it again: the state may have advanced.
         """
         draft, folded = drafted
         n = draft.chunk.header.n
@@ -385,8 +383,7 @@ class Sequencer:
 
     async def _follow(self) -> None:
         """Read other nodes' chunks while there is nothing to commit, for readers and to fence old sessions."""
-        # Nothing is acknowledged here, so the log's own, rarer check of the watermark is enough.
-        try:
+        try:  # nothing is acknowledged here, so the log's own, rarer check of the watermark is enough
             await self._retry_loop.run(self._read_on)
         except CollectedPast:
             await self._reload()

@@ -143,7 +143,7 @@ async def test_files_of_before_and_after_are_joined(store: ObjectStore, monkeypa
     """Rows that a release without the column wrote, and later ones, in one file after maintenance."""
     writer = await LogWriter.open(store)
     made_before(store)
-    settings = TableSettings(compact_files_min=2)
+    settings = TableSettings(compact_files_max=2)
     with monkeypatch.context() as earlier:
         earlier.setattr("weft.cloud_hub.tables.tierer.lacking", lambda _: [])
         await writer.append(0, Run(LANE, 0, 3))
