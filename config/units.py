@@ -190,22 +190,6 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
-def parse_rate(text: str) -> int:
-    """Return the bytes per second of ``256KiB/s``. ``ValueError`` when it is not a size per second."""
-    size, slash, second = text.strip().rpartition("/")
-    if slash and second == "s":
-        try:
-            return parse_size(size)
-        except ValueError:
-            pass
-    raise ValueError(f"expected a rate such as 256KiB/s, got {quoted(text)}")
-
-
-def format_rate(bytes_per_second: int) -> str:
-    """Return the shortest exact way to write a rate: ``256KiB/s``."""
-    return f"{format_size(bytes_per_second)}/s"
-
-
 def approximate_size(size: float) -> str:
     """Return a number of bytes for people, to three digits: ``1.53 GiB``."""
     for unit in _WRITTEN_SIZE_UNITS:

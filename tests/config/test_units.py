@@ -69,20 +69,13 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 @given(st.integers(0, units.SIZE_BYTES_MAX // 2))
 def test_a_formatted_size_reads_back_the_same(size: int) -> None:
     assert units.parse_size(units.format_size(size)) == size
-    assert units.parse_rate(units.format_rate(size)) == size
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_value_or_a_plain_refusal(text: str) -> None:
-    for parse in (units.parse_duration, units.parse_size, units.parse_rate, units.parse_bind):
+    for parse in (units.parse_duration, units.parse_size, units.parse_bind):
         with contextlib.suppress(ValueError):
             parse(text)
-
-
-@pytest.mark.parametrize("text", ["256KiB", "256KiB/m", "KiB/s", "/s"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a rate"):
-        units.parse_rate(text)
 
 
 @pytest.mark.parametrize(

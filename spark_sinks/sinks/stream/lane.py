@@ -21,11 +21,6 @@ class Superseded(SinkError):
     """Another task has taken over the lane. Its rows are the same, so this one stops."""
 
 
-def superseded(lane: Lane) -> Superseded:
-    """Return the error of a task that another one has overtaken."""
-    return Superseded(f"another task has sent records of lane {lane} meanwhile; nothing is lost or doubled")
-
-
 def went_back(lane: Lane, held: int, acked: int) -> SinkError:
     """Return the error for a hub that has fewer records than it acknowledged."""
     return SinkError(
