@@ -53,8 +53,8 @@ CERTIFICATES = [
     Mistake(
         "certificate and key the wrong way round",
         "edge check edge.yaml",
-        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/good.key is no certificate in PEM, or <dir>/good.crt "
-        "no key. Name the certificate with its chain, and its key",
+        "weft: edge.yaml:7: listeners.mqtts.tls: <dir>/good.key is not a certificate in PEM, or <dir>/good.crt "
+        "is not a key. Name the certificate with its chain, and its key",
         files=edge(
             tls("{certificate: good.key, key: good.crt}"),
             **{"good.crt": "<good.crt>", "good.key": "<good.key>"},
