@@ -21,11 +21,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from tests.architecture.house import PACKAGES, ROOT
+from tests.support.change_pages import PAGES, follow, of_the_tree
 from tests.support.processes import Log, Node
 from tests.support.waiting import PATIENCE_S, wait_until
 
-PAGES = ROOT / "docs" / "change"
-BLOCK = re.compile(r"^```(diff|python|yaml) (\S+)\n(.*?)^```$", re.S | re.M)
 SENT = re.compile(r"^    (plant/\S+ .*)$", re.M)
 
 pytestmark = pytest.mark.slow
@@ -37,18 +36,10 @@ def followed(page_name: str, folder: Path) -> tuple[str, list[str]]:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     page = (PAGES / page_name).read_text()
-    for kind, name, text in BLOCK.findall(page):
+    for name, text in follow(f"docs/change/{page_name}", page, of_the_tree).items():
         path = folder / name
-        if kind != "diff":
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-            continue
-        lines = text.splitlines(keepends=True)
-        before = "".join(line[1:] for line in lines if line[0] != "+")
-        after = "".join(line[1:] for line in lines if line[0] != "-")
-        found = path.read_text()
-        assert found.count(before) == 1, f"{name} does not have once:\n{before}"
-        path.write_text(found.replace(before, after))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     return page, ["env", "-C", str(folder), sys.executable, "-m", "weft"]
 
 
