@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from weft.protocols.batch import HEADER_BYTES, BatchHeader, Buffer
 from weft.protocols.errors import Corrupt
-from weft.protocols.link import Ack, Frame, check_batch
+from weft.protocols.link import Ack, Frame
+from weft.protocols.link.data import check_batch
 from weft.protocols.ranges import Range, RangeSet
 from weft.replication.settings import ReceiverSettings
 

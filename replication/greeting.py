@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.protocols.chunk import LaneFlag
 from weft.protocols.errors import Corrupt, UnsupportedVersion
 from weft.protocols.lane import NAME_RULE, valid_name
-from weft.protocols.link import KNOWN_LANE_FLAGS, Hello, LaneOpen
+from weft.protocols.link import KNOWN_LANE_FLAGS, PROTOCOL_VERSION, Hello, LaneOpen
 from weft.protocols.topics import InvalidTopic, check_pattern
 
 SOFTWARE_CHARACTERS_MAX = 256
@@ -16,11 +16,16 @@ REASON_CHARACTERS_MAX = 300
 
 
 def check_hello(hello: Hello) -> None:
-    """Check every part of a HELLO of this protocol version that a hub relies on.
+    """Check every part of a HELLO that a hub relies on.
 
     Raises:
+        UnsupportedVersion: it is of another protocol version.
         Corrupt: a name is not valid; the message names it.
     """
+    if hello.version != PROTOCOL_VERSION:
+        raise UnsupportedVersion(
+            f"it speaks link protocol {hello.version}, this hub {PROTOCOL_VERSION}: upgrade the older one"
+        )
     _check_names(("tenant", hello.tenant), ("edge", hello.edge))
     if len(hello.software) > SOFTWARE_CHARACTERS_MAX:
         raise Corrupt(f"a software name of {len(hello.software)} characters")

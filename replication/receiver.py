@@ -36,8 +36,8 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
-    split_batches,
 )
+from weft.protocols.link.data import split_batches
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication import settings as bounds
@@ -304,10 +304,6 @@ class Receiver:
                 raise Corrupt(f"{type(frame).__name__} is not expected while the link is {self._state.name}")
 
     def _greet(self, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            raise UnsupportedVersion(
-                f"it speaks link protocol {hello.version}, this hub {PROTOCOL_VERSION}: upgrade the older one"
-            )
         check_hello(hello)
         self.peer_features = frozenset(hello.features)
         self._state = _State.GREETED

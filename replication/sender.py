@@ -348,7 +348,8 @@ class Sender:
         if self._state is _State.OPEN:
             frames += self._lanes.take_gap_frames(GAPS_PER_MESSAGE)
             frames += self._data_frames()
-            frames += self._mark_frames()
+            self._marks.begin(self._lanes.open(), self._now)
+            frames += self._marks.take_frames(self._lanes, self._outbox.first_waiting)
             self.patience.awaits(bool(self._outbox.unacked_bytes or self._lanes.opening), self._now)
         return self._encoder.encode(frames) if frames else b""
 
@@ -356,11 +357,6 @@ class Sender:
         for key, batches in self._outbox.next_message(self._now):
             self._marks.sent_data(key)
             yield Data(self._lanes[key].number, batches)
-
-    def _mark_frames(self) -> Iterable[Frame]:
-        """Return the due marks, one frame for all lanes with one time."""
-        self._marks.begin(self._lanes.open(), self._now)
-        return self._marks.take_frames(self._lanes, self._outbox.first_waiting)
 
     def deadline(self) -> int | None:
         """Return the time for the next call of ``handle_timeout``; None once closed."""

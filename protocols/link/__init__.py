@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from weft.protocols.batch import BatchHeader, Buffer, check, decode_header
+from weft.protocols.batch import Buffer
 from weft.protocols.chunk_footer import LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
@@ -356,44 +356,3 @@ def _refuse_later_version(body: Buffer, cause: Corrupt) -> None:
         return
     if version > PROTOCOL_VERSION:
         raise UnsupportedVersion(f"the peer speaks link protocol {version}") from cause
-
-
-def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
-    """Return the batches of a DATA frame by only their headers, so that their claims can be checked against limits
-    before ``check_batch`` spends time and memory on them.
-
-    Raises:
-        UnsupportedVersion: a batch of a later format.
-        Corrupt: a header is out of bounds, or the frame ends inside a batch.
-    """
-    view = memoryview(batches)
-    found: list[tuple[BatchHeader, memoryview]] = []
-    at, whole = 0, len(view)
-    may_be_many = whole > BATCHES_MAX * BATCH_HEADER_BYTES
-    while at < whole:
-        try:
-            header = decode_header(view, at)
-        except Truncated as error:
-            raise Corrupt(f"a DATA frame ends inside a batch: {error}") from error
-        end = at + BATCH_HEADER_BYTES + header.body_length
-        if end > whole:
-            raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of its {header.length} bytes are there")
-        found.append((header, view[at:end]))
-        at = end
-        if may_be_many and len(found) > BATCHES_MAX:
-            raise Corrupt(f"a DATA frame of more than {BATCHES_MAX} batches")
-    return found
-
-
-def check_batch(batch: memoryview, header: BatchHeader) -> None:
-    """Check a batch of a DATA frame to the last column.
-
-    Args:
-        header: the batch's header, as ``split_batches`` decoded it.
-
-    Raises:
-        Corrupt: it is damaged or malformed.
-    """
-    # The checksum alone is not enough: a receiver can never revert a commit, and the table step would fail at every
-    # attempt on a body that does not decode.
-    check(batch, header)

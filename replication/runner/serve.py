@@ -16,7 +16,8 @@ from aiohttp import web
 from weft.protocols.batch import BatchHeader
 from weft.protocols.chunk import GapRange
 from weft.protocols.errors import CodecError
-from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode, check_batch
+from weft.protocols.link import Clock, Hello, LaneOpen, LaneOrigins, RefuseCode
+from weft.protocols.link.data import check_batch
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (
     BatchesReceived,

@@ -19,6 +19,7 @@ from weft.protocols import batch, chunk, link
 from weft.protocols.batch import ClockReading
 from weft.protocols.errors import CodecError
 from weft.protocols.link import Data, FrameType
+from weft.protocols.link.data import check_batch, split_batches
 from weft.protocols.link.stream import PENDING_BYTES_MAX, FrameDecoder, FrameEncoder
 
 VECTORS = Path(notation.__file__).parent
@@ -86,11 +87,11 @@ def _frames(data: bytes) -> None:
 
 def _check_batches(batches: bytes) -> None:
     whole = 0
-    for header, each in link.split_batches(batches):
+    for header, each in split_batches(batches):
         assert header.length == len(each)
         whole += len(each)
         if header.raw_length <= 2 * INPUT_BYTES_MAX:
-            link.check_batch(each, header)
+            check_batch(each, header)
     assert whole == len(batches)
 
 
@@ -134,7 +135,7 @@ def _stream(data: bytes) -> None:
         for at in range(1, len(data), size):
             for frame in decoder.decode(data[at : at + size]):
                 if isinstance(frame, Data):
-                    link.split_batches(frame.batches)
+                    split_batches(frame.batches)
     except CodecError:
         return
 

@@ -17,6 +17,7 @@ from weft.protocols import batch, link
 from weft.protocols.errors import CodecError, Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.link import FrameType
 from weft.protocols.link import stream as link_stream
+from weft.protocols.link.data import check_batch, split_batches
 from weft.protocols.ranges import SEQ_END
 
 
@@ -62,8 +63,8 @@ def test_a_changed_byte_never_raises_anything_but_codec_errors(frame: link.Frame
 
 def take(batches: bytes | bytearray) -> None:
     """What a receiver does with a DATA frame."""
-    for header, view in link.split_batches(batches):
-        link.check_batch(view, header)
+    for header, view in split_batches(batches):
+        check_batch(view, header)
 
 
 @given(DATA_FRAMES, st.data())
@@ -76,14 +77,14 @@ def test_a_changed_byte_in_a_batch_is_refused(frame: link.Data, draw: st.DataObj
 
 @given(DATA_FRAMES, st.data())
 def test_a_data_frame_that_ends_inside_a_batch_is_refused(frame: link.Data, draw: st.DataObject) -> None:
-    whole = link.split_batches(frame.batches)
+    whole = split_batches(frame.batches)
     assert b"".join(view for _, view in whole) == frame.batches
     end = draw.draw(st.integers(1, len(frame.batches) - 1))
     if end == whole[0][0].length:
-        assert len(link.split_batches(frame.batches[:end])) == 1
+        assert len(split_batches(frame.batches[:end])) == 1
         return
     with pytest.raises(Corrupt):
-        link.split_batches(frame.batches[:end])
+        split_batches(frame.batches[:end])
 
 
 def test_a_batch_with_a_good_checksum_and_a_bad_body_is_found_at_the_door() -> None:
@@ -99,7 +100,7 @@ def test_a_batch_of_a_later_version_is_told_apart() -> None:
     data = bytearray(make_batch(3))
     data[3] = 2
     with pytest.raises(UnsupportedVersion):
-        link.split_batches(data)
+        split_batches(data)
 
 
 @given(st.binary(max_size=60))
@@ -114,7 +115,7 @@ def test_garbage_raises_codec_errors_only(data: bytes) -> None:
     except CodecError:
         pass
     with pytest.raises(CodecError):
-        link.split_batches(data + b"x")
+        split_batches(data + b"x")
 
 
 @settings(max_examples=60)

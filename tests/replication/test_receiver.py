@@ -28,9 +28,9 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
-    check_batch,
     encode_frame,
 )
+from weft.protocols.link.data import check_batch
 from weft.protocols.link.stream import STREAM_WINDOW_LOG_MAX, FrameDecoder, FrameEncoder
 from weft.protocols.ranges import RangeSet
 from weft.replication.events import (

@@ -31,8 +31,8 @@ from weft.protocols.link import (
     Refuse,
     RefuseCode,
     Welcome,
-    split_batches,
 )
+from weft.protocols.link.data import split_batches
 from weft.protocols.link.stream import FrameDecoder, FrameEncoder
 from weft.protocols.origin import Origin, OriginKind
 from weft.protocols.ranges import RangeSet

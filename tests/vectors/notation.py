@@ -19,6 +19,7 @@ from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
+from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.shard_state import ShardState
@@ -218,7 +219,7 @@ def frame(noted: Notation) -> link.Frame:
 def note_frame(found: link.Frame) -> Notation:
     """The entry of a ``link`` notation for a frame."""
     if isinstance(found, link.Data):
-        batches = [_decode_batch(bytes(view)) for _, view in link.split_batches(found.batches)]
+        batches = [_decode_batch(bytes(view)) for _, view in split_batches(found.batches)]
         return {"type": "DATA", "lane": found.lane, "batches": batches}
     name = next(name for name, kind in _FRAMES.items() if isinstance(found, kind))
     fields = {field: _builtins(getattr(found, field)) for field in found.__struct_fields__}
