@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.house import PACKAGES
+from tests.architecture.test_tidy import FILE_LINES_MAX
 from tests.support.change_pages import PAGES, ROOT, blocks, follow, of_the_tree
 
 FOLLOWED = ROOT / "tests/end_to_end/test_change_pages.py"
@@ -21,6 +23,10 @@ def test_every_hunk_of_a_page_fits_its_file(page: Path) -> None:
     for file, made in follow(name, text, of_the_tree).items():
         if file.endswith(".py"):
             ast.parse(made, f"{name}: {file}")
+        if file.startswith(PACKAGES) and file.endswith(".py"):
+            # Who follows the page should not have to make room first.
+            lines = made.count("\n")
+            assert lines <= FILE_LINES_MAX, f"{name}: {file} has {lines} lines then, and may have {FILE_LINES_MAX}"
 
 
 def test_every_page_is_followed() -> None:

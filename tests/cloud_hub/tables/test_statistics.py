@@ -28,7 +28,7 @@ from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
 from weft.storage.object_store import ObjectStore
-from weft.storage.table.columns import TIMESTAMP
+from weft.storage.table.columns import LATER_COLUMNS, TIMESTAMP
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.rows import row_schema
 
@@ -74,7 +74,7 @@ def batch_of(rows: Sequence[Row], first: int, schema: pa.Schema = SCHEMA) -> pa.
         "_resent": [False] * count,
         "_headers": [None] * count,
         "_edge_time": [None] * count,
-        "_origin": [None] * count,
+        **dict.fromkeys(LATER_COLUMNS, [None] * count),
         "payload": [b"%d" % number for number in range(first, first + count)],
     }
     arrays = [pa.array(columns[field.name], field.type) for field in schema]
