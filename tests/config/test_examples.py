@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from weft.cloud_hub.check import check as check_hub
 from weft.config.load import load, parse
@@ -47,25 +48,47 @@ def test_there_are_examples_of_both_kinds() -> None:
     assert {path.stem for path in EXAMPLES} >= {"edge-minimal", "edge-full", "hub-minimal", "hub-s3", "pipeline-table"}
 
 
-def missing(text: str, paths: Iterator[str]) -> list[str]:
-    keys = {path.rpartition(".")[2].removesuffix("[]") for path in paths} - {"<name>"}
-    return [key for key in sorted(keys) if not re.search(rf"\b{key}:", text)]
+def missing(texts: Iterable[str], paths: Iterable[str]) -> list[str]:
+    """The settings of which no example has a value, by their whole paths."""
+    examples = [node for text in texts if (node := yaml.compose(text)) is not None]
+    return [path for path in paths if not any(shows(each, path.replace("[]", ".[]").split(".")) for each in examples)]
+
+
+def shows(node: yaml.Node, path: Sequence[str]) -> bool:
+    """Whether an example has a value at a path, whose words are keys, ``<name>`` for any key, and ``[]`` for items."""
+    if not path:
+        return True
+    if path[0] == "[]":
+        items = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        return any(shows(item, path[1:]) for item in items)
+    if not isinstance(node, yaml.MappingNode):
+        return False
+    return any(shows(value, path[1:]) for key, value in node.value if path[0] in (key.value, "<name>"))
 
 
 def test_the_full_example_shows_every_setting() -> None:
     text = (ROOT / "config/examples/edge-full.yaml").read_text()
-    assert missing(text, (each.path for each in settings(EdgeConfig) if _FUNCTION not in each.path)) == []
+    absent = missing([text], (each.path for each in settings(EdgeConfig) if _FUNCTION not in each.path))
+    assert absent == [], "show them in config/examples/edge-full.yaml"
 
 
 def test_the_examples_of_pipelines_show_every_setting() -> None:
-    text = "\n".join(path.read_text() for path in EXAMPLES if path.name.startswith("pipeline"))
-    assert missing(text, (each.path for each in settings(Pipeline))) == []
+    texts = [path.read_text() for path in EXAMPLES if path.name.startswith("pipeline")]
+    absent = missing(texts, (each.path for each in settings(Pipeline)))
+    assert absent == [], "show them in a file config/examples/pipeline-NAME.yaml"
 
 
 def test_the_examples_of_functions_show_every_setting_of_them() -> None:
-    files = [*EXAMPLES, *(ROOT / "docs/functions").glob("*.md")]
-    text = "\n".join(path.read_text() for path in files)
-    assert missing(text, (each.path for each in settings(EdgeConfig) if _FUNCTION in each.path)) == []
+    texts = [path.read_text() for path in EXAMPLES]
+    texts += [text for place, kind, text in blocks() if kind == "edge" and place.startswith("docs/functions/")]
+    absent = missing(texts, (each.path for each in settings(EdgeConfig) if _FUNCTION in each.path))
+    assert absent == [], "show them in config/examples/edge-functions.yaml, or in an example of docs/functions"
+
+
+def test_a_setting_is_shown_under_its_whole_path() -> None:
+    text = "a: {b: 1, one: {c: null}}\nd: [{e: 1}, {f: 2}]\non: {g: [h]}\n"
+    shown = ["a", "a.b", "a.<name>.c", "d[]", "d[].f", "on.g[]"]
+    assert missing([text], [*shown, "b", "a.c", "d.f", "d[].g", "on.h"]) == ["b", "a.c", "d.f", "d[].g", "on.h"]
 
 
 @pytest.mark.parametrize(("place", "kind", "text"), list(blocks()))
@@ -81,4 +104,6 @@ def test_configurations_in_the_docs_load(place: str, kind: str, text: str) -> No
 def test_every_yaml_block_in_the_docs_says_what_it_is() -> None:
     for path in pages():
         text = path.read_text()
-        assert len(_YAML.findall(text)) == len(_BLOCK.findall(text)), f"{path}: mark YAML with <!-- config: edge -->"
+        assert len(_YAML.findall(text)) == len(_BLOCK.findall(text)), (
+            f"{path}: mark YAML with <!-- config: edge -->, hub or pipeline"
+        )
