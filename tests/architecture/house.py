@@ -164,7 +164,7 @@ def floor(folder: str, name: str) -> int:
                 return number
     if name == "__init__":
         return len(floors)  # A package's own module hands out what its rooms hold.
-    raise LookupError(f"give {folder}.{name} a floor in the table of rooms")
+    raise LookupError(f"give {folder}.{name} a floor: above what it imports (ROOMS in tests/architecture/rooms.py)")
 
 
 def upward(folder: str) -> list[Edge]:

@@ -12,13 +12,17 @@ from weft.config.models import EdgeConfig, HubConfig
 from weft.config.pipelines.pipeline import Pipeline
 from weft.config.schema import schema, settings
 
+DESCRIPTION_MIN = 15
 MODELS = pytest.mark.parametrize("model", [EdgeConfig, HubConfig, Pipeline])
 
 
 @MODELS
 def test_every_setting_says_what_it_means(model: type[msgspec.Struct]) -> None:
-    silent = [setting.path for setting in settings(model) if len(setting.description) < 15]
-    assert silent == []
+    silent = [setting.path for setting in settings(model) if len(setting.description) < DESCRIPTION_MIN]
+    assert silent == [], (
+        f"give each a description=... of at least {DESCRIPTION_MIN} characters, or its section a docstring: "
+        "what it does, and what happens without it"
+    )
 
 
 @MODELS

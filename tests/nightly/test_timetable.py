@@ -56,7 +56,11 @@ def covers(tests: str, search: str) -> bool:
 
 
 def test_a_night_is_full() -> None:
-    assert sum(job.minutes for job in JOBS.values()) == NIGHT_HOURS * 60 * NIGHT_PROCESSES
+    minutes = sum(job.minutes for job in JOBS.values())
+    assert minutes == NIGHT_HOURS * 60 * NIGHT_PROCESSES, (
+        f"the rows of tests/nightly/timetable.py have {minutes} minutes, and a night has "
+        f"{NIGHT_HOURS * 60 * NIGHT_PROCESSES}: a new row takes its minutes from others"
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -71,13 +75,13 @@ def test_every_search_has_a_row() -> None:
     found = searches()
     assert len(found) > 50
     covered = {search for job in JOBS.values() for tests in job.tests for search in found if covers(tests, search)}
-    assert found == covered
+    assert sorted(found - covered) == [], "name them in a row of JOBS in tests/nightly/timetable.py"
 
 
 def test_no_row_is_for_tests_that_are_gone() -> None:
     found = searches()
     gone = {tests for job in JOBS.values() for tests in job.tests if not any(covers(tests, each) for each in found)}
-    assert gone == set()
+    assert gone == set(), "take them out of JOBS in tests/nightly/timetable.py"
 
 
 def test_searches_are_found() -> None:
