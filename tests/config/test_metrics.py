@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import fnmatch
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,12 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from weft.cloud_hub.hub import Hub
 from weft.cloud_hub.settings import HubSettings
 from weft.config.limits import EdgeLimits
-from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS
+from weft.config.metrics import EDGE_METRICS, HUB_METRICS, PROCESS_METRICS, Metric
+from weft.config.metrics.exposition import WITHOUT_ENTRY, AnySample, HistogramSample, Sample, render
 from weft.config.state import State
-from weft.edge_node.counters import Counters, ListenerCounters
+from weft.edge_node.counters import Counters
 from weft.edge_node.servers.amqp.counters import AmqpCounters
-from weft.edge_node.servers.http.counters import HttpCounters
-from weft.edge_node.sessions.store.settings import StateCounters
+
+ROOT = Path(__file__).parents[2]
 
 
 async def test_a_hub_exports_its_catalogue() -> None:
@@ -37,13 +45,64 @@ async def test_a_hub_exports_its_catalogue() -> None:
     assert exported == without_streams
 
 
+def counters_of_an_edge() -> Iterator[type[Any]]:
+    """The dataclasses of counters, which the code calls so: each of their fields is a metric of its name."""
+    for path in sorted((ROOT / "edge_node").rglob("*.py")):
+        for name in re.findall(r"^@dataclass.*\nclass (\w*Counters)\b", path.read_text(), re.MULTILINE):
+            module = ".".join(("weft", *path.relative_to(ROOT).with_suffix("").parts))
+            yield getattr(importlib.import_module(module), name)
+
+
 def test_every_counter_of_an_edge_is_in_the_catalogue() -> None:
     gauges = {metric.name for metric in EDGE_METRICS if metric.kind == "gauge"}
     counters = {metric.name for metric in EDGE_METRICS if metric.kind == "counter"}
-    for each in (Counters, ListenerCounters, HttpCounters, StateCounters, AmqpCounters):
+    found = list(counters_of_an_edge())
+    assert {Counters, AmqpCounters} <= set(found)
+    for each in found:
         for field in dataclasses.fields(each):
             name = f"weft_edge_{field.name}"
-            assert name in gauges or f"{name}_total" in counters, f"{name} is not in config/metrics"
+            assert name in gauges or f"{name}_total" in counters, f"give {name} a line in config/metrics/edge.py"
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """Patterns of the metrics that code names, with ``*`` for what is computed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            name = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value
+        else:
+            continue
+        if re.fullmatch(r"weft_(edge|hub)_[a-z0-9_*]*[a-z0-9*]", name):
+            yield name
+
+
+def test_every_sample_is_in_the_catalogue() -> None:
+    """A part that no test of all metrics makes would name its sample as it likes."""
+    names = [metric.name for metric in (*EDGE_METRICS, *HUB_METRICS)]
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in ("edge_node", "cloud_hub")
+        for path in (ROOT / package).rglob("*.py")
+        if "weft_" in (text := path.read_text())
+        for name in names_in(ast.parse(text))
+        if not fnmatch.filter(names, name)
+    }
+    assert found == set(), "give each a line in config/metrics"
+    source = 'Sample("weft_edge_new", 1)\nSample(f"weft_hub_{name}_total", 1)\nPREFIX = "weft_edge_"\n'
+    assert list(names_in(ast.parse(source))) == ["weft_edge_new", "weft_hub_*_total"]
+
+
+def test_a_sample_without_an_entry_costs_no_other_and_does_not_vanish() -> None:
+    samples: list[AnySample] = [
+        Sample("weft_edge_new", 1, ("a", "b")), Sample("weft_edge_known", 2),
+        HistogramSample("weft_odd", [1], [0, 3], 5),
+    ]  # fmt: skip
+    text = render([Metric("weft_edge_known", "gauge", "Known.")], samples).decode()
+    assert "weft_edge_known 2.0\n" in text
+    assert f"# HELP weft_edge_new {WITHOUT_ENTRY}\n" in text
+    assert 'weft_edge_new{label_1="a",label_2="b"} 1.0\n' in text
+    assert 'weft_odd_bucket{le="+Inf"} 3.0\n' in text
 
 
 LIMITS = {
@@ -113,7 +172,7 @@ NO_LIMITS = {"save_interval_s", "save_bytes", "positions_interval_s", "resent_wi
 
 def test_every_limit_of_an_edge_has_a_metric_that_counts_what_met_it() -> None:
     fields = {*EdgeLimits.__struct_fields__, *State.__struct_fields__}
-    assert fields == LIMITS.keys() | NO_LIMITS
+    assert fields == LIMITS.keys() | NO_LIMITS, "say in LIMITS, beside this test, which metric counts what met it"
     names = {metric.name for metric in EDGE_METRICS}
     assert {f"weft_edge_{name}" for name in LIMITS.values()} <= names
 
