@@ -42,7 +42,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
     log.append(*records(0, [b'{"temperature": 61.2}', b"\xff\x00"], {0: (("content_type", "application/json"),)}))
     log.gaps = [GapRange(2, 5, 2)]
     async with running_hub(open_store(str(tmp_path)), shards=1, table_interval_s=0.05) as hub:
-        assert set(SECTIONS) == routes(hub)
+        assert set(SECTIONS) == routes(hub), "give each route a section `## GET PATH` in docs/reference/api.md"
 
         async def settled() -> bool:
             stream = (await get(hub, "/v1/streams/telemetry"))[1]
@@ -59,7 +59,7 @@ async def test_every_route_is_on_the_page_and_every_answer_looks_like_its_exampl
                     continue
                 status, answer = await get(hub, path.replace("{stream}", "telemetry"), accept="application/json")
                 assert status == 200
-                assert shape(answer) == shape(json.loads(example[1])), path
+                assert shape(answer) == shape(json.loads(example[1])), f"{path}: change the example in api.md"
     assert sum(EXAMPLE.search(text) is not None for text in SECTIONS.values()) == len(SECTIONS) - 2
 
 
