@@ -173,7 +173,7 @@ def _window_keys(window: WindowStep, kind: str, keys: Sequence[str]) -> Iterator
 def _sink(pipeline: Pipeline) -> Iterator[Finding]:
     kind, settings = pipeline.sink.kind, pipeline.sink.settings
     has_windows = pipeline.window_step is not None
-    if has_windows and kind in ("stream", "kafka"):
+    if has_windows and not settings.takes_windows:
         yield Finding(
             ("sink", kind), "cannot take windows: a window that is written again replaces a row. Use delta or jdbc"
         )

@@ -10,8 +10,18 @@ from weft.config.pipelines.source import Name, Names, Text
 from weft.config.values import Count, OneOf, Path, Section, Store, Urls
 
 
-class DeltaTable(Section, frozen=True, kw_only=True):
+class SinkSettings(Section, frozen=True, kw_only=True):
+    """Base class of the settings of sinks."""
+
+    takes_windows: ClassVar[bool] = False
+    """True of a kind that replaces rows by their keys, or keeps none. A window is written again when records of it come
+    late: a sink that only adds rows would then have it twice."""
+
+
+class DeltaTable(SinkSettings, frozen=True, kw_only=True):
     """A Delta table. Each row is in it exactly once, also after a kill or a lost checkpoint."""
+
+    takes_windows: ClassVar[bool] = True
 
     path: Annotated[Store, Meta(description="Folder of the table, or `s3://bucket/path`.")]
     mode: Annotated[
@@ -40,7 +50,7 @@ class DeltaTable(Section, frozen=True, kw_only=True):
     ] = None
 
 
-class StreamTarget(Section, frozen=True, kw_only=True):
+class StreamTarget(SinkSettings, frozen=True, kw_only=True):
     """A Weft stream. Rows go over the link protocol and are in its log exactly once."""
 
     hub: Annotated[Urls, Meta(description="Addresses of the hub's nodes, such as `https://hub.example.com`.")]
@@ -61,8 +71,10 @@ class StreamTarget(Section, frozen=True, kw_only=True):
     ] = None
 
 
-class Jdbc(Section, frozen=True, kw_only=True):
+class Jdbc(SinkSettings, frozen=True, kw_only=True):
     """A table of PostgreSQL. A micro-batch is one transaction, and each row is in the table exactly once."""
+
+    takes_windows: ClassVar[bool] = True
 
     url: Annotated[
         Text,
@@ -82,7 +94,7 @@ class Jdbc(Section, frozen=True, kw_only=True):
     ] = None
 
 
-class Kafka(Section, frozen=True, kw_only=True):
+class Kafka(SinkSettings, frozen=True, kw_only=True):
     """A topic of Kafka. Every row arrives, and a row may arrive twice."""
 
     brokers: Annotated[Text, Meta(description="Addresses of brokers, such as `kafka-1:9092,kafka-2:9092`.")]
@@ -100,8 +112,10 @@ class Kafka(Section, frozen=True, kw_only=True):
     ] = None
 
 
-class Console(Section, frozen=True, kw_only=True):
+class Console(SinkSettings, frozen=True, kw_only=True):
     """Standard output, to try a pipeline. Nothing is kept."""
+
+    takes_windows: ClassVar[bool] = True
 
     rows_max: Annotated[Count, Meta(le=10_000, description="Maximum number of rows shown of each micro-batch.")] = (
         field(default=20, name="rows")

@@ -1,0 +1,47 @@
+"""What the file of a pipeline alone shows to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.config.errors import ConfigError
+from weft.config.load import parse
+from weft.config.pipelines.pipeline import Pipeline, check_pipeline
+from weft.config.pipelines.sinks import PipelineSink, SinkSettings
+
+HOURS = """\
+name: hours
+source: {store: hub, stream: telemetry}
+steps: [{window: {every: 1h, by: [machine], emit: {n: count(*)}}}]
+checkpoint: checkpoint
+sink: {%s: %s}
+"""
+SINKS = {
+    "delta": "{path: t, mode: upsert}",
+    "jdbc": "{url: 'jdbc:postgresql://db/plant', table: hours}",
+    "console": "{}",
+    "stream": "{hub: 'http://127.0.0.1:8090', stream: hours}",
+    "kafka": "{brokers: 'kafka-1:9092', topic: hours}",
+}
+TAKE_WINDOWS = {"delta", "jdbc", "console"}
+
+
+def test_every_sink_is_tried() -> None:
+    assert SINKS.keys() == {*PipelineSink.__struct_encode_fields__}, (
+        "give the new sink a line in SINKS, and in TAKE_WINDOWS if it replaces rows"
+    )
+
+
+def test_a_sink_that_says_nothing_of_windows_takes_none() -> None:
+    """It would have two rows of a window that is written again."""
+    assert not SinkSettings.takes_windows
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_windows_go_only_into_sinks_that_replace_rows(kind: str) -> None:
+    text = HOURS % (kind, SINKS[kind])
+    if kind in TAKE_WINDOWS:
+        parse(text, "hours.yaml", Pipeline, check_pipeline)
+        return
+    with pytest.raises(ConfigError, match=r"cannot take windows: .* Use delta or jdbc"):
+        parse(text, "hours.yaml", Pipeline, check_pipeline)
