@@ -18,13 +18,13 @@ def split_batches(batches: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     view = memoryview(batches)
     found: list[tuple[BatchHeader, memoryview]] = []
     at, whole = 0, len(view)
-    may_be_many = whole > BATCHES_MAX * BATCH_HEADER_BYTES
+    may_be_many = whole > BATCHES_MAX * HEADER_BYTES
     while at < whole:
         try:
             header = decode_header(view, at)
         except Truncated as error:
             raise Corrupt(f"a DATA frame ends inside a batch: {error}") from error
-        end = at + BATCH_HEADER_BYTES + header.body_length
+        end = at + HEADER_BYTES + header.body_length
         if end > whole:
             raise Corrupt(f"a DATA frame ends inside a batch: {whole - at} of its {header.length} bytes are there")
         found.append((header, view[at:end]))
