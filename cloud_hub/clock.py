@@ -9,6 +9,7 @@ clock that is set after a look is found out at once, and not at the next look.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from weft.config.units import approximate_duration
 from weft.storage.chunk_log import BOOT_CLOCK
 from weft.storage.kernel_clock import synchronised_reader
-from weft.storage.object_store import ObjectStore, Written
+from weft.storage.object_store import ObjectStore, StoreError, Written
 from weft.storage.object_store.probe import PREFIX
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,16 @@ PRECISION_NS = SECOND
 """Resolution of a store's times: HTTP dates have seconds (RFC 9110, section 5.6.7)."""
 LOOKS = 5
 """Number of recent looks that count: one odd answer among them does not stop a node."""
-CHUNKS_MIN, CHUNKS_KEPT_NS = 3, 300 * SECOND
-"""Number of chunks of other nodes that make a word, and the time for which they count. Where no store decides it is one
-word against another: a node that is stopped by it goes on when the others write no more."""
+CHUNKS_MIN, CHUNKS_APART_NS, CHUNKS_KEPT_NS = 3, 10 * SECOND, 300 * SECOND
+"""Number of chunks of other nodes that decide, the time between them, and the time for which they count. Where no store
+decides, one clock stands against another: a node that is stopped by it goes on when the others write no more."""
 TOOK_MAX_NS = 10 * SECOND
-"""Longest write that says something: of a node that was paused meanwhile, the look would not tell minutes apart."""
+"""Longest write of a look that counts beside others: that of a node that was paused would not tell minutes apart."""
 
-ADVICE = "set the one that is wrong, or let a time source do it (NTP)"
+ADVICE = (
+    "set the one that is wrong, or let a time source do it (NTP). If this machine's was just set right, start the hub "
+    "again"
+)
 
 
 class ClockWrong(Exception):
@@ -79,6 +83,10 @@ class HubClock:
         self._looks: deque[_Difference] = deque(maxlen=LOOKS)
         self._chunks: deque[tuple[int, _Difference]] = deque(maxlen=LOOKS)
         """Each with the boot clock when it was read."""
+        self._wide: _Difference | None = None
+        """Last look that took long: it may be all that there is, and tells years."""
+        self._ahead = 0
+        """This clock minus the boot clock at the last look, ns."""
         self._by_store = False
         self._was = 0
         """Grade of the clock that was last logged: 0 sound, 1 doubted, 2 wrong."""
@@ -92,17 +100,18 @@ class HubClock:
         key = f"{PREFIX}/{os.urandom(8).hex()}/clock"
         for _ in range(LOOKS):
             before = self.boot()
-            await store.create(key, b"weft: what time is it?")
-            after = self.boot()
             try:
-                found = await store.get(key)
+                await store.create(key, b"weft: what time is it?")
+                after = self.boot()
+                written = (await store.get(key)).written
             finally:
-                await store.delete(key)
-            if found.written is None:
+                with contextlib.suppress(StoreError):
+                    await store.delete(key)
+            if written is None:
                 return
-            self.wrote(before, after, found.written)
-            if self._looks and not self._grade(self.off_ns):
-                return  # only an answer that disagrees, or took too long, is asked for again
+            self.wrote(before, after, written)
+            if after - before > TOOK_MAX_NS or not self._grade(self.off_ns):
+                return  # only an answer that disagrees is asked for again
 
     def wrote(self, before: int, after: int, written: Written) -> None:
         """Note when an object of this node was written by the store's clock.
@@ -110,14 +119,21 @@ class HubClock:
         Args:
             before, after: the boot clock just before and after the write.
         """
-        if after - before > TOOK_MAX_NS:
-            return
         found = _Difference(written.time - after, written.time + PRECISION_NS - before)
-        # A folder's clock that jumps is this machine's own, which was set: rightly, if a time source did it.
+        if after - before > TOOK_MAX_NS:
+            self._wide = found
+            return
+        ahead = self.now() - self.boot()
         jumps = bool(self._looks) and found.apart(self._looks[-1]) > WRONG_NS
-        if written.by_store or not jumps or self._is_synchronised():
-            self._looks.append(found)
-        self._by_store = written.by_store
+        if jumps and abs(ahead - self._ahead) > WRONG_NS:
+            # Both clocks differ from what they were: this one was set, or the machine stood still.
+            if self._is_synchronised():
+                self._looks.clear()
+            elif not written.by_store:
+                self.wrong()
+                return  # it is one clock: nothing says that it was set rightly
+        self._looks.append(found)
+        self._ahead, self._by_store = ahead, written.by_store
         self.wrong()
 
     def read_chunk(self, created: int, absent: int) -> None:
@@ -128,6 +144,8 @@ class HubClock:
             absent: the boot clock when the chunk was not there yet.
         """
         now = self.boot()
+        if self._chunks and now - self._chunks[-1][0] < CHUNKS_APART_NS:
+            return  # what came at one moment is one word: perhaps that of a node that was paused
         self._chunks.append((now, _Difference(created - now, created + PRECISION_NS - absent)))
 
     @property
@@ -163,14 +181,18 @@ class HubClock:
 
     def _off_at(self, now: int) -> int:
         boot = self.boot()
-        by_store = _median(self._looks, now - boot)
+        by_store = self._by_looks(now - boot)
         if self._by_store or abs(by_store) > WRONG_NS or not self._chunks or self._is_synchronised():
             return by_store
         fresh = [found for read, found in self._chunks if boot - read < CHUNKS_KEPT_NS]
         return _median(fresh, now - boot) if len(fresh) >= CHUNKS_MIN else by_store
 
+    def _by_looks(self, ahead: int) -> int:
+        looks = self._looks or ([self._wide] if self._wide is not None else [])
+        return _median(looks, ahead)
+
     def _sentence(self, off: int) -> str:
-        by_store = self._by_store or _median(self._looks, self.now() - self.boot())
+        by_store = self._by_store or self._by_looks(self.now() - self.boot())
         whose = "the store's" if by_store else "those of other nodes"
         far = approximate_duration(abs(off) / SECOND)
         return f"this machine's clock is {far} {'ahead of' if off > 0 else 'behind'} {whose}"

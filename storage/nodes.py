@@ -73,6 +73,6 @@ async def running(store: ObjectStore, now: int) -> list[NodeEntry]:
             continue
         except (msgspec.MsgspecError, UnicodeDecodeError):
             entry = NodeEntry(item.key.rpartition("/")[2], "", "an entry that does not decode", 0, now)
-        if now - entry.seen < STALE_NS:
+        if abs(now - entry.seen) < STALE_NS:  # one of later is that of a wrong clock
             found.append(entry)
     return found

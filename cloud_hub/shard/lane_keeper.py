@@ -23,7 +23,11 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 3600.0
 """Interval at which lanes are checked. A round reads the state of every shard once."""
 TWICE_NS = 3_590 * 1_000_000_000
-PART_MAX = 10
+"""Time between two looks that both found a lane silent, before it ends. A clock that is set meanwhile, a store that is
+restored or a hub that was down for long shows by then: present edges have sent something."""
+PART_MAX, EDGES_FREE = 10, 3
+"""A round ends at most one lane in so many of a shard, or those of a few edges. A fleet that falls silent at once is an
+outage, or a wrong clock."""
 _NS = 1_000_000_000
 _NEVER = 1 << 63
 
@@ -62,6 +66,7 @@ class LaneKeeper:
         """Per stream and shard, an end of the log and its time: a table need not reach the present end, which moves
         on."""
         self._silent: dict[int, dict[Lane, int]] = {}
+        """Shard -> the lanes that the last look found silent for too long, and the boot time of the first such look."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -122,7 +127,8 @@ class LaneKeeper:
         """Return the ends without the retirements, where these are a large part of the shard."""
         retired = [lane_of(control) for control in found.controls if control.kind == ControlKind.RETIRE]
         counted = sum(held.retired is None for held in state.lanes.values())
-        if len({(lane.tenant, lane.edge) for lane in retired}) < 2 or len(retired) * PART_MAX <= counted:
+        edges = len({(lane.tenant, lane.edge) for lane in retired})
+        if edges <= EDGES_FREE or len(retired) * PART_MAX <= counted:
             return found
         logger.error(
             "shard %d: %d of %d lanes were not seen for long, such as %s. So many are not retired at once: look at the "

@@ -279,9 +279,10 @@ class Sequencer:
                 continue
 
     async def _commit(self) -> None:
-        """Write the pending items (at most one chunk of this node's own), check the watermark, acknowledge from the
-        state."""
+        """Write the pending items as at most one chunk, check the watermark, acknowledge from the state."""
         since = self._schedule.begin_commit()
+        if self._clock.wrong() is not None:
+            await self._follow()  # nothing is written, and readers go on
         while True:
             try:
                 while (draft := await self._next_draft()) is not None:
@@ -311,8 +312,7 @@ class Sequencer:
     def _draft(self) -> Drafted | None:
         now = self._clock.now()
         if (wrong := self._clock.wrong(now)) is not None:
-            # A chunk's time is for good: what waits goes to a node whose clock is right, or comes again.
-            self.sessions.refuse_all(RefuseCode.UNAVAILABLE, wrong, ADVICE)
+            self.sessions.refuse_all(RefuseCode.UNAVAILABLE, wrong, ADVICE)  # a chunk's time is for good
             return None
         for lane, held in self._ended.states(self._state, (session.lane for session in self.sessions)):
             self.sessions.fence_by(lane, held)

@@ -27,6 +27,8 @@ from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.object_store import ObjectStore
 
 _BATCH_ROWS = 64 << 10
+GROWTH_MIN = 1.5
+"""Least factor by which a join grows its largest part."""
 
 
 class Maintenance:
@@ -80,8 +82,8 @@ class Maintenance:
             TableError: the table cannot be read or changed; earlier steps remain done.
             StoreError: the store did not answer.
         """
-        if not self.is_due:
-            return
+        if not self.is_due or not self._is_sound():
+            return  # what a join replaces has a time, and so has what is old
         vacuum_due = self._vacuum_due
         self._looked = True
         handle = await self._tierer.take()
@@ -91,7 +93,7 @@ class Maintenance:
             await self.compact(handle)
             conflict = False
         await self.checkpoint(handle)
-        if vacuum_due:
+        if vacuum_due and self._is_sound():
             self._vacuumed = self._monotonic()
             await self.vacuum(handle)
         self._seen_version = handle.version
@@ -112,8 +114,10 @@ class Maintenance:
             return 0
         files = await in_thread(handle.files)
         gone = 0
-        for small in small_runs(files, self._settings):
+        for small in await in_thread(lambda: small_runs(files, self._settings)):
             run, joined = await self._join(small, schema)
+            if not self._is_sound():
+                break
             await in_thread(lambda run=run, joined=joined: self._replace(handle, run, joined, schema))  # type: ignore[misc]
             await self._tierer.log.sync(handle.version)
             gone += len(run)
@@ -145,7 +149,8 @@ class Maintenance:
             return False
         await in_thread(handle.checkpoint)
         await self._tierer.log.sync_checkpoint()
-        await in_thread(handle.clean_log)
+        if self._is_sound():
+            await in_thread(handle.clean_log)
         return True
 
     async def vacuum(self, handle: DeltaHandle) -> int:
@@ -168,10 +173,11 @@ def small_runs(files: Sequence[DataFile], settings: TableSettings) -> list[list[
     runs = []
     ordered = sorted(files, key=attrgetter("shard", "first_offset"))
     for _, group in groupby(ordered, key=attrgetter("shard")):
-        found = list(group)
-        for tier in sorted({_tier(file, settings) for file in found}, reverse=True):
+        found = [(file, _tier(file, settings)) for file in group]
+        for tier in sorted({each for _, each in found}, reverse=True):
             worth = [run for run in _runs(found, settings, tier) if _is_worth_while(run, settings)]
             if worth:
+                # One rewrite per shard and call bounds the time of a step.
                 runs.append(max(worth, key=len))
                 break
     return runs
@@ -182,32 +188,37 @@ def _tier(file: DataFile, settings: TableSettings) -> int:
 
 
 def _records(file: DataFile) -> int:
-    # Of bytes the smallest files have many that a joined one does not have.
+    # Records, since the smallest files have many bytes that a joined one does not have.
     return file.end_offset - file.first_offset
 
 
 def _is_worth_while(run: Sequence[DataFile], settings: TableSettings) -> bool:
     if len(run) < 2:
         return False
-    counts = [_records(file) for file in run]
+    counts, sizes = [_records(file) for file in run], [file.size for file in run]
     grows = sum(counts) >= settings.compact_files_min * max(counts)
-    rests = sum(file.size for file in run) >= settings.compact_file_bytes_max
+    # The joined file may be smaller than its parts, and small again: it must have grown all the same.
+    rests = sum(sizes) >= settings.compact_file_bytes_max and sum(sizes) >= GROWTH_MIN * max(sizes)
     return grows or rests or len(run) >= settings.compact_files_max
 
 
-def _runs(files: Sequence[DataFile], settings: TableSettings, tier: int) -> Iterator[list[DataFile]]:
-    """Yield the runs of neighbours that are small and in no higher tier."""
+def _runs(files: Sequence[tuple[DataFile, int]], settings: TableSettings, tier: int) -> Iterator[list[DataFile]]:
+    """Yield the runs of neighbours that are small and in no higher tier.
+
+    Args:
+        files: each with its tier.
+    """
     run: list[DataFile] = []
-    for file in files:
-        small = file.size < settings.compact_file_bytes_max and _tier(file, settings) <= tier
-        # Files of overlapping ranges would not give one file with ascending offsets.
+    size = 0
+    for file, its_tier in files:
+        small = file.size < settings.compact_file_bytes_max and its_tier <= tier
         overlaps = bool(run) and file.first_offset < run[-1].end_offset
-        too_much = sum(item.size for item in run) + file.size > settings.compact_bytes_max
-        if run and (not small or overlaps or too_much):
+        if run and (not small or overlaps or size + file.size > settings.compact_bytes_max):
             yield run
-            run = []
+            run, size = [], 0
         if small:
             run.append(file)
+            size += file.size
     if run:
         yield run
 

@@ -38,6 +38,8 @@ THREADS = 8
 """Maximum number of concurrent calls. An fsync waits for the disk, not for a core."""
 SWAP_WAIT_SECONDS_MAX = 10.0
 _SWAP_POLL_SECONDS = 0.002
+FIRST_TIME_NS = 10**18
+"""Earlier times of files, before 2001, are none: some file systems keep no times."""
 DURABLE_KEYS_MAX = 4096
 """Maximum number of keys whose directory entry is known to be synced, so that reading a chunk in ranges syncs once."""
 
@@ -192,7 +194,8 @@ class DirectoryStore:
         written = self._fs.modified(path)
         self._fs.sync_directory(os.path.dirname(path))
         # By this machine's clock, or by that of a file server: which of them is not known.
-        return Object(data, content_etag(data), Written(written, by_store=False))
+        found = Written(written, by_store=False) if written > FIRST_TIME_NS else None
+        return Object(data, content_etag(data), found)
 
     def _get_range(self, key: str, start: int, length: int) -> bytes:
         # Read-only, because members of the store's group may have no write access.

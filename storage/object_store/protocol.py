@@ -33,6 +33,7 @@ class Object(NamedTuple):
     """Identifier of this content for ``swap``. It may be derived from the bytes, so equal bytes may have equal etags: a
     caller that swaps in a loop needs a counter in the object."""
     written: Written | None = None
+    """None where the store does not record it."""
 
 
 class Listed(NamedTuple):

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from weft.config.units import Address
 from weft.storage.native_threads import wait_at_exit
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, StoreUnfit
 from weft.storage.object_store.protocol import (
@@ -59,7 +60,9 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._options = dict(options)
-        self._endpoint, _ = endpoint_of(options, os.environ)
+        self._endpoint, url = endpoint_of(options, os.environ)
+        # A server on this machine has this machine's clock.
+        self._is_remote = not Address(urlsplit(url).hostname or "", 0).is_loopback
         if allows_http(options, os.environ):
             self._options[ALLOW_HTTP] = "true"
         self._reads = _open_bucket(bucket, prefix, self._options, READ_RETRIES_MAX)
@@ -98,7 +101,7 @@ class S3Store:
         with self._answers(check_key(key)):
             result = await self._reads.get_async(key)
             etag = _etag(key, result.meta["e_tag"])
-            written = Written(int(result.meta["last_modified"].timestamp()) * 1_000_000_000, by_store=True)
+            written = Written(int(result.meta["last_modified"].timestamp()) * 1_000_000_000, self._is_remote)
             return Object(bytes(await result.bytes_async()), etag, written)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:

@@ -237,9 +237,8 @@ def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_
 
 
 def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_closes(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(lane_keeper, "PART_MAX", 1)
     caplog.set_level("INFO")
 
     async def story(hub: Hub) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -132,6 +133,28 @@ async def test_a_hub_that_is_restarted_often_vacuums_as_one_that_runs_on(directo
                 each._vacuumed = now
                 vacuumed += 1
     assert 70 <= vacuumed <= 130, "once a day in a hundred days"
+
+
+async def test_a_wrong_clock_replaces_and_removes_nothing(directory: ObjectStore) -> None:
+    """What a join replaces has a time: one of a month ago would be removed by the next vacuum."""
+    tierer, _, _ = await many_commits(directory, 4, compact_files_min=2)
+    files = table(directory).file_uris()
+    bounds = TableSettings(compact_files_min=2, vacuum_interval_s=0.0, checkpoint_versions=1)
+    wrong = Maintenance(directory, tierer, settings=bounds, is_sound=lambda: False)
+    await wrong.maintain()
+    assert table(directory).file_uris() == files
+    right = Maintenance(directory, tierer, settings=bounds)
+    await right.maintain()
+    assert len(table(directory).file_uris()) == 2
+
+
+def test_many_small_files_are_looked_through_at_once() -> None:
+    """A backlog of files of a table that was not kept."""
+    files = [DataFile(str(n), 3000, 10, 0, 10 * n, 10 * n + 10, 0, "") for n in range(20_000)]
+    began = time.thread_time()
+    [run] = small_runs(files, TableSettings())
+    assert time.thread_time() - began < 2.0, "6 s when each file was added up again"
+    assert sum(file.size for file in run) <= TableSettings().compact_bytes_max
 
 
 async def test_nothing_due_reads_nothing(directory: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
