@@ -13,7 +13,7 @@ import ssl
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import paho.mqtt.client as paho
 import pika
@@ -22,6 +22,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 from tests.support.waiting import PATIENCE_S, Patience
+from weft.config.listeners import ListenerProtocol
 
 HOST = "127.0.0.1"
 TOO_LONG = 311
@@ -51,6 +52,9 @@ class ProtocolClient(ABC):
     Topics are written with ``/``.
     """
 
+    protocol: ClassVar[ListenerProtocol]
+    """Protocol of the listener that it speaks to."""
+
     def __init__(self, way: Way) -> None:
         self.way = way
 
@@ -76,6 +80,7 @@ class ProtocolClient(ABC):
 class Mqtt(ProtocolClient):
     """paho-mqtt, with MQTT 5.0: its PUBACK says whether a message was taken."""
 
+    protocol = "mqtt"
     BEGINNING = b"\x10\xff\x7f\x00\x04MQTT"
     """Bytes with which a client begins that then stops."""
 
@@ -129,6 +134,7 @@ class Mqtt(ProtocolClient):
 class Amqp(ProtocolClient):
     """pika."""
 
+    protocol = "amqp"
     BEGINNING = b"AMQP\0\0\x09\x01"
 
     def connect(self) -> None:
@@ -202,6 +208,7 @@ pika.credentials.VALID_TYPES.append(_Nobody)
 class Amqp1(ProtocolClient):
     """Proton's blocking client."""
 
+    protocol = "amqp"
     BEGINNING = b"AMQP\3\1\0\0"
 
     def connect(self) -> None:
@@ -262,6 +269,7 @@ class Amqp1(ProtocolClient):
 class Http(ProtocolClient):
     """The standard library's client, which keeps its connection. It is let in with its first request."""
 
+    protocol = "http"
     BEGINNING = b"POST /v1/topics/t/x HTTP/1.1\r\nHost: a\r\nX: "
 
     def connect(self) -> None:

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Http, Mqtt, ProtocolClient, Refused, Way
+from tests.edge_node.servers.clients import PROTOCOLS, Amqp1, Mqtt, ProtocolClient, Refused, Way
 from tests.edge_node.servers.listeners.certificates import Authority, Pem
 from tests.edge_node.servers.mqtt.test_listeners import changed, running, stored, write
 from tests.edge_node.servers.proxy import proxy
@@ -31,7 +31,7 @@ MUTUAL = ", anonymous: never" + TLS % ", client_ca: authority.pem%s"
 RULES = "user press-7\ntopic readwrite t/press-7/#\n"
 
 pytestmark = pytest.mark.parametrize("make", PROTOCOLS)
-Make = Callable[[Way], ProtocolClient]
+Make = type[ProtocolClient]
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +53,7 @@ async def node_for(
     make: Make, folder: Path, listener: str = "", more: str = ""
 ) -> AsyncIterator[tuple[EdgeNode, Way]]:  # fmt: skip
     """A node with one listener of the protocol."""
-    protocol = "mqtt" if make is Mqtt else "http" if make is Http else "amqp"
-    text = f'listeners: {{door: {{bind: "127.0.0.1:0", protocol: {protocol}{listener}}}}}\n{more}'
+    text = f'listeners: {{door: {{bind: "127.0.0.1:0", protocol: {make.protocol}{listener}}}}}\n{more}'
     async with running(folder, text) as node:
         address = node.addresses["door"]
         assert isinstance(address, Address)
