@@ -275,8 +275,7 @@ class EdgeLink:
                 del self._logs[lane.log_id][NodeName(lane.tenant, lane.edge)]
                 if not self._logs[lane.log_id]:
                     del self._logs[lane.log_id]
-        # Only granted claims are kept, because their lanes count against the hub's limit: a peer may open any number of
-        # lanes.
+        # Only granted claims are kept, whose lanes count against the hub's limit: a peer may open any number of lanes.
         if opened is not None and not opened.session.claim.granted:
             self._claims.pop(opened.session.lane, None)
         return opened
@@ -321,8 +320,7 @@ class EdgeLink:
             await opened.sequencer.put_gap(opened.session, gap)
 
     async def room(self) -> None:
-        """Wait until the shards that the link has filled have room. Make them commit soon if its window is filling
-        up."""
+        """Wait until the shards that the link has filled have room. Make them commit soon if its window fills up."""
         if self.hello is not None and self._link.window_is_half_used:
             for sequencer in self._sequencers.values():
                 sequencer.hurry()
