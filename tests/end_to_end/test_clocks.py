@@ -54,9 +54,9 @@ def is_wrong(hub: DemoHub) -> bool:
     return bool(held_back) and held_back[0]["reason"] == "hub_clock_wrong" and answer["complete_up_to"] is None
 
 
-def retire(hub: DemoHub, edge: str, clock: SteppingClock) -> subprocess.CompletedProcess[str]:
-    """Run the command on the hub's machine, whose clock is the hub's."""
-    command = [sys.executable, "-m", "weft", "hub", "retire", str(hub.config_path), edge, "--reason", "gone", "--yes"]
+def weft(clock: SteppingClock, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command on the hub's machine, whose clock is the hub's."""
+    command = [sys.executable, "-m", "weft", *map(str, arguments)]
     return subprocess.run(command, env=os.environ | clock.environment, capture_output=True, text=True, check=False)
 
 
@@ -106,8 +106,14 @@ def test_a_hub_whose_clock_is_set_claims_nothing_false(tmp_path: Path) -> None:
             since = now()
             if offset:
                 wait_until(lambda: is_wrong(hub), PATIENCE_S, "the hub to find its clock wrong after its start")
-                refused = retire(hub, fleet.edges[2].name, hub_clock)
+                refused = weft(
+                    hub_clock, "hub", "retire", hub.config_path, fleet.edges[2].name, "--reason", "-", "--yes"
+                )
                 assert refused.returncode == 1
+                assert (
+                    "CLOCK: this machine's clock is 60.0 minutes"
+                    in weft(hub_clock, "hub", "status", hub.config_path).stdout
+                )
                 assert "nothing was written: this machine's clock is 60.0 minutes" in refused.stderr
             else:
                 wait_until(partial(claimed_since, since), PATIENCE_S, partial(held_back, hub))

@@ -234,6 +234,8 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
         for s in facts["shards"]
     ]
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
+    if trouble := facts.get("clock", {}).get("trouble"):
+        click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
     conflicts = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
         for each in facts["conflicts"]
