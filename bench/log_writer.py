@@ -10,9 +10,10 @@ from crc32c import crc32c
 
 from weft.protocols import batch, chunk
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, LaneUpdate, Mark, StreamSection
-from weft.protocols.chunk_footer import GapRange
+from weft.protocols.chunk_index.footer import GapRange
 from weft.protocols.origin import Origin
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -77,7 +78,7 @@ class LogWriter:
         tail, crc = chunk.encode_footer(ChunkFooter(header, 0, 1, [section] if section.count else [], lanes))
         whole = b"".join((chunk.encode_header(header), data, tail))
         await ShardLog(self.store, self.cluster, state.shard).create(state.n + 1, whole)
-        state.apply(chunk.decode(whole))
+        apply(state, chunk.decode(whole))
         assert state.footer_crc == crc
 
     def _section(self, state: ShardState, deliveries: list[Delivery], received: int) -> tuple[StreamSection, bytes]:

@@ -3,7 +3,7 @@
 Layout: header | one section per (tenant, stream) | footer (msgpack) | trailer. A section is a run of entries; each
 entry names its lane, the records of the batch that count (overlap is trimmed by these numbers, never by encoding the
 batch again) and the time at which the hub received it, followed by the batch as received. One GET of the tail reads the
-index; one ranged GET reads a stream. The footer is in ``protocols.chunk_footer``.
+index; one ranged GET reads a stream. The index is in ``protocols.chunk_index``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,25 @@ from crc32c import crc32c
 
 from weft.protocols.batch import Buffer
 from weft.protocols.batch import decode_header as batch_header
-from weft.protocols.chunk_footer import (
+from weft.protocols.chunk_index.codec import (
     FOOTER_BYTES_MAX,
-    HEADER_BYTES,
     TRAILER_BYTES,
     TRAILER_MAGIC,
+    ChunkHead,
+    blocks_end,
+    decode_footer,
+    decode_tail,
+    encode_footer,
+    footer_bytes,
+    with_blocks,
+)
+from weft.protocols.chunk_index.footer import (
+    HEADER_BYTES,
+    BlockedFooter,
     Chunk,
     ChunkFooter,
     ChunkHeader,
+    ChunkIndex,
     ClockUpdate,
     Control,
     ControlKind,
@@ -32,10 +43,9 @@ from weft.protocols.chunk_footer import (
     LaneFlag,
     LaneUpdate,
     Mark,
+    StreamBlock,
     StreamSection,
-    decode_footer,
-    encode_footer,
-    footer_bytes,
+    blocked,
 )
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 
@@ -44,9 +54,12 @@ __all__ = [
     "HEADER_BYTES",
     "TRAILER_BYTES",
     "TRAILER_MAGIC",
+    "BlockedFooter",
     "Chunk",
     "ChunkFooter",
+    "ChunkHead",
     "ChunkHeader",
+    "ChunkIndex",
     "ClockUpdate",
     "Control",
     "ControlKind",
@@ -54,10 +67,15 @@ __all__ = [
     "LaneFlag",
     "LaneUpdate",
     "Mark",
+    "StreamBlock",
     "StreamSection",
+    "blocked",
+    "blocks_end",
     "decode_footer",
+    "decode_tail",
     "encode_footer",
     "footer_bytes",
+    "with_blocks",
 ]
 
 MAGIC = b"WFC"
@@ -75,7 +93,7 @@ class SectionEntry(NamedTuple):
     """One batch in a section."""
 
     lane: int
-    """Index into the footer's lanes."""
+    """Index into ``footer.lanes_of`` the section."""
     skip: int
     """Leading records of the batch that are not part of the chunk, because the hub had them already."""
     take: int
@@ -142,7 +160,7 @@ def section_entries(section: StreamSection, data: Buffer, lanes: Sequence[LaneUp
 
     Args:
         data: the section's bytes.
-        lanes: the footer's lanes.
+        lanes: the footer's lanes of the section.
 
     Raises:
         UnsupportedVersion: a batch of a later format.
@@ -201,9 +219,14 @@ def decode(data: Buffer) -> Chunk:
         Truncated, UnsupportedVersion, Corrupt: as the parts do.
     """
     header = decode_header(data)
-    end = len(data) - footer_bytes(data)
+    if footer_bytes(data) > len(data) - HEADER_BYTES:
+        raise Corrupt("a chunk's footer does not fit the chunk")
+    tail = decode_tail(data)
+    end = len(data) - tail.span()
     if end < HEADER_BYTES:
         raise Corrupt("a chunk's footer does not fit the chunk")
+    if isinstance(tail.found, ChunkHead) and blocks_end(tail.found) != len(data) - tail.bytes:
+        raise Corrupt("a chunk's blocks do not end where its head starts")
     footer, crc = decode_footer(data)
     # The footer repeats the header, so a header and a footer of two chunks cannot be combined unnoticed.
     if footer.header != header:

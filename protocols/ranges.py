@@ -173,6 +173,16 @@ class RangeSet:
         twin._ends = self._ends.copy()
         return twin
 
+    def continued(self, first: int, end: int) -> RangeSet | None:
+        """Return an independent set with ``[first, end)`` added, if the set is one range that ends at ``first``;
+        otherwise None."""
+        starts, ends = self._starts, self._ends
+        if len(ends) != 1 or ends[0] != first or first >= end:
+            return None
+        twin = _new(RangeSet)
+        twin._starts, twin._ends = [starts[0]], [end]
+        return twin
+
     def count(self) -> int:
         """Return the number of sequence numbers in the set."""
         return sum(self._ends) - sum(self._starts)
@@ -197,3 +207,6 @@ class RangeSet:
 
     def __repr__(self) -> str:
         return f"RangeSet({list(self)!r})"
+
+
+_new = RangeSet.__new__

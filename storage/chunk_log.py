@@ -17,15 +17,18 @@ from weft.protocols.batch import Buffer
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt, UnsupportedVersion
 from weft.protocols.lane import Lane
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
+from weft.protocols.shard.fold import apply
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage import hub_keys
 from weft.storage import manifest as manifests
+from weft.storage.chunks.index_reader import IndexReader
+from weft.storage.chunks.offset_index import Around, OffsetIndex
+from weft.storage.chunks.snapshot_reader import read_snapshot
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.damage import naming
 from weft.storage.hub_keys import table_key
 from weft.storage.manifest import Manifest
 from weft.storage.object_store import AlreadyExists, NotFound, ObjectStore, PreconditionFailed
-from weft.storage.offset_index import Around, OffsetIndex
 
 __all__ = ["Cluster", "ClusterUnusable", "CollectedPast", "Manifest", "ShardLog", "open_cluster", "table_key"]
 
@@ -77,6 +80,7 @@ class ShardLog:
         self._seen = Manifest()
         """The manifest as last read."""
         self._offsets = OffsetIndex(store, cluster.cluster_id, shard)
+        self._indexes = IndexReader(store, cluster, shard)
 
     @property
     def watermark(self) -> int:
@@ -91,28 +95,19 @@ class ShardLog:
         """
         await self.store.create(hub_keys.chunk_key(self.shard, n), data)
 
-    async def index(self, n: int) -> Chunk | None:
+    async def index(self, n: int, only: frozenset[StreamKey] | None = None) -> Chunk | None:
         """Return header and footer of chunk n, or None when it does not exist.
 
-        One GET of the tail, which repeats the header's fields, and another when the footer is longer than
-        ``TAIL_READ_BYTES``.
+        One GET of the tail, and another when the index is longer than expected, or when of a long one only some blocks
+        are wanted.
+
+        Args:
+            only: streams of which alone the index is needed; at level 1 it has all of them.
 
         Raises:
             Corrupt: the object is damaged or belongs elsewhere.
         """
-        key = hub_keys.chunk_key(self.shard, n)
-        with naming(key):
-            return await self._index(key, n)
-
-    async def _index(self, key: str, n: int) -> Chunk | None:
-        try:
-            tail = await self.store.get_range(key, -chunks.TAIL_READ_BYTES, chunks.TAIL_READ_BYTES)
-            wanted = chunks.footer_bytes(tail)
-            if wanted > len(tail):
-                tail = await self.store.get_range(key, -wanted, wanted)
-        except NotFound:
-            return None
-        return self._decoded(n, tail)
+        return await self._indexes.read(n, only)
 
     async def whole(self, n: int) -> tuple[Chunk, memoryview] | None:
         """Return the index of chunk n and all its bytes, or None when it does not exist. One GET.
@@ -128,14 +123,8 @@ class ShardLog:
         except NotFound:
             return None
         with naming(key):
-            return self._decoded(n, data), data
-
-    def _decoded(self, n: int, tail: Buffer) -> Chunk:
-        footer, crc = chunks.decode_footer(tail)
-        header = footer.header
-        if (header.cluster_id, header.shard, header.n) != (self.cluster.cluster_id, self.shard, n):
-            raise Corrupt(f"it holds chunk {header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}")
-        return Chunk(header, footer, crc)
+            footer, crc = chunks.decode_footer(data)
+            return self._indexes.checked(n, Chunk(footer.header, footer, crc)), data
 
     async def section(self, n: int, section: StreamSection) -> bytes:
         """Return the bytes of one stream in chunk n, checked against the footer.
@@ -155,18 +144,20 @@ class ShardLog:
         first_n: int,
         read: Callable[[int], Awaitable[Chunk | None]] | None = None,
         ahead_max: int = READ_AHEAD_MAX,
+        only: frozenset[StreamKey] | None = None,
     ) -> AsyncIterator[Chunk]:
         """Yield the indexes of chunks ``first_n``, ``first_n + 1``, ... up to the head of the log at that moment.
 
         Args:
             read: instead of ``index``.
             ahead_max: maximum number of chunks requested at once.
+            only: as of ``index``.
 
         Raises:
             Corrupt: one of them is damaged or missing.
             CollectedPast: the collector has passed the next one.
         """
-        read = read or self.index
+        read = read or partial(self.index, only=only)
         n, ahead = first_n, 1
         while True:
             for found in await asyncio.gather(*(read(n + i) for i in range(ahead))):
@@ -212,20 +203,23 @@ class ShardLog:
             CollectedPast: the collector has passed the state, which can no longer be used: load it again.
         """
         applied = []
-        async for chunk in self.indexes(state.n + 1):
-            state.apply(chunk)
+        async for chunk in self.indexes(state.n + 1, only=state.only):
+            apply(state, chunk)
             applied.append(chunk)
         return applied
 
-    async def load(self) -> ShardState:
+    async def load(self, only: frozenset[StreamKey] | None = None) -> ShardState:
         """Return the state at the head: the newest snapshot and the chunks after it.
+
+        Args:
+            only: the streams that the state follows; None for all.
 
         Raises:
             UnsupportedVersion: a later release wrote a necessary object.
             Corrupt: a chunk is damaged or missing, or no readable snapshot reaches up to the watermark.
         """
         while True:
-            state = await self.load_snapshot()
+            state = await self.load_snapshot(only)
             with contextlib.suppress(CollectedPast):
                 while True:
                     await self.extend(state)
@@ -248,12 +242,12 @@ class ShardLog:
             raise self._missing(n, later[0].key)
         return not later
 
-    async def load_snapshot(self) -> ShardState:
+    async def load_snapshot(self, only: frozenset[StreamKey] | None = None) -> ShardState:
         """Return the newest readable snapshot's state; an empty one before the first. Raises as ``load``."""
         manifest, tried = (await self.manifest())[0], None
         later: list[UnsupportedVersion] = []
         while manifest.snapshot is not None and manifest.snapshot != tried:
-            if state := await self._readable(manifest.snapshot, manifest.snapshot_n, later):
+            if state := await self._readable(manifest.snapshot, manifest.snapshot_n, later, only):
                 return state
             # The snapshot is gone, because newer ones replaced it since the manifest was read, or damaged.
             tried, manifest = manifest.snapshot, (await self.manifest())[0]
@@ -261,7 +255,7 @@ class ShardLog:
             for n, key in reversed(await self.snapshots()):
                 # An older snapshot only costs a longer fold, as long as its chunks exist.
                 is_of_use = key != tried and manifest.watermark - 1 <= n <= manifest.snapshot_n
-                if is_of_use and (state := await self._readable(key, n, later)):
+                if is_of_use and (state := await self._readable(key, n, later, only)):
                     return state
         if manifest.watermark > 0:
             raise (
@@ -269,12 +263,14 @@ class ShardLog:
                 if later
                 else Corrupt(f"shard {self.shard}: no readable snapshot reaches chunk {manifest.watermark - 1}")
             )
-        return ShardState(self.cluster.cluster_id, self.shard, self.rules)
+        return ShardState(self.cluster.cluster_id, self.shard, self.rules, only)
 
-    async def _readable(self, key: str, n: int, later: list[UnsupportedVersion]) -> ShardState | None:
+    async def _readable(
+        self, key: str, n: int, later: list[UnsupportedVersion], only: frozenset[StreamKey] | None
+    ) -> ShardState | None:
         """Return the state after chunk n from a snapshot, or None; add errors about a later release to ``later``."""
         try:
-            state = await self.snapshot(key)
+            state = await self.snapshot(key, only)
         except UnsupportedVersion as error:
             later.append(error)
             return None
@@ -363,15 +359,14 @@ class ShardLog:
             await self.store.delete(key)
         return len(useless)
 
-    async def snapshot(self, key: str) -> ShardState:
-        """Read a snapshot.
+    async def snapshot(self, key: str, only: frozenset[StreamKey] | None = None) -> ShardState:
+        """Read a snapshot, of some streams alone with two GETs of what they need.
 
         Raises:
             NotFound, Truncated, Corrupt: it is gone, damaged, of another shard, or without this release's features.
         """
-        data = (await self.store.get(key)).data
         with naming(key):
-            state = ShardState.decode(data, self.rules)
+            state = ShardState.of(await read_snapshot(self.store, key, only), self.rules, only)
             if (state.cluster_id, state.shard) != (self.cluster.cluster_id, self.shard):
                 raise Corrupt(f"it belongs to shard {state.shard} of cluster {state.cluster_id.hex()}")
         return state

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.protocols.chunk_footer import check_understood
+from weft.protocols.chunk_index.footer import check_understood
 from weft.protocols.errors import Corrupt
 
 UNDERSTOOD = 0

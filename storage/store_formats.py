@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from weft.protocols import chunk
-from weft.protocols.chunk_footer import LEVEL_MAX
+from weft.protocols.chunk_index.footer import LEVEL_MAX
 from weft.protocols.errors import CodecError, UnsupportedVersion
 from weft.protocols.shard import snapshot
 from weft.storage import hub_keys

@@ -15,6 +15,7 @@ from bench import payloads
 from bench.common import LOAD_CORE, SERVER_CORE, pin
 from bench.hub import server
 from bench.hub.costs import costs
+from bench.hub.followers import followers
 from bench.hub.generator import Counts, Link, connect
 from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
@@ -156,5 +157,6 @@ CASES: dict[str, Callable[[Options], dict[str, Any]]] = {
     "two-processes": two_processes,
     "idle": idle,
     "large": large,
+    "followers": lambda _: followers(),
     "costs": lambda _: costs(),
 }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weft.cloud_hub.api.views import View, moment
 from weft.protocols import batch as batches
 from weft.protocols.batch import Flag
-from weft.protocols.chunk import ChunkFooter, LaneUpdate, StreamSection, section_entries
+from weft.protocols.chunk import ChunkIndex, LaneUpdate, StreamSection, section_entries
 from weft.protocols.columns import header_json
 from weft.protocols.lane import format_log_id
 from weft.protocols.origin import by_number, origin_text
@@ -167,13 +167,13 @@ class RecordReader:
         return (await self._log.manifest())[0].watermark
 
 
-def _section(footer: ChunkFooter, stream: StreamKey) -> StreamSection | None:
+def _section(footer: ChunkIndex, stream: StreamKey) -> StreamSection | None:
     return next((each for each in footer.streams if (each.tenant, each.stream) == stream), None)
 
 
-def _decode(section: StreamSection, data: bytes, footer: ChunkFooter, wanted: _Wanted) -> Helping:
+def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wanted) -> Helping:
     offset, limit, bytes_max, payload = wanted
-    lanes, clocks = footer.lanes, known_clocks(footer.clocks)
+    lanes, clocks = footer.lanes_of(section), known_clocks(footer.clocks_of(section))
     found: list[View] = []
     at = section.base_offset
     for entry in section_entries(section, data, lanes):

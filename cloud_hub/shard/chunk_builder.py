@@ -18,12 +18,16 @@ from weft.protocols.chunk import (
     Chunk,
     ChunkFooter,
     ChunkHeader,
+    ChunkIndex,
     ClockUpdate,
     Control,
     GapRange,
     LaneUpdate,
+    StreamBlock,
     StreamSection,
+    blocked,
 )
+from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.lane_state import NOTHING, LaneState, RetiredBy
@@ -32,7 +36,7 @@ from weft.storage.table.record_time import BootKey, behind, shift
 
 INDEX_BYTES_MAX = 8 << 20
 """Maximum bytes of topics, origins, ranges and the like in one chunk: its footer must remain readable
-(``chunk_footer.FOOTER_BYTES_MAX``), even if all edges declare theirs at once."""
+(``chunk_index.codec.FOOTER_BYTES_MAX``), even if all edges declare theirs at once."""
 
 
 LOOKS_PER_EDGE = 1024
@@ -41,6 +45,8 @@ and an item may have only a few bytes. The rest goes into the next chunk."""
 TEXTS_PER_EDGE = 256 << 10
 """Maximum bytes of the index for lanes of one edge that open or declare origins: the rest waits for the next chunk, as
 above."""
+OPENING_BYTES = 512
+"""Bytes of those that a lane takes at least: opening one takes time, however short its texts are."""
 CLOCK_BYTES = 512
 """Maximum bytes of a clock in the footer, with its names."""
 
@@ -98,11 +104,15 @@ class ChunkBuilder:
         self._index_bytes = 0
         self._sections: dict[StreamKey, _Section] = {}
         self._lanes: list[LaneDraft] = []
+        self._numbers: dict[StreamKey, int] = {}
+        """Number of each stream's lanes, of which entries name one by its number."""
         self._after: dict[Lane, LaneState] = {}
         """States after the chunk of lanes with records or gaps in it."""
         self._runs: dict[Lane, Range] = {}
         """Lanes with one run of new records in the chunk, which ``_after`` does not have yet."""
         self._clocks: dict[BootKey, ClockUpdate] = {}
+        self._stream_clocks: dict[StreamKey, dict[BootKey, ClockUpdate]] = {}
+        """Those that each stream's block has: its records need them, or its lanes brought them."""
         self._notices: set[ClockNotices] = set()
         """Notices whose clocks are in the chunk."""
         self._epochs: dict[Lane, int] = {}
@@ -142,7 +152,7 @@ class ChunkBuilder:
         if is_full and is_long:
             self._left_out.add(session.lane)
             return
-        draft = LaneDraft(session, len(self._lanes))
+        draft = LaneDraft(session, self._number(session.lane))
         if session.items and not self._take_run(draft, held):
             self._take_items(draft, held)
         newest = held.newest_mark
@@ -154,11 +164,11 @@ class ChunkBuilder:
             draft.payload = session.payload
         if tells_origins or draft.named:
             draft.take_origins(held, tells_origins)
-        size = draft.index_bytes() + CLOCK_BYTES * self._take_clocks(session.clocks)
+        size = draft.index_bytes() + CLOCK_BYTES * self._take_clocks(session)
         size += len(control.body) if control is not None else 0
         self._index_bytes += size
         if is_long:
-            self._texts[edge] = self._texts.get(edge, 0) + size
+            self._texts[edge] = self._texts.get(edge, 0) + max(size, OPENING_BYTES)
         # Items of a lane that left are acknowledged from the state, even if the hub had all of them: so the lane must
         # return.
         returns = bool(session.items) and session.lane not in self._state.lanes
@@ -168,19 +178,34 @@ class ChunkBuilder:
             if not session.is_relay:
                 self._epochs[session.lane] = epoch
             self._lanes.append(draft)
+            stream = session.lane.tenant, session.lane.stream
+            self._numbers[stream] = self._numbers.get(stream, 0) + 1
             if control is not None:
                 self._controls[session.lane] = control
             self._substantial |= substantial
 
-    def _take_clocks(self, clocks: ClockNotices) -> int:
+    def _number(self, lane: Lane) -> int:
+        """Return the number by which entries name the lane that is added next."""
+        return self._numbers.get((lane.tenant, lane.stream), 0) if self._has_blocks else len(self._lanes)
+
+    @property
+    def _has_blocks(self) -> bool:
+        return self._level >= BLOCKS_LEVEL
+
+    def _take_clocks(self, session: LaneSession) -> int:
         """Add the clock notices that the state lacks, once for all sessions that have them. Return their number."""
+        clocks = session.clocks
         if not clocks or clocks in self._notices:
             return 0
         self._notices.add(clocks)
         news = clocks.news(self._state)
         for clock in news:
-            self._clocks.setdefault((clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
+            self._note_clock(session.lane, (clock.tenant, clock.edge, clock.log_id, clock.boot_id), clock)
         return len(news)
+
+    def _note_clock(self, lane: Lane, key: BootKey, clock: ClockUpdate) -> None:
+        known = self._clocks.setdefault(key, clock)
+        self._stream_clocks.setdefault((lane.tenant, lane.stream), {})[key] = known
 
     def _take_items(self, draft: LaneDraft, held: LaneState) -> None:
         """Add the new parts of a session's items, one after the other."""
@@ -296,7 +321,7 @@ class ChunkBuilder:
         correction = None if clock is None else shift(header, clock.offset)
         if clock is None or correction is None:
             return 0
-        self._clocks[key] = clock
+        self._note_clock(lane, key, clock)
         return correction
 
     def finish(self, created: int, nonce: int, marks_due: bool) -> Draft | None:
@@ -317,29 +342,27 @@ class ChunkBuilder:
             section = self._sections.get((draft.session.lane.tenant, draft.session.lane.stream))
             if draft.floor is not None and section is not None:
                 section.last_time = max(section.last_time, behind(draft.floor))
-        lanes = [draft.update() for draft in self._lanes]
-        extensions, level = self._extensions(lanes)
-        # The level of the log is carried over, even if this release does not know it.
-        footer = ChunkFooter(
-            header,
-            0,
-            max(level, state.fold_level),
-            self._place_sections(parts),
-            lanes,
-            [*self._controls.values()],
-            [*self._clocks.values()],
-            extensions,
-        )
+        footer = self._footer(header, self._place_sections(parts))
         tail, footer_crc = chunks.encode_footer(footer)
         parts.append(tail)
         openings = [draft.session for draft in self._lanes if draft.session.ungranted]
         return Draft(b"".join(parts), Chunk(header, footer, footer_crc), openings)
 
+    def _footer(self, header: ChunkHeader, sections: list[StreamSection]) -> ChunkIndex:
+        lanes = [draft.update() for draft in self._lanes]
+        extensions, level = self._extensions(lanes)
+        # The level of the log is carried over, even if this release does not know it.
+        level, controls = max(level, self._state.fold_level), [*self._controls.values()]
+        if not self._has_blocks:
+            return ChunkFooter(header, 0, level, sections, lanes, controls, [*self._clocks.values()], extensions)
+        clocks = {stream: list(known.values()) for stream, known in self._stream_clocks.items()}
+        return blocked(header, max(level, BLOCKS_LEVEL), sections, StreamBlock(lanes, controls, []), clocks, extensions)
+
     def _extensions(self, lanes: list[LaneUpdate]) -> tuple[dict[int, bytes], int]:
         """Return the release's extensions at the cluster's level, and their highest level."""
         written, highest = dict[int, bytes](), 1
         for number, extension in self._state.rules.extensions.items():
-            data = extension.write(lanes) if extension.level <= self._level else None
+            data = extension.write(self._state.extension(number), lanes) if extension.level <= self._level else None
             if data is not None:
                 written[number], highest = data, max(highest, extension.level)
         return written, highest

@@ -10,6 +10,7 @@ from weft.cloud_hub.shard.chunk_builder import ChunkBuilder, Draft
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.cloud_hub.shard.shard_sessions import ShardSessions
 from weft.protocols.link import RefuseCode
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.shard_state import Folded, ShardState
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Drafting:
         for session in sessions:
             builder.add(session, tells_origins=self._tells_origins(session))
         draft = self._finish(builder)
-        return None if draft is None else Drafted(draft, self._state.fold(draft.chunk))
+        return None if draft is None else Drafted(draft, fold(self._state, draft.chunk))
 
     def _fails(self, session: LaneSession) -> bool:
         try:

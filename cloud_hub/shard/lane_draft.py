@@ -8,8 +8,8 @@ from weft.protocols.origin import ORIGINS_MAX, Origin, by_number
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.lane_state import LaneState
 
-LANE_BYTES, RANGE_BYTES = 512, 24
-"""Maximum bytes of a lane with its names, and of a range or gap, in the footer."""
+LANE_BYTES, RANGE_BYTES = 100, 24
+"""Maximum bytes of a lane without its names, and of a range or gap, in the footer."""
 _LAST_WORD = int(LaneFlag.LAST_WORD)
 
 
@@ -63,11 +63,13 @@ class LaneDraft:
 
     def index_bytes(self) -> int:
         """Return an upper estimate of the lane's bytes in the footer."""
+        lane = self.session.lane
+        size = LANE_BYTES + RANGE_BYTES + len(lane.tenant) + len(lane.edge) + len(lane.stream)
         if self.topics is None and not self.origins and self.pieces is None and self.told is None:
-            return LANE_BYTES + RANGE_BYTES
+            return size
         topics = sum(len(topic.encode()) + 5 for topic in self.topics or ())
         origins = sum(4 * (len(origin.name) + len(origin.version)) + len(origin.hash) + 24 for origin in self.origins)
-        return LANE_BYTES + topics + origins + RANGE_BYTES * (len(self.ranges) + len(self.gaps))
+        return size + topics + origins + RANGE_BYTES * (len(self.ranges) + len(self.gaps))
 
     def update(self) -> LaneUpdate:
         """Return the footer's entry of the lane."""

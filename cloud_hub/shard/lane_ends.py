@@ -15,12 +15,24 @@ from typing import NamedTuple
 import msgspec
 
 from weft.protocols import chunk as chunks
-from weft.protocols.chunk import ChunkFooter, ChunkHeader, Control, ControlKind, GapRange, LaneFlag, LaneUpdate
-from weft.protocols.chunk_footer import CONTROL_BYTES_MAX
+from weft.protocols.chunk import (
+    ChunkFooter,
+    ChunkHeader,
+    ChunkIndex,
+    Control,
+    ControlKind,
+    GapRange,
+    LaneFlag,
+    LaneUpdate,
+    StreamBlock,
+    blocked,
+)
+from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, CONTROL_BYTES_MAX
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
@@ -175,9 +187,13 @@ async def write_ending(
             state.footer_crc,
             random_bits(64),
         )
-        footer = ChunkFooter(header, 0, state.fold_level, [], ending.updates, ending.controls)
+        footer: ChunkIndex
+        if state.fold_level < BLOCKS_LEVEL:
+            footer = ChunkFooter(header, 0, state.fold_level, [], ending.updates, ending.controls)
+        else:
+            footer = blocked(header, state.fold_level, [], StreamBlock(ending.updates, ending.controls, []))
         tail, crc = chunks.encode_footer(footer)
-        state.fold(chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
+        fold(state, chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
         try:
             await log.create(header.n, chunks.encode_header(header) + tail)
         except AlreadyExists:

@@ -1,9 +1,7 @@
 """Committer of one shard: turns pending batches into chunks, and chunks into acknowledgements.
 
-The rules are in docs/architecture.md, "The commit at the hub".
-
-One rule governs all code here: after any answer of the store except a clear success, the log is read, and only the log
-decides the outcome. State changes only by applying chunks in order, and acknowledgements are derived from it.
+The rules are in docs/architecture.md, "The commit at the hub". After any answer of the store except a clear success,
+the log is read, and only the log decides. State changes only by applying chunks in order, as do acknowledgements.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from weft.protocols.chunk import ClockUpdate, GapRange, Mark
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.origin import Origin
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import NOTHING
 from weft.protocols.shard.shard_state import Folded, ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog
@@ -354,7 +353,7 @@ class Sequencer:
         own = False
         self._others.look()
         async for chunk in self.log.indexes(self._state.n + 1):
-            own |= self._accept(self._state.fold(chunk))
+            own |= self._accept(fold(self._state, chunk))
         self._note_look()
         return own
 

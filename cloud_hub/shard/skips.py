@@ -6,7 +6,7 @@ completeness and audit report it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -53,7 +53,7 @@ async def skip(  # noqa: PLR0917
 async def _runs(log: ShardLog, stream: StreamKey, first: int, end: int) -> list[SkippedRun]:
     """Return the records of ``[first, end)``, neighbours joined."""
     joined: list[SkippedRun] = []
-    async for chunk in log.indexes(await log.locate(*stream, first)):
+    async for chunk in log.indexes(await log.locate(*stream, first), only=frozenset([stream])):
         for section in chunk.footer.streams:
             if (section.tenant, section.stream) != stream or section.base_offset + section.count <= first:
                 continue
@@ -76,10 +76,10 @@ async def _section_runs(
     after = section.base_offset + section.count
     if first <= section.base_offset and after <= end:
         # The index has all records of the section, which itself may be unreadable.
-        return _indexed(chunk.footer.lanes, section)
+        return _indexed(chunk.footer.lanes_of(section), section)
     try:
         data = await log.section(chunk.header.n, section)
-        return list(_entries(section, data, chunk.footer.lanes, first, end))
+        return list(_entries(section, data, chunk.footer.lanes_of(section), first, end))
     except CodecError as error:
         raise CannotSkip(
             f"{error}. It does not say which of its records these are: skip all of them, offsets {section.base_offset} "
@@ -95,7 +95,7 @@ def _indexed(lanes: Iterable[LaneUpdate], section: StreamSection) -> Iterator[Sk
 
 
 def _entries(
-    section: StreamSection, data: bytes, lanes: list[LaneUpdate], first: int, end: int
+    section: StreamSection, data: bytes, lanes: Sequence[LaneUpdate], first: int, end: int
 ) -> Iterator[SkippedRun]:
     at = section.base_offset
     for entry in section_entries(section, data, lanes):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk import Chunk, StreamSection
 from weft.protocols.errors import CodecError, Corrupt
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
@@ -67,7 +68,7 @@ class ChunkCache:
         taken = 0
         async with self._extending:
             async for chunk in self.indexes(state.n + 1):
-                state.apply(chunk)
+                apply(state, chunk)
                 taken += len(self._chunks[state.n][1]) if state.n in self._chunks else self._bytes_max
                 # Half of the room is left for chunks that are read ahead.
                 if 2 * taken >= self._bytes_max:

@@ -141,12 +141,12 @@ class _Making(NamedTuple):
 
     def _add(self, data: memoryview | bytes, first: int, end: int, budget: TurnBudget) -> _Taken:
         at, failure = first, None
+        lanes, clocks = self.chunk.footer.lanes_of(self.section), self.chunk.footer.clocks_of(self.section)
         for joined in (True, False):
             # After an error, each batch is tried on its own, to find the failing one.
             rows = section_rows(
-                self.section, data, self.chunk.footer.lanes, self.view.shard, levels_of(self.out.schema),
-                self.declared.topics(self.view), at, end, payload=self.payload, clocks=self.chunk.footer.clocks,
-                columns={*self.out.schema.names}, joined=joined,
+                self.section, data, lanes, self.view.shard, levels_of(self.out.schema), self.declared.topics(self.view),
+                at, end, payload=self.payload, clocks=clocks, columns={*self.out.schema.names}, joined=joined,
             )  # fmt: skip
             while True:
                 try:
@@ -166,7 +166,7 @@ class _Making(NamedTuple):
         """Return the offset after the batch of an offset; the end of the section if the batch is unreadable."""
         end = self.section.base_offset
         try:
-            for entry in section_entries(self.section, data, self.chunk.footer.lanes):
+            for entry in section_entries(self.section, data, self.chunk.footer.lanes_of(self.section)):
                 end += entry.take
                 if offset < end:
                     return end

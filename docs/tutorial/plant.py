@@ -22,7 +22,7 @@ from weft.demo.devices import payloads
 from weft.protocols import batch
 from weft.protocols.batch import ClockReading, ClockState
 from weft.protocols.chunk import Mark
-from weft.protocols.chunk_footer import GapRange
+from weft.protocols.chunk_index.footer import GapRange
 from weft.protocols.segment import GapReason
 
 STREAM = "telemetry"

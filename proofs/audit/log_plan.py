@@ -76,7 +76,7 @@ async def read_head(log: ShardLog, scope: Scope) -> Head:
     """Return the skipped offsets and the open gaps; nothing if the log cannot be folded, which its own tasks report."""
     head = Head()
     with contextlib.suppress(CodecError, CollectedPast):
-        state = await log.load()
+        state = await log.load(frozenset({(scope.tenant, scope.stream)}))
         head.open_gaps = open_gaps_of(state, scope.tenant, scope.stream)
         for skip in state.skips.get((scope.tenant, scope.stream), ()):
             head.offsets.add(skip.first, skip.end)

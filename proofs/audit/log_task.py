@@ -144,9 +144,9 @@ class _Window:
         scope, shard = self._scope, self._log.shard
         for start, stop in self._wanted(section):
             rows = section_rows(
-                section, data, chunk.footer.lanes, shard, [], lambda _: (), start, stop,
+                section, data, chunk.footer.lanes_of(section), shard, [], lambda _: (), start, stop,
                 columns=(*COLUMNS, ORIGIN_COLUMN, *scope.payload_columns), payload=scope.payload,
-                clocks=chunk.footer.clocks,
+                clocks=chunk.footer.clocks_of(section),
             )  # fmt: skip
             self._count_rows(rows)
 

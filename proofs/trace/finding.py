@@ -197,7 +197,7 @@ class _Search:
         log, lane, used = ShardLog(self._finder.store, self._finder.cluster, self._state.shard), self._lane, self._used
         wanted = RangeSet([(used.first, used.last + 1)])
         n = await log.locate(lane.tenant, lane.stream, position)
-        async for chunk in log.indexes(max(n, log.watermark)):
+        async for chunk in log.indexes(max(n, log.watermark), only=frozenset([(lane.tenant, lane.stream)])):
             self._looked.indexes += 1
             updates = [update for update in chunk.footer.lanes if lane_of(update) == lane]
             if any(wanted.missing(*each) != [each] for update in updates for each in update.ranges):
@@ -213,8 +213,8 @@ class _Search:
             self._looked.sections += 1
             data = await log.section(chunk.header.n, section)
             rows = section_rows(
-                section, data, chunk.footer.lanes, log.shard, self._fields, self._topics, position,
-                edges={used.edge}, payload=self._payload, clocks=chunk.footer.clocks,
+                section, data, chunk.footer.lanes_of(section), log.shard, self._fields, self._topics, position,
+                edges={used.edge}, payload=self._payload, clocks=chunk.footer.clocks_of(section),
             )  # fmt: skip
             for batch in rows:
                 self._take(pa.table(batch).filter(self._condition(batch.schema.names)).to_pylist())

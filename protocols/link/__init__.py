@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from weft.protocols.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_footer import LaneFlag
+from weft.protocols.chunk_index.footer import LaneFlag
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Ranges, Seq, Topics, unpack
 from weft.protocols.origin import Origin

@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-from weft.protocols.chunk_footer import GapRange
+from weft.protocols.chunk_index.footer import GapRange
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.segment import GapReason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from weft.protocols.chunk_footer import Control, ControlKind
+from weft.protocols.chunk_index.footer import Control, ControlKind
 from weft.protocols.errors import Corrupt
 from weft.protocols.fields import unpack
 from weft.protocols.lane import Lane

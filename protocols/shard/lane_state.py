@@ -6,13 +6,13 @@ overrides one that only lacks the records (``GapReason.ABSENT``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from typing import Any, cast
 
 import msgspec
 
-from weft.protocols.chunk_footer import ORIGINS_MAX, Control, GapRange, LaneFlag, LaneUpdate, Mark
+from weft.protocols.chunk_index.footer import ORIGINS_MAX, Control, GapRange, LaneFlag, LaneUpdate, Mark
 from weft.protocols.fields import U32, Epoch, Nanoseconds
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin, by_number
@@ -23,8 +23,6 @@ from weft.protocols.shard.gap_set import GapSet
 PENDING_MARKS_MAX = 16
 """Maximum number of marks that a lane keeps while their records are missing. One more replaces the mark whose
 neighbours are closest together in time, so the rest remain spread over the whole backlog."""
-
-
 _NEVER = -1 << 63
 
 
@@ -88,25 +86,24 @@ class ConflictBody(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-@dataclass(slots=True)
-class LaneState:
+class LaneState(msgspec.Struct, gc=False):
     """A shard's knowledge of one lane. The fold replaces states and never changes one that it has returned."""
 
     epoch: int = 0
-    ranges: RangeSet = field(default_factory=RangeSet)
+    ranges: RangeSet = msgspec.field(default_factory=RangeSet)
     """Sequence numbers that are accounted for: held records and gaps."""
-    gaps: GapSet = field(default_factory=GapSet)
+    gaps: GapSet = msgspec.field(default_factory=GapSet)
     """The part of ``ranges`` that holds no records."""
     mark: Mark | None = None
     """The best proven mark: every sequence number below ``mark.seq`` is accounted for."""
     whole_mark: Mark | None = None
     """The best mark that is proven without ABSENT gaps, which another hub's records may still fill."""
-    pending_marks: list[Mark] = field(default_factory=list)
+    pending_marks: list[Mark] = []
     """Marks that are not proven without ABSENT gaps yet, ascending in time and in seq."""
-    topics: list[str] = field(default_factory=list)
+    topics: list[str] = []
     payload: int = 0
     """Kind of the stream's payloads, as the edge last declared it (``protocols.payloads``)."""
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[Origin] = []
     """Meanings of the numbers of origins in the lane's batches, ascending."""
     partial: bool = False
     """True while the hub has received only parts of the lane: it does not count for completeness."""
@@ -173,11 +170,38 @@ class LaneState:
 
     def successor(self) -> LaneState:
         """Return a state for ``take``. Its ranges and gaps are shared, so only ``take`` may change them."""
-        # Spelt out: ``replace`` takes five times as long, and each chunk copies every lane that it updates.
-        return LaneState(
-            self.epoch, self.ranges, self.gaps, self.mark, self.whole_mark, self.pending_marks, self.topics,
-            self.payload, self.origins, self.partial, self.last_seen, self.retired, self.conflict, self.last_word,
-        )  # fmt: skip
+        return _copied(self)
+
+    def grown(self, update: LaneUpdate, created: int) -> LaneState | None:
+        """Return the state after an update that only continues the lane: a run of the next numbers, a later mark that
+        they prove, or both. Nearly all updates do. None for any other, and for a lane about which more is known.
+
+        Args:
+            created: time of the chunk, never before ``last_seen``.
+        """
+        runs, mark, whole = update.ranges, update.mark, self.whole_mark
+        if (
+            len(runs) > 1 or update.gaps or update.flags or update.origins or update.topics is not None
+            or update.payload is not None or update.epoch > self.epoch
+            or self.gaps or self.pending_marks or self.partial or self.last_word is not None
+        ):  # fmt: skip
+            return None
+        ranges = self.ranges
+        if runs:
+            longer = ranges.continued(*runs[0])
+            if longer is None:
+                return None
+            ranges = longer
+        new = _copied(self)
+        new.ranges = ranges
+        if mark is not None:
+            if mark.seq > ranges.contiguous_end() or (whole is not None and mark.time <= whole.time):
+                return None
+            new.whole_mark = mark
+            if self.mark is None or self.mark.time <= mark.time:
+                new.mark = mark
+        new.last_seen = created
+        return new
 
     def ended_in_order(self, *, peers: bool = False) -> bool:
         """Return whether the lane has a last word, and all numbers below it are accounted for.
@@ -353,6 +377,8 @@ class LaneState:
             self.origins = [known[number] for number in sorted(known)[-ORIGINS_MAX:]]
 
 
+_copied: Callable[[LaneState], LaneState] = cast("Any", LaneState).__copy__
+"""Spelt so, since `copy.copy` takes several times as long, and each chunk copies every lane that it updates."""
 NOTHING = LaneState()
 """State of an unknown lane."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from weft.protocols.chunk_footer import GapRange
+from weft.protocols.chunk_index.footer import GapRange
 from weft.protocols.fields import U32, U64, Nanoseconds, Seq
 from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason

@@ -1,36 +1,33 @@
 """State of one hub shard: a pure fold over the indexes of its chunks (docs/reference/formats/shard-state.md).
 
-``ShardState.fold`` computes the effect of chunk n+1 and changes nothing; ``accept`` applies it. Every hub node that has
-read chunk n holds the same state. A snapshot is the encoded state; it saves reading the log from the start.
+``fold.fold`` computes the effect of chunk n+1 and changes nothing; ``accept`` applies it. Every hub node that has read
+chunk n holds the same state. A snapshot is the encoded state; it saves reading the log from the start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, KeysView, Mapping
-from dataclasses import dataclass, field
 
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_footer import (
+from weft.protocols.chunk_index.footer import (
+    BLOCKS_LEVEL,
     LEVEL_MAX,
     RELEASE,
-    Chunk,
     ClockUpdate,
-    Control,
-    ControlKind,
     Extension,
     FoldRules,
-    LaneFlag,
-    LaneUpdate,
+    StreamKey,
 )
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard import snapshot_blocks
 from weft.protocols.shard.edge_texts import EdgeTexts
-from weft.protocols.shard.lane_controls import controlled
+from weft.protocols.shard.folded import BOOTS_MAX, Folded, LogKey
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
-from weft.protocols.shard.open_gaps import OpenGap, after_control
+from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
-from weft.protocols.topics import named_levels
+from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
 
 __all__ = [
     "BOOTS_MAX",
@@ -48,47 +45,27 @@ __all__ = [
     "earliest",
     "lane_of",
 ]
-BOOTS_MAX = 64
-"""Maximum number of boots of a log whose clocks are kept; the one with the oldest notice is dropped first."""
-
-StreamKey = tuple[str, str]
-"""(tenant, stream)."""
-LogKey = tuple[str, str, int]
-"""(tenant, edge, log id)."""
-_PARTIAL, _RELAY = int(LaneFlag.PARTIAL), int(LaneFlag.RELAY)
 _NO_NAMES: dict[str, None] = {}
 
 
-@dataclass(slots=True)
-class Folded:
-    """Changes that a chunk makes to a state. Valid for the state that computed it, until that state accepts a chunk."""
-
-    chunk: Chunk
-    lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
-    """Lanes that change; None for one that leaves."""
-    fields: dict[StreamKey, dict[str, str]] = field(default_factory=dict)
-    skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
-    open_gaps: dict[StreamKey, list[OpenGap]] = field(default_factory=dict)
-    clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
-    extensions: dict[int, bytes] = field(default_factory=dict)
-    drops: int = 0
-
-    def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
-        """Return the lanes whose epoch differs from the one in ``lanes``."""
-        changed = ((lane, held, lanes.get(lane)) for lane, held in self.lanes.items())
-        return [lane for lane, held, old in changed if held and (old is None or old.epoch != held.epoch)]
-
-
 class ShardState:
-    """The fold up to chunk ``n``."""
+    """The fold up to chunk ``n``.
+
+    Args:
+        only: the streams that the state follows: it knows nothing of the others, nor clocks and extensions, and makes
+            no snapshot. None for all.
+    """
 
     __slots__ = (
-        "_edges", "_fields", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
-        "created", "drops", "extensions", "fold_level", "footer_crc", "lanes", "n", "next_offset", "open_gaps",
+        "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
+        "created", "drops", "fields", "fold_level", "footer_crc", "lanes", "n", "next_offset", "only", "open_gaps",
         "retired", "rules", "shard", "skips", "texts",
     )  # fmt: skip
 
-    def __init__(self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE) -> None:
+    def __init__(
+        self, cluster_id: bytes, shard: int, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None
+    ) -> None:
+        self.only = only
         self.cluster_id = cluster_id
         self.shard = shard
         self.rules = rules
@@ -108,7 +85,7 @@ class ShardState:
         """Lanes whose log a second node claims to own."""
         self.clocks: dict[LogKey, list[BootClock]] = {}
         """Clocks of the boots of each log, the one with the newest notice at the end."""
-        self.extensions: dict[int, bytes] = {}
+        self._extensions: dict[int, object] = {}
         self.skips: dict[StreamKey, list[Skip]] = {}
         self.open_gaps: dict[StreamKey, list[OpenGap]] = {}
         """Open gaps of lanes that have left the state, and of nodes that an operator rejected."""
@@ -118,7 +95,9 @@ class ShardState:
         """Bytes of the topic patterns and origins of each edge."""
         self._stopped: dict[StreamKey, dict[Lane, None]] = {}
         """Lanes whose edges sent a last word."""
-        self._fields: dict[StreamKey, dict[str, str]] = {}
+        self.fields: dict[StreamKey, dict[str, str]] = {}
+        """Named topic levels of each stream, in the order in which the log first named them, each with the edge that
+        named it first."""
         self._streams: dict[StreamKey, dict[Lane, None]] = {}
         self._edges: dict[tuple[str, str], dict[Lane, None]] = {}
         self._tenants: dict[str, int] = {}
@@ -127,56 +106,38 @@ class ShardState:
     @property
     def is_whole(self) -> bool:
         """Return whether this release keeps all of the log's features. If not, a snapshot would lose the others."""
-        return self.fold_level <= self.rules.level
+        return self.fold_level <= self.rules.level and self.only is None
 
-    def apply(self, chunk: Chunk) -> None:
-        """Apply chunk ``n + 1``. A refused chunk changes nothing.
+    @property
+    def extensions(self) -> Mapping[int, object]:
+        """Return the objects of extensions that have begun, by number."""
+        return self._extensions
 
-        Raises:
-            Corrupt: as ``fold``.
-        """
-        self.accept(self.fold(chunk))
-
-    def fold(self, chunk: Chunk) -> Folded:
-        """Return the effect of chunk ``n + 1`` on the state, which is not changed.
-
-        Raises:
-            Corrupt: it is not the next chunk of this shard's history, an offset does not continue its stream, it holds
-                records that the shard has already, or a control record does not fit.
-        """
-        self._check(chunk)
-        folded = Folded(chunk)
-        for control in chunk.footer.controls:
-            self._fold_control(folded, control)
-        for update in chunk.footer.lanes:
-            self._fold_lane(folded, update)
-        for clock in chunk.footer.clocks:
-            log = (clock.tenant, clock.edge, clock.log_id)
-            boots = folded.clocks.get(log, self.clocks.get(log, []))
-            others = [boot for boot in boots if boot.boot_id != clock.boot_id]
-            found = BootClock(clock.boot_id, clock.monotonic, clock.offset, clock.error)
-            folded.clocks[log] = [*others, found][-BOOTS_MAX:]
-        for number, data in chunk.footer.extensions.items():
-            if number in self.rules.extensions:
-                kept = self.extensions.get(number)
-                folded.extensions[number] = self.rules.extensions[number].fold(kept, data)
-        return folded
+    def extension(self, number: int) -> object:
+        """Return the object of an extension that the release knows; a new one before the extension has begun."""
+        found = self._extensions.get(number)
+        return self.rules.extensions[number].load(None) if found is None else found
 
     def accept(self, folded: Folded) -> None:
         """Apply the changes that ``fold`` returned."""
         chunk = folded.chunk
-        for section in chunk.footer.streams:
+        for section in folded.sections:
             self.next_offset[section.tenant, section.stream] = section.base_offset + section.count
-        for lane, held in folded.lanes.items():
-            self.set_lane(lane, held)
-        self._fields.update(folded.fields)
+        # In the order of the chunk, which the order of lanes in memory follows.
+        for lane in [lane for lane in folded.lanes if lane in folded.others] if folded.others else ():
+            self.set_lane(lane, folded.lanes[lane])
+        if len(folded.others) < len(folded.lanes):
+            self.lanes.update((lane, held) for lane, held in folded.lanes.items() if held is not None)
+        self.fields.update(folded.fields)
         self.skips.update(folded.skips)
         self.open_gaps.update(folded.open_gaps)
         self.clocks.update(folded.clocks)
-        self.extensions.update(folded.extensions)
+        for number, change in folded.extensions.items():
+            held = self._extensions[number] = self.extension(number)
+            self.rules.extensions[number].accept(held, change)
         self.drops += folded.drops
         self.fold_level = max(self.fold_level, chunk.footer.fold_level)
-        self.created = max(self.created, chunk.header.created)
+        self.created = folded.created
         self.n = chunk.header.n
         self.footer_crc = chunk.footer_crc
 
@@ -231,80 +192,9 @@ class ShardState:
         elif self._stopped:
             self._stopped.get((lane.tenant, lane.stream), {}).pop(lane, None)
 
-    def _check(self, chunk: Chunk) -> None:
-        header = chunk.header
-        if (header.cluster_id, header.shard, header.n) != (self.cluster_id, self.shard, self.n + 1):
-            raise Corrupt(
-                f"expected chunk {self.n + 1} of shard {self.shard}, cluster {self.cluster_id.hex()}; found chunk "
-                f"{header.n} of shard {header.shard}, cluster {header.cluster_id.hex()}"
-            )
-        if header.previous_footer_crc != self.footer_crc:
-            raise Corrupt(f"chunk {header.n} of shard {self.shard} continues another history")
-        for section in chunk.footer.streams:
-            expected = self.next_offset.get((section.tenant, section.stream), 0)
-            if section.base_offset != expected:
-                raise Corrupt(
-                    f"chunk {header.n}: {section.tenant}/{section.stream} starts at offset {section.base_offset}, "
-                    f"{expected} is the next"
-                )
-
-    def _fold_control(self, folded: Folded, control: Control) -> None:
-        if control.kind == ControlKind.SKIP:
-            key, created = (control.tenant, control.stream), max(self.created, folded.chunk.header.created)
-            known = folded.skips.get(key, self.skips.get(key, []))
-            folded.skips[key] = snapshots.with_skip(known, control.body, self.next_offset.get(key, 0), created)
-            return
-        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
-        held = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
-        created = max(self.created, folded.chunk.header.created)
-        new = controlled(control, lane, held, created, folded.chunk.header.n)
-        if new is held:
-            return
-        folded.lanes[lane] = new
-        if new is None:
-            folded.drops += 1
-        key = lane.tenant, lane.stream
-        gaps = folded.open_gaps.get(key, self.open_gaps.get(key, []))
-        kept = list(after_control(gaps, lane, held, new, created))
-        if kept != gaps:
-            folded.open_gaps[key] = kept
-
-    def _fold_lane(self, folded: Folded, update: LaneUpdate) -> None:
-        lane, partial = lane_of(update), bool(update.flags & _PARTIAL)
-        known = folded.lanes[lane] if lane in folded.lanes else self.lanes.get(lane)
-        if lane in folded.lanes and known is None:
-            raise Corrupt(f"chunk {folded.chunk.header.n} drops {lane} and adds to it")
-        held = LaneState(partial=partial) if known is None else known.successor()
-        held.partial &= partial
-        held.hear(update)
-        # A relay claims no epoch, so it must not fence the edge's own sessions.
-        if not update.flags & _RELAY:
-            held.epoch = max(held.epoch, update.epoch)
-        doubled = held.take(update.ranges, update.gaps, update.mark)
-        if doubled is not None:
-            here = f"chunk {folded.chunk.header.n}"
-            raise Corrupt(f"{here} holds [{doubled[0]}, {doubled[1]}) of {lane} a second time")
-        if update.topics is not None:
-            held.topics = update.topics
-            self._fold_fields(folded, lane, update.topics)
-        if update.payload is not None:
-            held.payload = update.payload
-        if update.origins:
-            held.add_origins(update.origins)
-        # Never back: the clock of this chunk's writer may be behind that of the last one's.
-        held.last_seen = max(self.created, folded.chunk.header.created)
-        folded.lanes[lane] = held
-
-    def _fold_fields(self, folded: Folded, lane: Lane, topics: list[str]) -> None:
-        stream = (lane.tenant, lane.stream)
-        fields = folded.fields.get(stream, self._fields.get(stream, {}))
-        more = snapshots.with_levels(fields, lane.edge, named_levels(topics))
-        if more is not fields:
-            folded.fields[stream] = more
-
     def stream_fields(self, tenant: str, stream: str) -> list[str]:
         """Return the named topic levels of a stream over all its lanes. The list only grows, at its end."""
-        return list(self._fields.get((tenant, stream), ()))
+        return list(self.fields.get((tenant, stream), ()))
 
     def stream_lanes(self, tenant: str, stream: str) -> dict[Lane, LaneState]:
         """Return the lanes of a stream in this shard."""
@@ -340,11 +230,14 @@ class ShardState:
 
     def freeze(self) -> Callable[[], bytes]:
         """Return a function that encodes the present state, in any thread, independently of later changes."""
+        if self.only is not None:
+            raise ValueError("a snapshot of some streams would lose the others")
         # Shallow copies are enough: the fold replaces the values in the tables, and never changes them.
         lanes = dict(self.lanes)
         skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
-        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self._fields, *open_gaps}}
-        fields, clocks, extensions = dict(self._fields), dict(self.clocks), dict(self.extensions)
+        streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self.fields, *open_gaps}}
+        fields, clocks = dict(self.fields), dict(self.clocks)
+        extensions = {each: self.rules.extensions[each].freeze(held) for each, held in sorted(self._extensions.items())}
         head = self.cluster_id, self.shard, self.n, self.footer_crc
         folded = self.rules.level, self.fold_level, self.created, self.drops
 
@@ -357,14 +250,21 @@ class ShardState:
                 for named in (fields.get(key, {}),)
             ]
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
-            kept = {number: extensions[number] for number in sorted(extensions)}
-            return snapshots.encode(Snapshot(*head, 0, *folded, told, [], known, kept), sorted(lanes.items()))
+            kept = {number: encoded() for number, encoded in extensions.items()}
+            snapshot = Snapshot(*head, 0, *folded, told, [], known, kept)
+            # No node of level 1 reads the store of a log that has reached level 2.
+            if snapshot.fold_level >= BLOCKS_LEVEL:
+                return snapshot_blocks.encode(snapshot, list(lanes.items()))
+            return snapshots.encode(snapshot, sorted(lanes.items()))
 
         return encode
 
     @classmethod
-    def decode(cls, data: Buffer, rules: FoldRules = RELEASE) -> ShardState:
+    def decode(cls, data: Buffer, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None) -> ShardState:
         """Decode a snapshot.
+
+        Args:
+            only: as of the state.
 
         Raises:
             Truncated: the bytes end before the snapshot does.
@@ -372,13 +272,20 @@ class ShardState:
             Corrupt: not a snapshot, a checksum that does not match, or bytes after its end; or an earlier release made
                 it without features that this one keeps.
         """
-        snapshot = snapshots.decode(data)
+        return cls.of(snapshot_blocks.decode(data, only), rules, only)
+
+    @classmethod
+    def of(
+        cls, decoded: DecodedSnapshot, rules: FoldRules = RELEASE, only: frozenset[StreamKey] | None = None
+    ) -> ShardState:
+        """Return the state of a decoded snapshot. Raises as ``decode``."""
+        snapshot, lanes = decoded
         if snapshot.made_with < min(snapshot.fold_level, rules.level):
             raise Corrupt(
                 f"it was made at fold level {snapshot.made_with}, the log had reached {snapshot.fold_level}: it lacks "
                 "what later releases keep"
             )
-        state = cls(snapshot.cluster_id, snapshot.shard, rules)
+        state = cls(snapshot.cluster_id, snapshot.shard, rules, only)
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
         state.fold_level, state.drops = snapshot.fold_level, snapshot.drops
         for stream in snapshot.streams:
@@ -386,15 +293,18 @@ class ShardState:
             if stream.next_offset:
                 state.next_offset[stream.tenant, stream.stream] = stream.next_offset
             if stream.fields:
-                state._fields[stream.tenant, stream.stream] = dict(zip(stream.fields, stream.named_by, strict=False))
+                state.fields[stream.tenant, stream.stream] = dict(zip(stream.fields, stream.named_by, strict=False))
             if stream.skips:
                 state.skips[stream.tenant, stream.stream] = stream.skips
             if stream.open_gaps:
                 state.open_gaps[stream.tenant, stream.stream] = stream.open_gaps
-        for lane in snapshot.lanes:
-            state.set_lane(Lane(lane.tenant, lane.edge, lane.log_id, lane.stream), snapshots.lane_state(lane))
+        for lane, held in lanes:
+            state.set_lane(lane, snapshots.lane_state(held))
         for log in snapshot.clocks:
             state.clocks[log.tenant, log.edge, log.log_id] = log.boots
-        kept = snapshot.extensions
-        state.extensions = {number: kept[number] for number in kept if number in rules.extensions}
+        if only is None:
+            kept = snapshot.extensions
+            state._extensions = {
+                each: rules.extensions[each].load(kept[each]) for each in kept if each in rules.extensions
+            }
         return state

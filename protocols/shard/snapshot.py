@@ -7,7 +7,7 @@ snapshot. The parts are immutable: they can be encoded in a thread.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -15,7 +15,7 @@ from crc32c import crc32c
 from msgspec import Meta
 
 from weft.protocols.batch import Buffer
-from weft.protocols.chunk_footer import GapRange, Mark, check_understood
+from weft.protocols.chunk_index.footer import GapRange, Mark, check_understood
 from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
 from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, unpack
 from weft.protocols.lane import Lane
@@ -26,11 +26,14 @@ from weft.protocols.shard.lane_state import Conflict, LaneState, Retirement
 from weft.protocols.shard.open_gaps import OpenGap
 
 MAGIC = b"WFN"
-VERSION = 1
+VERSION, BLOCKS_VERSION = 1, 2
+"""Versions: one body with all lanes, and a head with a block of lanes for each stream (level 2)."""
 _HEADER = struct.Struct("<4sII")
 HEADER_BYTES = _HEADER.size
 UNDERSTOOD = 0
 """Bits of ``must_understand`` that this release knows: none yet."""
+LANES_AT_ONCE = 256
+"""Number of lanes in one call of the encoder, which holds the interpreter: a hub's event loop must not wait long."""
 
 
 FIELDS_MAX = 256
@@ -245,10 +248,6 @@ def decode_lane(data: Buffer) -> LaneSnapshot:
     return unpack(_LANE_DECODER, data, "the state of a lane")
 
 
-LANES_AT_ONCE = 256
-"""Number of lanes in one call of the encoder, which holds the interpreter: a hub's event loop must not wait long."""
-
-
 def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> bytes:
     """Encode a snapshot.
 
@@ -264,18 +263,28 @@ def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> 
     encoder = msgspec.msgpack.Encoder()
     listed = list(lanes)
     rest = (snapshot.clocks, snapshot.extensions)
-    parts = [_array(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(snapshot.streams)]
-    parts.append(_array(len(listed) + len(snapshot.lanes)))
+    parts = [array_head(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(snapshot.streams)]
+    parts.append(array_head(len(listed) + len(snapshot.lanes)))
     parts += map(encoder.encode, snapshot.lanes)
-    for at in range(0, len(listed), LANES_AT_ONCE):
-        some = [lane_snapshot(lane, held) for lane, held in listed[at : at + LANES_AT_ONCE]]
-        parts.append(encoder.encode(some)[len(_array(len(some))) :])
+    parts += lanes_in_pieces(listed)
     parts += map(encoder.encode, rest)
     body = b"".join(parts)
-    return _HEADER.pack(MAGIC + bytes([VERSION]), crc32c(body), len(body)) + body
+    return with_header(VERSION, body)
 
 
-def _array(length: int) -> bytes:
+def with_header(version: int, body: bytes) -> bytes:
+    """Return a body, or a head, behind the header of its version."""
+    return _HEADER.pack(MAGIC + bytes([version]), crc32c(body), len(body)) + body
+
+
+def lanes_in_pieces(lanes: Sequence[tuple[Lane, LaneState]]) -> Iterator[bytes]:
+    """Yield the msgpack of lanes without the head of their array, a few at a time."""
+    for at in range(0, len(lanes), LANES_AT_ONCE):
+        some = [lane_snapshot(lane, held) for lane, held in lanes[at : at + LANES_AT_ONCE]]
+        yield msgspec.msgpack.encode(some)[len(array_head(len(some))) :]
+
+
+def array_head(length: int) -> bytes:
     """Return the head of a msgpack array, as short as msgspec makes it."""
     if length < 1 << 4:
         return bytes([0x90 | length])
@@ -300,33 +309,52 @@ def decode_offsets(data: Buffer) -> tuple[tuple[bytes, int], dict[tuple[str, str
         Truncated, UnsupportedVersion, Corrupt: as ``decode``.
     """
     body = _body(data)
-    check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
+    check_needs(body)
     found = unpack(_STREAMS, body, "a snapshot")
     offsets = {(each.tenant, each.stream): each.next_offset for each in found.streams if each.next_offset}
     return (found.cluster_id, found.shard), offsets
 
 
 def _body(data: Buffer) -> memoryview:
-    """Return the msgpack of a snapshot, checked against its header."""
-    check_header(data)
+    """Return the msgpack of a snapshot of the first version, checked against its header."""
+    if check_header(data) != VERSION:
+        raise UnsupportedVersion("the snapshot has a block for each stream")
+    if len(data) > HEADER_BYTES + body_bytes(data):
+        raise Corrupt("a snapshot's length or checksum does not match")
+    return checked_body(data)
+
+
+def body_bytes(data: Buffer) -> int:
+    """Return the bytes of the body, or of the head, that follow the header."""
+    return int(_HEADER.unpack_from(data)[2])
+
+
+def checked_body(data: Buffer) -> memoryview:
+    """Return the body, or the head, checked against the header. Raises as ``decode``."""
     _, crc, length = _HEADER.unpack_from(data)
-    body = memoryview(data)[HEADER_BYTES:]
+    body = memoryview(data)[HEADER_BYTES : HEADER_BYTES + length]
     if len(body) < length:
         raise Truncated(f"a snapshot of {length} bytes has only {len(body)} of them")
-    if len(body) > length or crc32c(body) != crc:
+    if crc32c(body) != crc:
         raise Corrupt("a snapshot's length or checksum does not match")
     return body
 
 
-def check_header(data: Buffer) -> None:
-    """Check that the bytes begin a snapshot, in a version that this release reads. Raises as ``decode``."""
+def check_header(data: Buffer) -> int:
+    """Check that the bytes begin a snapshot. Return its version, which this release reads. Raises as ``decode``."""
     if len(data) < HEADER_BYTES:
         raise Truncated(f"a snapshot header has {HEADER_BYTES} bytes, {len(data)} are there")
     magic = bytes(_HEADER.unpack_from(data)[0])
     if magic[:3] != MAGIC:
         raise Corrupt(f"expected a shard snapshot ({MAGIC!r}), found {magic!r}")
-    if magic[3] != VERSION:
-        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads version {VERSION}")
+    if magic[3] not in {VERSION, BLOCKS_VERSION}:
+        raise UnsupportedVersion(f"snapshot version {magic[3]}; this release reads versions 1 to {BLOCKS_VERSION}")
+    return int(magic[3])
+
+
+def check_needs(body: Buffer) -> None:
+    """Refuse a body or head with features that must be understood and are unknown. Raises as ``decode``."""
+    check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
 
 
 def _unpack(body: Buffer) -> Snapshot:
@@ -334,7 +362,7 @@ def _unpack(body: Buffer) -> Snapshot:
         snapshot = unpack(_DECODER, body, "a snapshot")
     except Corrupt:
         # A later release may have changed the rest: its bits are checked before any other field is used.
-        check_understood(unpack(_HEAD, body, "a snapshot").must_understand, UNDERSTOOD, "a snapshot")
+        check_needs(body)
         raise
     check_understood(snapshot.must_understand, UNDERSTOOD, "a snapshot")
     return snapshot

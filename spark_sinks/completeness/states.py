@@ -16,6 +16,7 @@ from spark_sinks.source.positions import CHUNKS, Offsets, check_offsets
 from spark_sinks.source.stream_log import StreamLog, open_hub
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.shard_state import ShardState
@@ -91,11 +92,11 @@ async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: 
         state = await _snapshot_before(log, options, offset)
         if state is None:
             return None
-        async for chunk in log.indexes(state.n + 1):
+        async for chunk in log.indexes(state.n + 1, only=state.only):
             sections = (each for each in chunk.footer.streams if (each.tenant, each.stream) == key)
             if any(section.base_offset + section.count > offset for section in sections):
                 break
-            state.apply(chunk)
+            apply(state, chunk)
     except CollectedPast:
         return None
     return state
@@ -104,17 +105,18 @@ async def _below(log: ShardLog, head: ShardState, options: ReadOptions, offset: 
 async def _snapshot_before(log: ShardLog, options: ReadOptions, offset: int) -> ShardState | None:
     """Return a state from which the kept chunks lead to the offset."""
     n = await log.locate(options.tenant, options.stream, offset)
+    only = frozenset({(options.tenant, options.stream)})
     for at, key in reversed(await log.snapshots()):
         if at >= n:
             continue
         try:
-            state = await log.snapshot(key)
+            state = await log.snapshot(key, only)
         except (NotFound, CodecError):
             continue  # Deleted meanwhile, or damaged: an older snapshot only makes the fold longer.
         if state.n == at and state.next_offset.get((options.tenant, options.stream), 0) <= offset:
             return state
     # From the start of the log, if that is still there.
-    return ShardState(log.cluster.cluster_id, log.shard, log.rules) if log.watermark == 0 else None
+    return ShardState(log.cluster.cluster_id, log.shard, log.rules, only) if log.watermark == 0 else None
 
 
 def _merged(

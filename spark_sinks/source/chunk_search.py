@@ -75,7 +75,7 @@ async def _search(log: ShardLog, stream: StreamKey, offset: int, low: int) -> St
 async def _next(log: ShardLog, stream: StreamKey, first: int, end: int | None) -> StreamChunk | None:
     """Return the next chunk with records of the stream from number ``first`` on; None if there is none before ``end``
     or the log's end."""
-    async for chunk in log.indexes(first):
+    async for chunk in log.indexes(first, only=frozenset([stream])):
         if end is not None and chunk.header.n >= end:
             return None
         if found := stream_chunk(chunk, stream):

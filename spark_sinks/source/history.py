@@ -107,7 +107,8 @@ class History:
             if not is_same and witness.n >= (await log.manifest())[0].watermark:
                 how = "lacks" if chunk is None else "has another"
                 raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log {how} chunk {witness.n}")
-        head = (await log.load()).next_offset.get((self._tenant, stream), 0)
+        key = self._tenant, stream
+        head = (await log.load(frozenset({key}))).next_offset.get(key, 0)
         if head < end:
             raise WentBack(f"offset {end} of shard {shard} of {stream}, and the log ends at {head}")
         return False

@@ -18,7 +18,7 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.selection import expression, masks
-from spark_sinks.source.stream_log import ChunkSlice
+from spark_sinks.source.slices import ChunkSlice
 from spark_sinks.source.typed import needed, typed_arrays
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind

@@ -12,7 +12,8 @@ from pyspark.sql.datasource import InputPartition
 
 from spark_sinks.source.partitions import ChunkPart, ReadContext, TableAccess, TablePart, Task
 from spark_sinks.source.positions import Offsets, Position, check_offsets, nanoseconds
-from spark_sinks.source.stream_log import ChunkSlice, MissingOffsets, StreamLog
+from spark_sinks.source.slices import ChunkSlice
+from spark_sinks.source.stream_log import MissingOffsets, StreamLog
 from spark_sinks.source.tables import TableFile, TableSnapshot
 from weft.protocols.lane import Lane
 from weft.protocols.shard.shard_state import lane_of

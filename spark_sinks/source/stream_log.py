@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -15,10 +14,11 @@ from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
 from spark_sinks.source.history import History, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
-from spark_sinks.source.positions import Offsets, nanoseconds
+from spark_sinks.source.positions import Offsets
+from spark_sinks.source.slices import ChunkSlice, RecentSlices
 from spark_sinks.source.tables import TableSnapshot, open_table
 from spark_sinks.source.typed import with_typed
-from weft.protocols.chunk import Chunk, ClockUpdate, LaneUpdate, StreamSection
+from weft.protocols.chunk import Chunk, LaneUpdate
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
@@ -28,56 +28,9 @@ from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster, ClusterUnusable, open_cluster
 from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit, open_store
-from weft.storage.table.record_time import behind
 from weft.storage.table.rows import row_schema, usable_fields
 
-RECENT_CHUNKS_MAX = 4096
-"""Maximum number of indexes of recent chunks that a running query keeps per shard, so that a micro-batch reads no index
-twice."""
-
-REQUEST_BYTES = 32 << 10
-"""Cost of one request of a section, in bytes, so that a task with many tiny chunks does not take long."""
-
 _OTHER = LaneUpdate("", "", 0, "", 0, [], [], None, None)
-
-
-class ChunkSlice(NamedTuple):
-    """The records of the stream in chunk ``n``."""
-
-    n: int
-    section: StreamSection
-    lanes: tuple[LaneUpdate, ...]
-    """Lanes of the footer by number, without their changes to the hub's state."""
-    clocks: tuple[ClockUpdate, ...] = ()
-    """Clock notices of the footer."""
-    footer_crc: int = 0
-    created: int = 0
-    """Time at which the hub made the chunk, ns since 1970."""
-
-    @property
-    def end(self) -> int:
-        """Return the offset after the last record."""
-        return self.section.base_offset + self.section.count
-
-    @property
-    def cost(self) -> int:
-        """Return the bytes to read, plus the cost of the request in bytes."""
-        return self.section.length + REQUEST_BYTES
-
-    @property
-    def last_time(self) -> int:
-        """Return the latest time that a record can have, ns. Records of a clock that stepped back count from their
-        lane's floor, which the section's own range does not include."""
-        floors = [behind(lane.floor) for lane in self.lanes if lane.floor is not None]
-        return max(self.section.last_time, *floors) if floors else self.section.last_time
-
-    def may_match(self, options: ReadOptions) -> bool:
-        """Return whether the options may select a record of the chunk."""
-        return (
-            (options.since is None or self.last_time >= nanoseconds(options.since))
-            and (options.until is None or self.section.first_time < nanoseconds(options.until))
-            and (options.edges is None or any(lane.edge in options.edges for lane in self.lanes))
-        )
 
 
 class MissingOffsets(ReadError):
@@ -90,6 +43,8 @@ class StreamLog:
     def __init__(self, options: ReadOptions, store: ObjectStore, cluster: Cluster) -> None:
         self.options = options
         self.cluster = cluster
+        self.only = frozenset({(options.tenant, options.stream)})
+        """The stream, as what the states follow."""
         self._store = store
         self._logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
         self._states: list[ShardState] = []
@@ -98,7 +53,7 @@ class StreamLog:
         """Table at the moment when the log was opened: never ahead of the log after ``extend``."""
         self.payload = PayloadKind.BYTES
         """Kind of the stream's payloads: the table's, or before there is a table, the edges' declared one."""
-        self._recent: list[deque[ChunkSlice]] = [deque(maxlen=RECENT_CHUNKS_MAX) for _ in self._logs]
+        self._recent = [RecentSlices() for _ in self._logs]
         self.history = History(self._logs, options.tenant)
         self.loads = 0
         """Number of times that a shard was loaded again; its log may then differ from the one seen before."""
@@ -113,8 +68,8 @@ class StreamLog:
         settle()
         store, cluster = await open_hub(options)
         log = cls(options, store, cluster)
-        log._states = list(await asyncio.gather(*(shard.load() for shard in log._logs)))
-        log._check_stream()
+        log._states = list(await asyncio.gather(*(shard.load(log.only) for shard in log._logs)))
+        await log._check_stream()
         log.opened_table = open_stream_table(options, store, cluster)
         log.payload = log.opened_table.payload if log.opened_table else log._told_payload()
         return log
@@ -123,14 +78,16 @@ class StreamLog:
         lanes = (state.stream_lanes(self.options.tenant, self.options.stream).values() for state in self._states)
         return strictest(held.payload for shard in lanes for held in shard)
 
-    def _check_stream(self) -> None:
-        known = {(lane.tenant, lane.stream) for state in self._states for lane in state.lanes}
-        if (self.options.tenant, self.options.stream) not in known:
-            others = sorted(stream for tenant, stream in known if tenant == self.options.tenant)
-            raise ReadError(
-                f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
-                f"it has {', '.join(others) or 'no stream of that tenant yet'}"
-            )
+    async def _check_stream(self) -> None:
+        if any(state.lanes for state in self._states):
+            return
+        others = set[str]()
+        for shard in self._logs:  # one after the other: each may be large, and only names are kept
+            others |= (await shard.load()).tenant_streams(self.options.tenant)
+        raise ReadError(
+            f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
+            f"it has {', '.join(sorted(others - {self.options.stream})) or 'no stream of that tenant yet'}"
+        )
 
     async def extend(self) -> None:
         """Add the chunks made since."""
@@ -145,11 +102,15 @@ class StreamLog:
             raise
         except CollectedPast:
             # This driver was suspended. The remembered chunks would have a hole, and the table has the collected ones.
-            self._recent[shard].clear()
+            self._recent[shard].forget()
             self.loads += 1
-            self._states[shard] = await self._logs[shard].load()
+            self._states[shard] = await self._logs[shard].load(self.only)
         else:
-            self._recent[shard].extend(self._slices_of(chunks))
+            self.remember(shard, chunks)
+
+    def remember(self, shard: int, chunks: Iterable[Chunk]) -> None:
+        """Keep what the indexes of a shard's newest chunks say of the stream."""
+        self._recent[shard].add(self._slices_of(chunks))
 
     async def _check_goes_on(self, shard: int) -> None:
         """Check that the last seen chunk still has its number.
@@ -158,7 +119,7 @@ class StreamLog:
             WentBack: another chunk has it.
         """
         state = self._states[shard]
-        chunk = await self._logs[shard].index(state.n) if state.n >= 0 else None
+        chunk = await self._logs[shard].index(state.n, self.only) if state.n >= 0 else None
         if chunk is not None and chunk.footer_crc != state.footer_crc:
             raise WentBack(
                 f"shard {shard} of {self.options.stream} has another chunk {state.n} than before. The hub's store was "
@@ -279,7 +240,7 @@ class StreamLog:
         n = await log.locate(self.options.tenant, self.options.stream, first)
         # The collector may delete a chunk while its index is read. Later chunks are read from then on.
         with suppress(CollectedPast):
-            async for chunk in log.indexes(max(n, log.watermark)):
+            async for chunk in log.indexes(max(n, log.watermark), only=self.only):
                 found += [piece for piece in self._slices_of([chunk]) if piece.end > first]
                 if found and found[-1].end >= end:
                     break
@@ -315,8 +276,8 @@ class StreamLog:
         for chunk in chunks:
             for section in chunk.footer.streams:
                 if (section.tenant, section.stream) == (self.options.tenant, self.options.stream):
-                    lanes = tuple(map(self._lane, chunk.footer.lanes))
-                    clocks = tuple(clock for clock in chunk.footer.clocks if clock.tenant == section.tenant)
+                    lanes = tuple(map(self._lane, chunk.footer.lanes_of(section)))
+                    clocks = tuple(each for each in chunk.footer.clocks_of(section) if each.tenant == section.tenant)
                     found.append(
                         ChunkSlice(chunk.header.n, section, lanes, clocks, chunk.footer_crc, chunk.header.created)
                     )

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from weft.protocols.batch import BatchHeader, ClockState
-from weft.protocols.chunk_footer import ClockUpdate, LaneUpdate, Mark
+from weft.protocols.chunk_index.footer import ClockUpdate, LaneUpdate, Mark
 
 UNSYNCED, SYNCED, FUTURE, CORRECTED, STEPPED = range(5)
 CLOCKS = ("unsynced", "synced", "future", "corrected", "stepped")

@@ -109,14 +109,14 @@ def section_rows(  # noqa: PLR0917
 
     Args:
         data: the section's bytes, checked against its CRC before.
-        lanes: the footer's lanes of the same chunk.
+        lanes: ``lanes_of`` the section in the footer of the same chunk.
         fields: named topic levels, as in ``row_schema``. A level that a key's pattern lacks is null.
         topics: a lane's topic patterns; the first that matches a key names its levels.
         first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
         columns: make only these columns (in the schema's order); None makes all.
         edges: only records of these edge nodes; batches of others are skipped without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
-        clocks: the footer's clock notices of the same chunk.
+        clocks: ``clocks_of`` the section in that footer.
         rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut; None means
             ``ROWS_MAX``.
         joined: False gives each batch rows of its own, so that a failing one can be identified.

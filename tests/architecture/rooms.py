@@ -137,8 +137,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "storage": (
         ("damage", "filesystem", "private_file", "histogram", "hub_keys", "native_threads", "open_gaps"),
         ("object_store", "segment_log"),
-        ("cluster", "data_directory", "manifest", "nodes", "offset_index", "table_log"),
-        ("chunk_log", "table"),
+        ("cluster", "data_directory", "manifest", "nodes", "table_log"),
+        ("chunks", "table"),
+        ("chunk_log",),
         ("store_formats",),
     ),
     "proofs": (

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.cloud_hub.fabric import CLUSTER
 from tests.cloud_hub.virtual_time import now_ns
-from weft.protocols.shard.shard_state import FoldRules, ShardState
+from weft.protocols.shard.shard_state import FoldRules, ShardState, StreamKey
 from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore, StoreError
@@ -48,9 +48,11 @@ class Collector:
 class SleepingReader:
     """A reader of the log that wakes up now and then."""
 
-    def __init__(self, store: ObjectStore, rng: random.Random, rules: FoldRules) -> None:
+    def __init__(
+        self, store: ObjectStore, rng: random.Random, rules: FoldRules, only: frozenset[StreamKey] | None = None
+    ) -> None:
         self._log = ShardLog(store, CLUSTER, 0, now_ns, rules=rules)
-        self._rng = rng
+        self._rng, self._only = rng, only
         self.state: ShardState | None = None
         self.reloads = 0
 
@@ -65,7 +67,7 @@ class SleepingReader:
         while True:
             try:
                 if self.state is None:
-                    self.state = await self._log.load()
+                    self.state = await self._log.load(self._only)
                 await self._log.extend(self.state)
             except CollectedPast:
                 self.state, self.reloads = None, self.reloads + 1

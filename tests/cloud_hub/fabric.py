@@ -21,6 +21,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, LaneState, ShardState, lane_of
 from weft.storage.chunk_log import Cluster, ShardLog
 from weft.storage.hub_keys import chunk_key
@@ -195,7 +196,7 @@ def check_log(
     lanes: dict[Lane, list[int]] = defaultdict(list)
     for index, data in chunks:
         before = dict(state.lanes)
-        state.apply(index)
+        apply(state, index)
         check_claims(before, state.lanes)
         updates = index.footer.lanes
         new: dict[Lane, RangeSet] = defaultdict(RangeSet)
@@ -203,8 +204,9 @@ def check_log(
             assert section.base_offset == offsets[section.tenant, section.stream]
             offsets[section.tenant, section.stream] += section.count
             body = data[section.position : section.position + section.length]
-            for entry in chunk.section_entries(section, body, updates):
-                lane = lane_of(updates[entry.lane])
+            own = index.footer.lanes_of(section)
+            for entry in chunk.section_entries(section, body, own):
+                lane = lane_of(own[entry.lane])
                 records = list(batch.records(entry.batch))[entry.skip : entry.skip + entry.take]
                 assert [record.payload for record in records] == [payload(lane, record.seq) for record in records]
                 lanes[lane] += [record.seq for record in records]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
@@ -17,12 +18,12 @@ from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
 from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
 from tests.cloud_hub.virtual_time import now_ns
+from tests.support.later_fold import LATER
 from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
-from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.shard_state import RELEASE, Extension, FoldRules, ShardState
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.storage.object_store.memory import MemoryStore
 
 STORM_S = 6.0
@@ -30,25 +31,15 @@ DRAIN_S = 120.0
 RECORDS = 150
 COLLECTION_DELAY_S = 150.0
 """Longer than any look at the watermark holds."""
-COUNTED = 40
-"""A made-up extension of a made-up later release: records written since its level was reached."""
 
 Storm = Callable[[list[SequencerNode], random.Random], Coroutine[None, None, None]]
-
-
-def _count(lanes: Sequence[LaneUpdate]) -> bytes | None:
-    records = sum(end - first for lane in lanes for first, end in lane.ranges)
-    return records.to_bytes(8, "little") if records else None
-
-
-def _add(kept: bytes | None, data: bytes) -> bytes:
-    return (int.from_bytes(kept or b"", "little") + int.from_bytes(data, "little")).to_bytes(8, "little")
 
 
 OFF_MAX_NS = WRONG_NS + TOOK_MAX_NS + PRECISION_NS
 OFF_S = (-1.7e9, -3600.0, 90.0, 3600.0, 91 * 86_400.0, 14 * 365.25 * 86_400.0)
 """By how much wrong clocks are ahead: one without a battery begins in 1970."""
-LATER = FoldRules(2, {COUNTED: Extension(2, _count, _add)})
+EARLIER = FoldRules(1)
+"""The first release."""
 
 
 async def _storm(nodes: list[SequencerNode], rng: random.Random) -> None:
@@ -83,7 +74,7 @@ async def _restart(node: SequencerNode, rng: random.Random) -> None:
     await node.start()
 
 
-async def _upgrade(nodes: list[SequencerNode], rng: random.Random) -> None:
+async def _upgrade(after: FoldRules, nodes: list[SequencerNode], rng: random.Random) -> None:
     """One node after the other comes back with the later release; then the level is raised. One node may have been
     paused through all of it, and writes as an earlier release does while others write the new things."""
     for node in nodes:
@@ -91,20 +82,20 @@ async def _upgrade(nodes: list[SequencerNode], rng: random.Random) -> None:
     late = rng.choice(nodes) if len(nodes) > 1 and rng.random() < 0.7 else None
     for node in rng.sample(nodes, len(nodes)):
         await asyncio.sleep(rng.uniform(0.3, 1.0))
-        node.rules = node.rules if node is late else LATER
+        node.rules = node.rules if node is late else after
         await _restart(node, rng)
     for _ in range(8):
         await asyncio.sleep(rng.uniform(0.1, 0.8))
         node = rng.choice(nodes)
-        node.level = 2  # read at a moment of its own
+        node.level = after.level  # read at a moment of its own
         if rng.random() < 0.5:
             await _restart(node, rng)
     if late is not None:
-        late.rules = LATER
+        late.rules = after
         for node in nodes:
             await _restart(node, rng)
     for node in nodes:
-        node.level = 2
+        node.level = after.level
         node.store.faults = CALM
 
 
@@ -142,7 +133,7 @@ async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random
 async def _acts(
     nodes: list[SequencerNode], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm
 ) -> None:
-    collections, records = 0 if storm is _upgrade else rng.choice([0, 1, 2]), edges[0].records
+    collections, records = 0 if storm not in {_storm, _jump_clocks} else rng.choice([0, 1, 2]), edges[0].records
     for act in range(collections + 1):
         # The edges' records of this act, while the collector deletes what the act before left.
         for edge in edges:
@@ -161,20 +152,26 @@ async def _acts(
     await asyncio.sleep(5.0)  # longer than marks wait for data, and than followers take to catch up
 
 
-async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
+async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules | None) -> ShardState:
     rng = random.Random(seed)
+    level = rules.level if before is None else before.level
+    if before is None and rng.random() < 0.5:
+        level = 1  # the cluster was never finalized
     inner = MemoryStore((lambda: TRUE_START + now_ns()) if storm is _jump_clocks else None)
     nodes = [SequencerNode(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
+    for node in nodes:
+        node.rules, node.level = before or rules, level
     lanes = [Lane("default", f"edge-{i}", i, rng.choice(["a", "b"])) for i in range(rng.choice([1, 3]))]
     relays = [Relay(lane, RECORDS, random.Random(rng.random())) if rng.random() < 0.5 else None for lane in lanes]
     # Some edges have a backlog, and some send for about as long as the storm lasts.
-    steps_s = [0.4] if storm is _upgrade else [0.03, 0.3]
+    steps_s = [0.03, 0.3] if before is None else [0.4]
     name_each_other(nodes, rng)
     edges = [
         Edge(lane, RECORDS, random.Random(rng.random()), _route(lane, nodes, rng), relay, step_s=rng.choice(steps_s))
         for lane, relay in zip(lanes, relays, strict=True)
     ]
-    readers = [SleepingReader(inner, random.Random(rng.random()), rules) for _ in range(2)]
+    followed: list[frozenset[StreamKey] | None] = [None, frozenset([("default", rng.choice(["a", "b"]))])]
+    readers = [SleepingReader(inner, random.Random(rng.random()), rules, only) for only in followed]
     collector = Collector(inner, COLLECTION_DELAY_S)
     for node in nodes:
         await node.start()
@@ -196,7 +193,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
         assert node.sequencer.state.encode() == state.encode()  # I5
         await node.kill()
     for reader in readers:
-        assert (await reader.read()).encode() == state.encode(), "a reader stopped short of the log's head"
+        check_followed(await reader.read(), state)
     # A node that starts from a snapshot ends where the whole fold ends.
     late = make_sequencer(inner, rng, rules=rules)
     await late.start()
@@ -205,6 +202,19 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
     assert ShardState.decode(state.encode(), rules).encode() == state.encode()
     assert state.cluster_id == CLUSTER.cluster_id
     return state
+
+
+def check_followed(found: ShardState, state: ShardState) -> None:
+    """Check what a reader knows of the streams that it follows against the state of the whole log."""
+    assert (found.n, found.footer_crc, found.created) == (state.n, state.footer_crc, state.created), "it stopped short"
+    if found.only is None:
+        assert found.encode() == state.encode()
+        return
+    assert found.lanes == {lane: held for lane, held in state.lanes.items() if (lane.tenant, lane.stream) in found.only}
+    for known, all_of in (
+        (found.next_offset, state.next_offset), (found.fields, state.fields), (found.open_gaps, state.open_gaps),
+    ):  # fmt: skip
+        assert known == {key: each for key, each in all_of.items() if key in found.only}
 
 
 def _route(lane: Lane, nodes: list[SequencerNode], rng: random.Random) -> Route:
@@ -249,12 +259,13 @@ def simulate(seed: int) -> ShardState:
 
 
 def simulate_upgrade(seed: int) -> ShardState:
-    """One history of a rolling upgrade to a made-up later release, in virtual time.
+    """One history of a rolling upgrade in virtual time: from the first release to this one, or to a made-up later one.
 
     Raises:
         AssertionError: a promise was broken; a note says for which seed.
     """
-    return _run(seed, _upgrade, LATER)
+    before, after = (EARLIER, RELEASE) if seed % 2 else (RELEASE, LATER)
+    return _run(seed, partial(_upgrade, after), after, before)
 
 
 def simulate_clocks(seed: int) -> ShardState:
@@ -266,9 +277,9 @@ def simulate_clocks(seed: int) -> ShardState:
     return _run(seed, _jump_clocks, RELEASE)
 
 
-def _run(seed: int, storm: Storm, rules: FoldRules) -> ShardState:
+def _run(seed: int, storm: Storm, rules: FoldRules, before: FoldRules | None = None) -> ShardState:
     try:
-        return virtual_time.run(_simulate(seed, storm, rules))
+        return virtual_time.run(_simulate(seed, storm, rules, before))
     except BaseException as error:
         error.add_note(f"seed {seed}")
         raise

@@ -11,10 +11,11 @@ import pytest
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.live import get, running_hub
 from tests.cloud_hub.virtual_time import NS, now_ns
-from tests.protocols.test_fold import LATER
+from tests.support.later_fold import LATER
 from weft.cloud_hub import membership
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.membership import Membership, NotFinalized, finalize
+from weft.protocols.chunk_index.footer import LEVEL_MAX
 from weft.storage import hub_keys, nodes
 from weft.storage.chunk_log import ClusterUnusable, open_cluster
 from weft.storage.cluster import raise_level, read_level
@@ -150,9 +151,9 @@ async def test_a_node_shows_its_level_and_announces_itself_while_it_runs(tmp_pat
     store = open_store(str(tmp_path))
     async with running_hub(store) as hub:
         _, status = await get(hub, "/v1/status")
-        assert (status["level"], status["release_level"]) == (1, 1)
+        assert (status["level"], status["release_level"]) == (LEVEL_MAX, LEVEL_MAX)
         (entry,) = await nodes.running(store, time.time_ns())
-        assert (entry.url, entry.level) == (hub.url, 1)
+        assert (entry.url, entry.level) == (hub.url, LEVEL_MAX)
     assert await nodes.running(store, entry.seen) == []
     await raise_level(store, LATER.level)
     with pytest.raises(ClusterUnusable, match="use the release that the other nodes run"):

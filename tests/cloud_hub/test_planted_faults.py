@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.cloud_hub.simulation import simulate, simulate_upgrade
+from tests.support.later_fold import LATER
 from tests.support.silence import silent_logs
 from weft.cloud_hub.links.edge_link import EdgeLink
 from weft.cloud_hub.shard.lane_session import LaneSession
 from weft.protocols.link import Hello
-from weft.protocols.shard import snapshot
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.snapshot_blocks import DecodedSnapshot
 from weft.replication.runner import LinkSession
 from weft.replication.runner.redirects import Redirects
 from weft.storage.chunk_log import ShardLog
@@ -85,9 +87,13 @@ def go_and_never_come_back(patch: pytest.MonkeyPatch) -> None:
 
 def make_snapshots_with_an_earlier_fold(patch: pytest.MonkeyPatch) -> None:
     """Proof p3: a node that skips what it does not know writes snapshots without it."""
-    decode = snapshot.decode
+    of = ShardState.of
+
+    def believing(decoded: DecodedSnapshot, *how: Any) -> ShardState:
+        return of(decoded._replace(head=msgspec.structs.replace(decoded.head, made_with=LATER.level)), *how)
+
     patch.setattr(ShardState, "is_whole", True)
-    patch.setattr(snapshot, "decode", lambda data: msgspec.structs.replace(decode(data), made_with=2))
+    patch.setattr(ShardState, "of", believing)
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.cloud_hub import simulation
-from tests.cloud_hub.simulation import COUNTED, LATER, simulate, simulate_upgrade
+from tests.cloud_hub.simulation import simulate, simulate_upgrade
+from tests.support.later_fold import COUNTED, LATER, counting
 from tests.support.slices import SLICE
 from weft.cloud_hub.shard import sequencer
 from weft.cloud_hub.shard.drafting import Drafted
 from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.chunk_footer import FoldRules
+from weft.protocols.chunk_index.footer import FoldRules
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,6 @@ def test_a_node_that_takes_an_unclear_write_for_a_chunk_is_found(monkeypatch: py
 
 
 def test_a_release_that_writes_what_its_level_does_not_allow_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasty = {COUNTED: LATER.extensions[COUNTED]._replace(level=1)}
+    hasty = {COUNTED: counting(1)}
     monkeypatch.setattr(simulation, "LATER", FoldRules(LATER.level, hasty))
     assert is_broken(simulate_upgrade)

@@ -1,11 +1,11 @@
 """A made-up later release, as a process: ``python -m tests.end_to_end.later_release`` takes the arguments of ``weft``.
 
-It knows fold level 2 and, once the cluster is at that level, writes an extension that this release does not know.
+It knows one fold level more. Once the cluster is at that level, it writes an extension that this release does not know.
 """
 
 from __future__ import annotations
 
-from tests.cloud_hub.simulation import LATER
+from tests.support.later_fold import LATER
 from weft.cli import main
 from weft.cloud_hub.hub import Hub
 from weft.protocols.shard import shard_state

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud_hub.simulation import COUNTED, LATER
 from tests.end_to_end.storms import SHARDS, Fabric, HubNode, running
 from tests.support import forked
+from tests.support.later_fold import COUNTED, LATER, Tally
 from tests.support.waiting import PATIENCE_S
 from weft.demo.fabric import FabricError
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import LEVEL_MAX, ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import open_cluster
 from weft.storage.object_store import ObjectStore
@@ -38,7 +38,8 @@ async def fold_twice(store: ObjectStore) -> list[int]:
         await ShardLog(store, cluster, shard, rules=LATER).extend(whole)
         started = await ShardLog(store, cluster, shard, rules=LATER).load()
         assert started.encode() == whole.encode(), f"shard {shard} has two folds"
-        counts.append(int.from_bytes(whole.extensions.get(COUNTED, b""), "little"))
+        tally = whole.extensions.get(COUNTED)
+        counts.append(tally.count if isinstance(tally, Tally) else 0)
     return counts
 
 
@@ -64,7 +65,7 @@ def test_a_rolling_upgrade_with_kills_makes_one_fold_and_loses_nothing(tmp_path:
         second.command = RELEASE_2
         second.start()
         done = [finalize(second), finalize(first)]
-        assert "level 2 now" in done[0].stdout, done
+        assert f"level {LATER.level} now" in done[0].stdout, done
         assert "already" in done[1].stdout
         for hub in (first, second, first, second):  # each reads the level when it starts
             time.sleep(1.0)
@@ -76,7 +77,9 @@ def test_a_rolling_upgrade_with_kills_makes_one_fold_and_loses_nothing(tmp_path:
         second.command = [sys.executable, "-m", "weft"]
         with pytest.raises(FabricError, match="ended at once"):
             second.start()
-        assert "the store is at level 2, this release knows level 1" in second.log_path.read_text()
+        assert (
+            f"the store is at level {LATER.level}, this release knows level {LEVEL_MAX}" in second.log_path.read_text()
+        )
     counts = asyncio.run(fold_twice(fabric.store))
     assert counted["messages"] > 1000
     assert sum(counts) > 0, "the later release wrote what it adds"

@@ -10,6 +10,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import HELD_BACK_MAX, SILENT_NS, Reason, completeness, matches
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import ConflictBody, LaneState, RetiredBy
 from weft.protocols.shard.shard_state import RetireBody, ShardState
 
@@ -46,7 +47,7 @@ class Log:
     def chunk(self, *updates: LaneUpdate, controls: tuple[Control, ...] = ()) -> None:
         n = self.state.n + 1
         header = ChunkHeader(CLUSTER, n, T + n, 0, self.state.footer_crc, 0)
-        self.state.apply(Chunk(header, ChunkFooter(header, 0, 1, [], list(updates), list(controls)), n + 1))
+        apply(self.state, Chunk(header, ChunkFooter(header, 0, 1, [], list(updates), list(controls)), n + 1))
 
     def mark(self, of: Lane, time: int, *, epoch: int = 1) -> None:
         self.chunk(LaneUpdate(*of, epoch, [], [], Mark(time, 0), None))

@@ -8,15 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.protocols.test_shard_state import CLUSTER, LANE, complete_up_to, next_chunk, update
-from weft.protocols import chunk_footer
-from weft.protocols.chunk import Chunk, ClockUpdate, Control, ControlKind, GapRange, LaneFlag, LaneUpdate, Mark
+from tests.support.later_fold import COUNTED, LATER, Tally
+from weft.protocols.chunk import (
+    Chunk,
+    ChunkFooter,
+    ClockUpdate,
+    Control,
+    ControlKind,
+    GapRange,
+    LaneFlag,
+    LaneUpdate,
+    Mark,
+)
+from weft.protocols.chunk_index import footer
 from weft.protocols.errors import Corrupt
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState, RetiredBy
-from weft.protocols.shard.shard_state import BOOTS_MAX, Extension, FoldRules, RetireBody, ShardState
+from weft.protocols.shard.shard_state import BOOTS_MAX, LEVEL_MAX, RetireBody, ShardState
 from weft.protocols.shard.snapshot import SKIPS_MAX, SkipBody, SkippedRun
 
 ABSENT, EXPIRED = int(GapReason.ABSENT), int(GapReason.EXPIRED)
@@ -28,12 +40,13 @@ def state() -> ShardState:
 
 def add(held: ShardState, *updates: LaneUpdate, **footer: object) -> ShardState:
     """Apply a chunk; ``footer`` replaces fields of its footer."""
-    held.apply(chunk_with(held, *updates, **footer))
+    apply(held, chunk_with(held, *updates, **footer))
     return held
 
 
 def chunk_with(held: ShardState, *updates: LaneUpdate, **footer: object) -> Chunk:
     made = next_chunk(held, *updates)
+    assert isinstance(made.footer, ChunkFooter)
     return made._replace(footer=msgspec.structs.replace(made.footer, **footer))
 
 
@@ -199,7 +212,7 @@ def test_origins_partial_lanes_relays_and_the_last_time_seen() -> None:
         update(ranges=[(0, 1)], epoch=9), origins=[mean], flags=int(LaneFlag.RELAY | LaneFlag.PARTIAL)
     )
     made = chunk_with(held, relayed)
-    held.apply(made._replace(header=made.header._replace(created=70)))
+    apply(held, made._replace(header=made.header._replace(created=70)))
     lane = held.lanes[LANE]
     assert (lane.epoch, lane.partial, lane.counts) == (4, True, False), "a relay claims no epoch"
     assert lane.origins == [mean, schema]
@@ -212,11 +225,6 @@ def test_origins_partial_lanes_relays_and_the_last_time_seen() -> None:
 # -- levels
 
 
-COUNT = 40
-LATER = FoldRules(2, {COUNT: Extension(2, lambda _: None, lambda kept, data: bytes([(kept or b"\0")[0] + data[0]]))})
-"""A made-up later release, whose fold counts something."""
-
-
 def test_a_snapshot_of_a_release_that_knows_less_is_told_from_one_that_lacks_nothing() -> None:
     early = add(state(), update(ranges=[(0, 1)]))
     assert ShardState.decode(early.encode(), LATER).extensions == {}, "the log held nothing more then"
@@ -224,11 +232,11 @@ def test_a_snapshot_of_a_release_that_knows_less_is_told_from_one_that_lacks_not
     for held in (early, later):
         if held is later:
             add(held, update(ranges=[(0, 1)]))
-        add(held, extensions={COUNT: b"\x05", 41: b"x"}, fold_level=2)
-        add(held, extensions={COUNT: b"\x02"}, fold_level=2)
-    assert (early.extensions, later.extensions) == ({}, {COUNT: b"\x07"})
-    assert (early.fold_level, early.is_whole, later.is_whole) == (2, False, True)
-    with pytest.raises(Corrupt, match="fold level 1, the log had reached 2"):
+        add(held, extensions={COUNTED: b"\x05", 41: b"x"}, fold_level=LATER.level)
+        add(held, extensions={COUNTED: b"\x02"}, fold_level=LATER.level)
+    assert (early.extensions, later.extensions) == ({}, {COUNTED: Tally(7)})
+    assert (early.fold_level, early.is_whole, later.is_whole) == (LATER.level, False, True)
+    with pytest.raises(Corrupt, match=f"fold level {LEVEL_MAX}, the log had reached {LATER.level}"):
         ShardState.decode(early.encode(), LATER)
     ShardState.decode(early.encode())
     resumed = ShardState.decode(later.encode(), LATER)
@@ -267,7 +275,7 @@ def test_lanes_encoded_a_few_at_a_time_are_one_array(lanes: int) -> None:
 
 
 def test_a_footer_knows_the_release_that_understands_it() -> None:
-    assert chunk_footer.UNDERSTOOD == snapshots.UNDERSTOOD == 0
+    assert (footer.UNDERSTOOD, snapshots.UNDERSTOOD) == (footer.BLOCKS, 0)
 
 
 # -- skipped offsets

@@ -11,9 +11,18 @@ from enum import ReprEnum
 import msgspec
 import pytest
 
-from weft.protocols import batch, batch_header, chunk, chunk_footer, link, origin, payloads, segment
+from weft.protocols import (
+    batch,
+    batch_header,
+    chunk,
+    link,
+    origin,
+    payloads,
+    segment,
+)
+from weft.protocols.chunk_index import blocks, codec, footer
 from weft.protocols.segment import header as segment_header
-from weft.protocols.shard import lane_state, open_gaps, placement, shard_state, snapshot
+from weft.protocols.shard import lane_state, open_gaps, placement, shard_state, snapshot, snapshot_blocks
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -98,7 +107,7 @@ LAYOUTS = {
     "segment trailer": (segment._TRAILER, "<QI4s", 16),
     "chunk header": (chunk._HEADER, "<4sI16sQQIIQ", 56),
     "chunk entry": (chunk._ENTRY, "<IIIIq", 24),
-    "chunk trailer": (chunk_footer._TRAILER, "<II4s", 12),
+    "chunk trailer": (codec._TRAILER, "<II4s", 12),
     "snapshot header": (snapshot._HEADER, "<4sII", 12),
     "link frame": (link.FRAME_HEAD, "<BI", 5),
     "link lane": (link._LANE, "<I", 4),
@@ -109,6 +118,7 @@ CONSTANTS = {
     "segment": (segment.MAGIC, segment.VERSION, b"WFS", 1),
     "chunk": (chunk.MAGIC, chunk.VERSION, b"WFC", 1),
     "snapshot": (snapshot.MAGIC, snapshot.VERSION, b"WFN", 1),
+    "snapshot with blocks": (snapshot.MAGIC, snapshot.BLOCKS_VERSION, b"WFN", 2),
     "segment trailer": (segment.TRAILER_MAGIC, 0, b"WFSE", 0),
     "chunk trailer": (chunk.TRAILER_MAGIC, 0, b"WFCE", 0),
     "link": (b"", link.PROTOCOL_VERSION, b"", 1),
@@ -131,7 +141,20 @@ ARRAYS = {
     chunk.Control: "kind tenant edge log_id stream body",
     chunk.ClockUpdate: "tenant edge log_id boot_id monotonic offset error",
     chunk.ChunkFooter: "header must_understand fold_level streams lanes controls clocks extensions",
-    chunk_footer._Foot: "header must_understand",
+    codec._Foot: "header must_understand",
+    codec.ChunkHead: "header must_understand fold_level blocks controls extensions",
+    codec.BlockPlace: (
+        "tenant stream position length crc base_offset count first_time last_time section section_length section_crc"
+    ),
+    blocks.BlockColumns: "edges edge log_id epoch first count mark_time mark_seq rest controls clocks",
+    blocks.LaneRest: "ranges gaps topics payload origins floor flags",
+    blocks.BlockControl: "kind edge log_id body",
+    blocks.BlockClock: "edge log_id boot_id monotonic offset error",
+    snapshot_blocks.SnapshotHead: (
+        "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams clocks extensions"
+    ),
+    snapshot_blocks.StreamPlace: "stream lanes",
+    snapshot_blocks.SnapshotPlace: "position length crc",
     origin.Origin: "number kind name version hash",
     lane_state.Conflict: "time epoch up_to whole_up_to reason",
     lane_state.Retirement: "time by reason missing",
@@ -210,15 +233,22 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
     assert " ".join(kind.__struct_encode_fields__) == MAPS[kind]
 
 
+MODULES = (
+    batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
+    snapshot_blocks,
+)  # fmt: skip
+
+
 def test_every_struct_of_the_formats_is_listed() -> None:
     found = {
         value
-        for module in (batch, segment, chunk, chunk_footer, link, lane_state, origin, shard_state, snapshot)
+        for module in MODULES
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct
     }
     # DATA is laid out by hand: a lane number and batches.
-    assert found - {link.Data} == {*ARRAYS, *MAPS}
+    # A lane's state is stored as ``LaneSnapshot``.
+    assert found - {link.Data, lane_state.LaneState} == {*ARRAYS, *MAPS}
 
 
 def test_the_order_of_the_header_in_a_footer() -> None:

@@ -14,6 +14,7 @@ from weft.protocols.lane import Lane, NodeName
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.shard.edge_texts import origin_bytes, topic_bytes
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import (
     FIELDS_MAX,
@@ -61,7 +62,7 @@ def next_chunk(state: ShardState, *updates: LaneUpdate) -> Chunk:
 def fold(*chunks: list[LaneUpdate]) -> ShardState:
     state = ShardState(CLUSTER, 0)
     for updates in chunks:
-        state.apply(next_chunk(state, *updates))
+        apply(state, next_chunk(state, *updates))
     return state
 
 
@@ -98,7 +99,7 @@ def test_a_fold_from_a_snapshot_equals_the_fold_from_the_start(history: list[lis
     whole = fold(*history)
     resumed = ShardState.decode(fold(*history[:cut]).encode())
     for updates in history[cut:]:
-        resumed.apply(next_chunk(resumed, *updates))
+        apply(resumed, next_chunk(resumed, *updates))
     assert resumed.encode() == whole.encode()
 
 
@@ -144,7 +145,7 @@ def test_completeness_is_never_claimed_too_early_and_never_taken_back(history: l
     told: dict[Lane, list[Mark]] = {lane: [] for lane in LANES}
     before: dict[Lane, int | None] = dict.fromkeys(LANES)
     for updates in history:
-        state.apply(next_chunk(state, *updates))
+        apply(state, next_chunk(state, *updates))
         for item in updates:
             if item.mark is not None:
                 told[Lane(item.tenant, item.edge, item.log_id, item.stream)].append(item.mark)
@@ -161,7 +162,7 @@ def test_a_mark_beyond_what_is_held_does_not_replace_the_proven_one() -> None:
     state = fold([update(ranges=[(0, 10)], mark=Mark(100, 10))], [update(ranges=[(15, 20)], mark=Mark(200, 20))])
     assert state.lanes[LANE].complete_up_to == 100
     assert state.lanes[LANE].newest_mark == Mark(200, 20)
-    state.apply(next_chunk(state, update(gaps=[GapRange(10, 15, 1)])))
+    apply(state, next_chunk(state, update(gaps=[GapRange(10, 15, 1)])))
     assert state.lanes[LANE].complete_up_to == 200
 
 
@@ -191,9 +192,9 @@ def test_a_stream_is_complete_up_to_its_latest_lane() -> None:
     other = LANE._replace(edge="edge-2")
     state = fold([update(ranges=[(0, 5)], mark=Mark(50, 5)), update(other, mark=Mark(70, 0))])
     assert complete_up_to(state, "telemetry") == 50
-    state.apply(next_chunk(state, update(LANE._replace(edge="edge-3"))))
+    apply(state, next_chunk(state, update(LANE._replace(edge="edge-3"))))
     assert complete_up_to(state, "telemetry") == 50, "nothing was said of this lane"
-    state.apply(next_chunk(state, update(LANE._replace(edge="edge-3"), gaps=[GapRange(0, 1, 1)])))
+    apply(state, next_chunk(state, update(LANE._replace(edge="edge-3"), gaps=[GapRange(0, 1, 1)])))
     assert complete_up_to(state, "telemetry") is None
     assert complete_up_to(state, "unknown") is None
     assert earliest([]) is None
@@ -218,8 +219,8 @@ def test_no_edge_takes_all_columns_of_a_stream() -> None:
     state = fold([update(topics=["{site}"])])
     for edge in range(2, 9):
         topics = [f"{{f{edge}_{i}}}" for i in range(2 * FIELDS_MAX)]
-        state.apply(next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=topics)))
-        state.apply(next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=["{again}"])))
+        apply(state, next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=topics)))
+        apply(state, next_chunk(state, update(LANE._replace(edge=f"edge-{edge}"), topics=["{again}"])))
         named = [name for name in state.stream_fields("default", "telemetry") if name.startswith(f"f{edge}_")]
         assert len(named) == min(FIELDS_PER_EDGE_MAX, FIELDS_MAX - 1 - FIELDS_PER_EDGE_MAX * (edge - 2)) or not named
     assert len(state.stream_fields("default", "telemetry")) == FIELDS_MAX
@@ -268,9 +269,9 @@ def test_a_chunk_that_does_not_continue_the_history_changes_nothing() -> None:
     ]
     for chunk in bad:
         with pytest.raises(Corrupt):
-            state.apply(chunk)
+            apply(state, chunk)
         assert state.encode() == before
-    state.apply(good)
+    apply(state, good)
 
 
 SNAPSHOT = fold([update(ranges=[(0, 10)], mark=Mark(5, 10), topics=["a/{b}"])], [update(mark=Mark(9, 20))]).encode()
@@ -292,7 +293,7 @@ def test_a_snapshot_with_a_flipped_bit_is_refused(bit: int) -> None:
 
 def test_other_snapshots_are_refused() -> None:
     with pytest.raises(UnsupportedVersion):
-        ShardState.decode(SNAPSHOT[:3] + b"\x02" + SNAPSHOT[4:])
+        ShardState.decode(SNAPSHOT[:3] + b"\x03" + SNAPSHOT[4:])
     with pytest.raises(Corrupt):
         ShardState.decode(SNAPSHOT + b"\0")
     with pytest.raises(Corrupt):

@@ -21,6 +21,7 @@ from weft.edge_node.check import data_directory as edge_directory
 from weft.edge_node.check.data_directory import formats_of
 from weft.edge_node.sessions.store import database_file
 from weft.protocols import batch, batch_header, chunk
+from weft.protocols.chunk_index.footer import LEVEL_MAX
 from weft.protocols.segment import header as segment_header
 from weft.protocols.shard import snapshot
 from weft.protocols.shard.placement import shard_of
@@ -182,7 +183,7 @@ async def later_format(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
 
 
 async def later_level(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
-    await open_cluster(store, SHARDS, release_level=2)
+    await open_cluster(store, SHARDS, release_level=LEVEL_MAX + 1)
 
 
 async def later_chunks(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ async def later_manifest(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
 
 
 async def later_snapshot(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
-    later.setattr(snapshot, "VERSION", 2)
+    later.setattr(snapshot, "VERSION", 9)
     await chunks_with(store)
     log = of_shard(store, await open_cluster(store, None))
     key = hub_keys.snapshot_key(SHARD, 0, 1)
@@ -216,10 +217,13 @@ Later = Callable[[ObjectStore, pytest.MonkeyPatch], Coroutine[None, None, None]]
     ("write", "said"),
     [
         (later_format, "the store was written by a later release of Weft (format 2; this one knows 1): install that"),
-        (later_level, "the store is at level 2, this release knows level 1: use the release that the other nodes run"),
+        (later_level, "the store is at level 3, this release knows level 2: use the release that the other nodes run"),
         (later_chunks, "was written by a later release of Weft (chunk version 2; this release reads version 1)"),
         (later_manifest, "was written by a later release of Weft (the manifest needs features 0x1 of a later release)"),
-        (later_snapshot, "was written by a later release of Weft (snapshot version 2; this release reads version 1)"),
+        (
+            later_snapshot,
+            "was written by a later release of Weft (snapshot version 9; this release reads versions 1 to 2)",
+        ),
     ],
 )
 def test_a_store_of_a_later_release_is_refused(

@@ -107,8 +107,8 @@ async def test_a_reader_whose_sleep_begins_between_answer_and_look_is_told_as_we
     reader = await log.load()
 
     class Slow(ShardLog):
-        async def index(self, n: int) -> Chunk | None:
-            found = await super().index(n)
+        async def index(self, n: int, only: frozenset[tuple[str, str]] | None = None) -> Chunk | None:
+            found = await super().index(n, only)
             if n == reader.n + 1 and found is None:
                 for _ in range(20):
                     await writer.write(1)

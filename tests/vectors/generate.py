@@ -20,6 +20,8 @@ from crc32c import crc32c
 
 from tests.vectors import notation
 from tests.vectors.goldens import (
+    BLOCKED_CHUNK,
+    BLOCKED_STATE,
     CHUNK,
     EMPTY_CHUNK,
     EMPTY_STATE,
@@ -76,8 +78,8 @@ COPIED: list[Any] = [
 GOLDEN: dict[str, dict[str, Any]] = {
     "batch": {"small": SMALL, "every_column": FULL, "last_numbers": LAST, "origin": MADE, "typed_headers": TYPED},
     "segment": {"sealed": SEGMENT, "open": OPEN, "moved": MOVED, "owned": OWNED, "together": TOGETHER},
-    "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK},
-    "shard-state": {"ended": STATE, "empty": EMPTY_STATE},
+    "chunk": {"two_streams": CHUNK, "mark_only": EMPTY_CHUNK, "blocks": BLOCKED_CHUNK},
+    "shard-state": {"ended": STATE, "empty": EMPTY_STATE, "blocks": BLOCKED_STATE},
     "link": {"control": CONTROL, "data": DATA, "last_words": LAST_WORDS},
     "queue-state": {"declared": whole(DECLARED), "settled": whole(SETTLED), "copied": whole(COPIED)},
 }
@@ -125,9 +127,9 @@ def signed_batch(data: bytes, offset: int, new: bytes) -> bytes:
     return patched(data, 4, struct.pack("<I", crc32c(data[8:])))
 
 
-def later_version(data: bytes) -> bytes:
-    """What a later release might write: the next version, and a header checksum that this one cannot make sense of."""
-    return flipped(patched(data, 3, b"\x02"), 4)
+def later_version(data: bytes, version: int) -> bytes:
+    """What a later release might write: a later version, and a header checksum that this one cannot make sense of."""
+    return flipped(patched(data, 3, bytes([version])), 4)
 
 
 def rejects() -> Iterator[tuple[str, str, str, bytes]]:
@@ -140,7 +142,7 @@ def rejects() -> Iterator[tuple[str, str, str, bytes]]:
     ):
         data = notation.encode(kind, GOLDEN[kind][name])
         yield kind, "wrong_magic", "Corrupt", patched(data, 0, b"XYZ")
-        yield kind, "later_version", "UnsupportedVersion", later_version(data)
+        yield kind, "later_version", "UnsupportedVersion", later_version(data, 3 if kind == "shard-state" else 2)
         yield kind, "empty", "Truncated", b""
         yield kind, "flipped_header", "Corrupt", flipped(data, 5 if kind == "shard-state" else 25)
         yield kind, "flipped_body", "Corrupt", flipped(data, len(data) * 2 // 3)
@@ -214,6 +216,13 @@ def file_rejects() -> Iterator[tuple[str, str, str, bytes]]:
         notation.encode("shard-state", {**STATE, "must_understand": 4}),
     )
     yield "chunk", "of_a_later_release", "UnsupportedVersion", notation.encode("chunk", {**CHUNK, "must_understand": 4})
+    blocks = notation.encode("chunk", BLOCKED_CHUNK)
+    length = chunk.footer_bytes(blocks)
+    yield "chunk", "flipped_block", "Corrupt", flipped(blocks, -length - 3)
+    streams = notation.encode("shard-state", BLOCKED_STATE)
+    yield "shard-state", "flipped_block", "Corrupt", flipped(streams, -40)
+    yield "shard-state", "cut_block", "Truncated", streams[:-3]
+    yield "shard-state", "behind_the_blocks", "Corrupt", streams + b"\0"
     later = notation.encode("chunk", {**CHUNK, "header": {**CHUNK["header"], "nonce": 43}})
     yield "chunk", "another_attempts_header", "Corrupt", later[: chunk.HEADER_BYTES] + whole[chunk.HEADER_BYTES :]
     yield "chunk", "takes_more_than_the_batch_has", "Corrupt", notation.encode("chunk", greedy)

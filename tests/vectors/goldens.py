@@ -213,6 +213,37 @@ CHUNK: Notation = {
     "clocks": [["default", "pi-1", 0xFEDCBA9876543210, 0x0123456789ABCDEF, 5_000_000_000, -250_000, 1_000]],
     "extensions": {"7": "c0"},
 }
+BLOCKED_CHUNK: Notation = {
+    **{name: value for name, value in CHUNK.items() if name not in {"lanes", "clocks"}},
+    "must_understand": 1,
+    "fold_level": 2,
+    "sections": [
+        {**CHUNK["sections"][0], "entries": [{**CHUNK["sections"][0]["entries"][0], "lane": 0}]},
+        {**CHUNK["sections"][1], "entries": [{**CHUNK["sections"][1]["entries"][0], "lane": 1}]},
+    ],
+    "blocks": [
+        {"tenant": "default", "stream": "alarms", "lanes": CHUNK["lanes"][1:], "controls": [], "clocks": []},
+        {
+            "tenant": "default",
+            "stream": "telemetry",
+            "lanes": [
+                ["default", "pi-2", 7, "telemetry", 1, [], [], [T, 4], None, None, [], None, 0],
+                CHUNK["lanes"][0],
+                ["default", "pi-2", 8, "telemetry", 3, [[0, 2], [5, 6]], [], None, None, None, [], None, 0],
+            ],
+            "controls": CHUNK["controls"][:1],
+            "clocks": CHUNK["clocks"],
+        },
+        {
+            "tenant": "default",
+            "stream": "quiet",
+            "lanes": [["default", "pi-2", 7, "quiet", 1, [], [], [T, 0], None, None, [], None, 0]],
+            "controls": [],
+            "clocks": [],
+        },
+    ],
+    "controls": [[99, "", "", 0, "", "kw=="]],
+}
 EMPTY_CHUNK: Notation = {
     **CHUNK,
     "sections": [],
@@ -268,3 +299,16 @@ STATE: Notation = {
     "extensions": {},
 }
 EMPTY_STATE: Notation = {**STATE, "n": -1, "footer_crc": 0, "created": 0, "streams": [], "lanes": [], "clocks": []}
+BLOCKED_STATE: Notation = {
+    **STATE,
+    "made_with": 2,
+    "fold_level": 2,
+    "streams": [
+        {
+            "tenant": "default", "stream": "alarms", "next_offset": 0, "fields": [], "named_by": [], "skips": [],
+            "open_gaps": [],
+        },
+        *STATE["streams"],
+    ],
+    "lanes": [{**STATE["lanes"][0], "stream": "alarms", "retired": None, "conflict": None}, *STATE["lanes"]],
+}  # fmt: skip

@@ -17,12 +17,14 @@ from crc32c import crc32c
 from weft.edge_node.queues.state.changes import Changes, read_changes
 from weft.protocols import batch, chunk, link, segment
 from weft.protocols.batch import ClockReading, ClockState, Codec
+from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, BlockedFooter, StreamBlock
 from weft.protocols.columns import HeaderPairs, HeaderValue
 from weft.protocols.errors import Corrupt
+from weft.protocols.lane import Lane
 from weft.protocols.link.data import split_batches
 from weft.protocols.origin import Origin
-from weft.protocols.shard import snapshot
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard import snapshot, snapshot_blocks
+from weft.protocols.shard.shard_state import FoldRules, ShardState
 
 Notation = dict[str, Any]
 
@@ -140,16 +142,28 @@ def _encode_chunk(meaning: Notation) -> bytes:
         crc = crc32c(section)
         streams.append(chunk.StreamSection(**fields, position=len(data), length=len(section), crc=crc))
         data += section
-    lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
-    controls = msgspec.convert(meaning["controls"], list[chunk.Control])
-    clocks = msgspec.convert(meaning["clocks"], list[chunk.ClockUpdate])
     extensions = {int(number): bytes.fromhex(body) for number, body in meaning["extensions"].items()}
     levels = meaning["must_understand"], meaning["fold_level"]
+    controls = msgspec.convert(meaning["controls"], list[chunk.Control])
+    if "blocks" in meaning:
+        told = {(each["tenant"], each["stream"]): _block(each) for each in meaning["blocks"]}
+        of_level_2 = BlockedFooter(header, levels[1], streams, told, controls, extensions)
+        return data + chunk.encode_footer(of_level_2)[0]
+    lanes = msgspec.convert(meaning["lanes"], list[chunk.LaneUpdate])
+    clocks = msgspec.convert(meaning["clocks"], list[chunk.ClockUpdate])
     footer = chunk.ChunkFooter(header, *levels, streams, lanes, controls, clocks, extensions)
     if footer.must_understand:  # which no release writes that does not know it
         body = msgspec.msgpack.encode(footer)
         return data + body + struct.pack("<II4s", len(body), crc32c(body), chunk.TRAILER_MAGIC)
     return data + chunk.encode_footer(footer)[0]
+
+
+def _block(noted: Notation) -> StreamBlock:
+    return StreamBlock(
+        msgspec.convert(noted["lanes"], list[chunk.LaneUpdate]),
+        msgspec.convert(noted["controls"], list[chunk.Control]),
+        msgspec.convert(noted["clocks"], list[chunk.ClockUpdate]),
+    )
 
 
 def _encode_chunk_entry(entry: Notation) -> bytes:
@@ -172,20 +186,26 @@ def _decode_chunk(data: bytes) -> Notation:
                 "batch": _decode_batch(bytes(e.batch)),
             }
             for e in chunk.section_entries(
-                stream, data[stream.position : stream.position + stream.length], found.footer.lanes
+                stream, data[stream.position : stream.position + stream.length], found.footer.lanes_of(stream)
             )
         ]
         sections.append(section)
-    return {
+    footer = found.footer
+    noted = {
         "header": {**found.header._asdict(), "cluster_id": found.header.cluster_id.hex()},
-        "must_understand": found.footer.must_understand,
-        "fold_level": found.footer.fold_level,
+        "must_understand": footer.must_understand,
+        "fold_level": footer.fold_level,
         "sections": sections,
-        "lanes": _builtins(found.footer.lanes),
-        "controls": _builtins(found.footer.controls),
-        "clocks": _builtins(found.footer.clocks),
-        "extensions": {str(number): body.hex() for number, body in found.footer.extensions.items()},
     }
+    if isinstance(footer, BlockedFooter):
+        noted["blocks"] = [
+            {"tenant": tenant, "stream": stream, **{name: _builtins(each) for name, each in block._asdict().items()}}
+            for (tenant, stream), block in footer.blocks.items()
+        ]
+        noted["controls"] = _builtins(footer.cluster_controls)
+    else:
+        noted |= {name: _builtins(getattr(footer, name)) for name in ("lanes", "controls", "clocks")}
+    return {**noted, "extensions": {str(number): body.hex() for number, body in footer.extensions.items()}}
 
 
 _FRAMES: dict[str, Any] = {
@@ -242,16 +262,29 @@ def _encode_state(meaning: Notation) -> bytes:
     noted = {**meaning, "cluster_id": base64.b64encode(bytes.fromhex(meaning["cluster_id"])).decode()}
     noted["streams"] = [_listed(entry) for entry in noted["streams"]]
     noted["lanes"] = [_listed(entry) for entry in noted["lanes"]]
-    return snapshot.encode(msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True))
+    found = msgspec.convert(_listed(noted), snapshot.Snapshot, str_keys=True)
+    if found.fold_level < BLOCKS_LEVEL:
+        return snapshot.encode(found)
+    lanes = [
+        (Lane(each.tenant, each.edge, each.log_id, each.stream), snapshot.lane_state(each)) for each in found.lanes
+    ]
+    return snapshot_blocks.encode(msgspec.structs.replace(found, lanes=[]), lanes)
 
 
 def _decode_state(data: bytes) -> Notation:
-    found = snapshot.decode(data)
-    again = ShardState.decode(data).encode()
-    assert snapshot.decode(again) == found, "the state says what its snapshot says"
-    assert ShardState.decode(again).encode() == again, "one state has one encoding"
+    found = _decode_snapshot(data)
+    rules = FoldRules(found.made_with)
+    again = ShardState.decode(data, rules).encode()
+    assert _decode_snapshot(again) == found, "the state says what its snapshot says"
+    assert ShardState.decode(again, rules).encode() == again, "one state has one encoding"
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
     return {**noted, "streams": [*map(_named, found.streams)], "lanes": [*map(_named, found.lanes)]}
+
+
+def _decode_snapshot(data: bytes) -> snapshot.Snapshot:
+    head, lanes = snapshot_blocks.decode(data)
+    named = [msgspec.structs.replace(held, tenant=lane.tenant, stream=lane.stream) for lane, held in lanes]
+    return msgspec.structs.replace(head, lanes=named)
 
 
 def _named(value: msgspec.Struct) -> Notation:

@@ -62,7 +62,7 @@ async def lane_state(settings: ProducerSettings, cluster_id: str, lane: Lane) ->
     store, cluster = await open_hub_store(settings, cluster_id)
     log = ShardLog(store, cluster, shard_of(lane.tenant, lane.edge, cluster.shards))
     try:
-        return log, await log.load()
+        return log, await log.load(frozenset({(lane.tenant, lane.stream)}))
     except StoreError as error:
         raise SinkError(f"store {settings.store!r} does not answer: {error}") from error
 
@@ -107,10 +107,11 @@ async def find_last(settings: ProducerSettings, cluster_id: str, lane: Lane, sha
 
 async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Headers | None:
     """Search the log from its end to the first deleted chunk."""
-    end = state.n + 1
+    end, only = state.n + 1, frozenset([(lane.tenant, lane.stream)])
     while end > log.watermark:
         first = max(log.watermark, end - AHEAD)
-        for chunk in reversed(await asyncio.gather(*map(log.index, range(first, end)))):
+        indexes = (log.index(n, only) for n in range(first, end))
+        for chunk in reversed(await asyncio.gather(*indexes)):
             if chunk is None:
                 return None  # deleted meanwhile, so the record is in the table
             if any(
@@ -123,11 +124,10 @@ async def _in_log(log: ShardLog, state: ShardState, lane: Lane, seq: int) -> Hea
 
 
 async def _in_chunk(log: ShardLog, chunk: Chunk, lane: Lane, seq: int) -> Headers | None:
-    lanes = chunk.footer.lanes
     for section in chunk.footer.streams:
         if (section.tenant, section.stream) != (lane.tenant, lane.stream):
             continue
-        data = await log.section(chunk.header.n, section)
+        lanes, data = chunk.footer.lanes_of(section), await log.section(chunk.header.n, section)
         for entry in section_entries(section, data, lanes):
             header = batch.decode_header(entry.batch)
             first = header.base_seq + entry.skip

@@ -17,7 +17,7 @@ from spark_sinks.sinks.stream.connection import Connection, ConnectionFailed
 from spark_sinks.sinks.stream.encoding import ORIGIN
 from spark_sinks.sinks.stream.lane import Batch, LinkLaneState, ProducerLane, Superseded
 from spark_sinks.sinks.stream.settings import ProducerSettings
-from weft.protocols.chunk_footer import LaneFlag
+from weft.protocols.chunk_index.footer import LaneFlag
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.link import (

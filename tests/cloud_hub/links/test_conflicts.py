@@ -18,6 +18,7 @@ from weft.protocols.chunk import Chunk, ChunkFooter, ChunkHeader, Control, Contr
 from weft.protocols.lane import Lane
 from weft.protocols.link import PROTOCOL_VERSION, Hello, LaneOpen
 from weft.protocols.link.stream import FrameEncoder
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import ConflictBody
 from weft.protocols.shard.placement import shard_of
 from weft.replication.runner import LINK_PATH, LinkIdentity
@@ -53,7 +54,7 @@ async def decide(store: MemoryStore, hub: Hub) -> None:
     header = ChunkHeader(state.cluster_id, state.n + 1, state.created, state.shard, state.footer_crc, 99)
     footer = ChunkFooter(header, 0, state.fold_level, [], [], [Control(ControlKind.ADOPT, *LANE, b"")])
     tail, crc = encode_footer(footer)
-    state.fold(Chunk(header, footer, crc))
+    fold(state, Chunk(header, footer, crc))
     await log.create(header.n, encode_header(header) + tail)
 
 

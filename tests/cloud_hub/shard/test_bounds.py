@@ -209,10 +209,10 @@ def test_what_a_chunk_has_made_known_counts_once_also_before_its_sessions_hear_o
 
 def test_more_lanes_than_one_chunk_opens_are_open_a_few_commits_later() -> None:
     async def main() -> None:
-        node = SequencerNode(MemoryStore(), random.Random(1), replace(SETTINGS, lanes_per_edge_max=1000))
+        node = SequencerNode(MemoryStore(), random.Random(1), replace(SETTINGS, lanes_per_edge_max=1500))
         await node.start()
         assert node.sequencer is not None
-        lanes = [Lane("default", "edge-1", 7, f"s{number}") for number in range(1000)]
+        lanes = [Lane("default", "edge-1", 7, f"s{number}") for number in range(1500)]
         sessions = [Session(node.sequencer, lane, 1, [f"{lane.stream}/{{line}}"]) for lane in lanes]
         opened = asyncio.gather(*(session.open() for session in sessions))
         other = Session(node.sequencer, LANES[0]._replace(edge="edge-2"), 1)

@@ -17,6 +17,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState, lane_of
 
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
@@ -74,8 +75,8 @@ async def test_any_sessions_make_a_chunk_that_folds(seed: int) -> None:
             if draft is None:
                 continue
             again = ShardState.decode(state.encode())
-            state.apply(draft.chunk)
-            again.apply(draft.chunk)
+            apply(state, draft.chunk)
+            apply(again, draft.chunk)
             assert again.encode() == state.encode()
             for update in draft.chunk.footer.lanes:
                 for first, end in update.ranges:
@@ -115,7 +116,7 @@ def apply_chunk(state: ShardState, *sessions: LaneSession) -> None:
         builder.add(session)
     draft = builder.finish(1, 1, marks_due=True)
     assert draft is not None
-    state.apply(draft.chunk)
+    apply(state, draft.chunk)
 
 
 async def test_each_chunk_explains_the_origins_that_its_batches_name() -> None:
@@ -132,7 +133,7 @@ async def test_each_chunk_explains_the_origins_that_its_batches_name() -> None:
         builder.add(session)
         draft = builder.finish(first, first, marks_due=True)
         assert draft is not None
-        state.apply(draft.chunk)
+        apply(state, draft.chunk)
         return draft.chunk.footer.lanes[0].origins
 
     assert chunk(0, 1, meanings[:2]) == meanings[:2], "the second is news, too"

@@ -9,10 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from tests.protocols.test_fold import LATER
 from tests.protocols.test_shard_state import LANE, next_chunk, update
+from tests.support.later_fold import LATER
 from weft.cloud_hub.shard import snapshots
 from weft.cloud_hub.shard.snapshots import Snapshotter, write_snapshot
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState
 from weft.storage import hub_keys
@@ -110,7 +111,7 @@ async def test_a_large_state_is_encoded_in_a_thread_as_it_was(monkeypatch: pytes
     monkeypatch.setattr(snapshots, "LANES_INLINE", 3)
     store = MemoryStore()
     log, state = log_of(store), state_at(-1, lanes=10)
-    state.apply(next_chunk(state, update(ranges=[(0, 5)])))
+    apply(state, next_chunk(state, update(ranges=[(0, 5)])))
     threads = []
     frozen = state.freeze()
 
@@ -122,7 +123,7 @@ async def test_a_large_state_is_encoded_in_a_thread_as_it_was(monkeypatch: pytes
     with monkeypatch.context() as during:
         during.setattr(ShardState, "freeze", lambda _: encode)
         writer.consider(state)
-    state.apply(next_chunk(state, update(ranges=[(5, 9)])))
+    apply(state, next_chunk(state, update(ranges=[(5, 9)])))
     await writer.close()
     found = await log.load_snapshot()
     assert (found.n, found.lanes[LANE].ranges.end) == (before, 5)
@@ -133,7 +134,7 @@ async def test_a_node_that_keeps_less_than_the_log_holds_writes_no_snapshot() ->
     store = MemoryStore()
     log = log_of(store)
     poor, later = state_at(5), state_at(6, LATER)
-    poor.fold_level = later.fold_level = 2
+    poor.fold_level = later.fold_level = LATER.level
     writer = snapshotter(log)
     writer.consider(poor)
     await writer.close()

@@ -24,6 +24,7 @@ from weft.protocols.link import LaneOpen, encode_frame
 from weft.protocols.origin import ORIGINS_MAX, Origin
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
+from weft.protocols.shard.fold import fold
 from weft.protocols.shard.shard_state import BOOTS_MAX, ShardState
 from weft.replication.settings import CONTROL_BYTE_COST, CONTROL_COST, TURN_COST
 
@@ -81,7 +82,7 @@ class Hub:
                 for session in draft.openings:
                     session.claim.granted = True
                     session.opened.set_result(RangeSet())
-                folded = self._timed("fold", partial(self.state.fold, draft.chunk))
+                folded = self._timed("fold", partial(fold, self.state, draft.chunk))
                 self.state.accept(folded)
             self.commits += 1
             for session in sessions:

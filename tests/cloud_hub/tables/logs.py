@@ -13,8 +13,10 @@ from deltalake import DeltaTable
 from weft.protocols import batch, chunk
 from weft.protocols.batch import ClockReading, ClockState, Flag
 from weft.protocols.chunk import ChunkFooter, ChunkHeader, ClockUpdate, GapRange, LaneUpdate, StreamSection
+from weft.protocols.chunk_index.footer import BLOCKS_LEVEL, LEVEL_MAX, ChunkIndex, StreamBlock, blocked
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
+from weft.protocols.shard.fold import apply
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster, table_key
 from weft.storage.object_store import ObjectStore
@@ -69,6 +71,8 @@ class LogWriter:
 
     def __init__(self, store: ObjectStore, cluster: Cluster) -> None:
         self.store, self.cluster = store, cluster
+        self.level = LEVEL_MAX
+        """Fold level of the next chunks."""
         self.created = START
         """Moment at which the next chunks are made."""
         self.states = [ShardState(cluster.cluster_id, shard) for shard in range(cluster.shards)]
@@ -86,6 +90,8 @@ class LogWriter:
         sections = []
         for tenant, stream in dict.fromkeys((run.lane.tenant, run.lane.stream) for run in runs):
             mine = [(i, run) for i, run in enumerate(runs) if (run.lane.tenant, run.lane.stream) == (tenant, stream)]
+            if self.level >= BLOCKS_LEVEL:  # which numbers the lanes of each stream
+                mine = [(i, run) for i, (_, run) in enumerate(mine)]
             body = b"".join(
                 chunk.encode_entry_header(i, 0, run.count, len(run.encode()), START + i) + run.encode()
                 for i, run in mine
@@ -95,10 +101,15 @@ class LogWriter:
             position = sum(map(len, parts))
             sections.append(StreamSection(tenant, stream, base, count, START, START, position, len(body), crc32c(body)))
             parts.append(body)
-        tail, _ = chunk.encode_footer(ChunkFooter(header, 0, 1, sections, lanes, clocks=_clocks(runs)))
+        footer: ChunkIndex = ChunkFooter(header, 0, self.level, sections, lanes, clocks=_clocks(runs))
+        if self.level >= BLOCKS_LEVEL:
+            keys = {(each.tenant, each.stream) for each in sections}
+            clocks = {key: _clocks([run for run in runs if (run.lane.tenant, run.lane.stream) == key]) for key in keys}
+            footer = blocked(header, self.level, sections, StreamBlock(lanes, [], []), clocks)
+        tail, _ = chunk.encode_footer(footer)
         data = b"".join([*parts, tail])
         await ShardLog(self.store, self.cluster, shard).create(header.n, data)
-        state.apply(chunk.decode(data))
+        apply(state, chunk.decode(data))
 
     async def snapshot(self, shard: int) -> None:
         """A snapshot at the head, named by the manifest."""

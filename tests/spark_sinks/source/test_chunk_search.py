@@ -11,6 +11,8 @@ from bench.log_writer import Delivery, LogWriter
 from spark_sinks.source.chunk_search import find_chunk
 from tests.spark_sinks.conftest import START, STREAM, Hub, encoded
 from tests.spark_sinks.source.following import collect
+from weft.protocols.chunk import Chunk
+from weft.protocols.chunk_index.footer import StreamKey
 from weft.storage.chunk_log import ShardLog
 
 CHUNKS = 200
@@ -23,9 +25,9 @@ class Searched(ShardLog):
 
     asked = 0
 
-    async def index(self, n: int):  # type: ignore[no-untyped-def]
+    async def index(self, n: int, only: frozenset[StreamKey] | None = None) -> Chunk | None:
         self.asked += 1
-        return await super().index(n)
+        return await super().index(n, only)
 
 
 def write(root: Path, holding: range) -> LogWriter:

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from weft.protocols.errors import CodecError, Corrupt
-from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.chunks.snapshot_reader import read_offsets
 from weft.storage.object_store import NotFound, ObjectStore
 
 OFFSETS_MAX = 64
@@ -90,7 +90,7 @@ class OffsetIndex:
     async def _of(self, key: str) -> dict[StreamKey, int]:
         if key not in self._offsets:
             # Without the lanes: there may be ten thousand, which are not needed here.
-            owner, offsets = snapshots.decode_offsets((await self._store.get(key)).data)
+            owner, offsets = await read_offsets(self._store, key)
             if owner != self._owner:
                 raise Corrupt(f"{key} belongs to shard {owner[1]} of cluster {owner[0].hex()}")
             self._offsets[key] = offsets

@@ -6,36 +6,36 @@ understand gets a bit of ``must_understand``: a reader that does not know the bi
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import Annotated, NamedTuple
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 from msgspec import Meta
 
-from weft.protocols.batch import Buffer
-from weft.protocols.errors import Corrupt, Truncated, UnsupportedVersion
-from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics, unpack
+from weft.protocols.errors import UnsupportedVersion
+from weft.protocols.fields import LIST_ITEMS_MAX, U32, U64, Epoch, Nanoseconds, Seq, StoredRanges, Topics
 from weft.protocols.origin import Origin
-from weft.protocols.ranges import SEQ_END
 
-TRAILER_MAGIC = b"WFCE"
-_TRAILER = struct.Struct("<II4s")
-TRAILER_BYTES = _TRAILER.size
+StreamKey = tuple[str, str]
+"""(tenant, stream)."""
 HEADER_BYTES = 56
 """Bytes of the chunk's fixed header, behind which the first section starts."""
-FOOTER_BYTES_MAX = 64 << 20
-"""Longest footer that a reader fetches."""
 ORIGINS_MAX = 1024
 """Maximum number of origins that a lane resolves; the state keeps those with the highest numbers."""
 CONTROL_BYTES_MAX = 1 << 20
 """Longest body of a control record."""
-UNDERSTOOD = 0
-"""Bits of ``must_understand`` that this release knows: none yet."""
+BLOCKS = 1
+"""Bit of ``must_understand``: the index has a block for each stream (level 2)."""
+UNDERSTOOD = BLOCKS
+"""Bits of ``must_understand`` that this release knows."""
 
-LEVEL_MAX = 1
+BLOCKS_LEVEL = 2
+"""Fold level from which on chunks have a block for each stream."""
+LEVEL_MAX = 2
 """Fold level of this release: the highest level that it writes and that its fold keeps."""
 
 
@@ -54,7 +54,7 @@ class ChunkHeader(NamedTuple):
     """Random number of an attempt, by which a writer distinguishes its own earlier attempt from another node's."""
 
 
-class StreamSection(msgspec.Struct, frozen=True, array_like=True):
+class StreamSection(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A chunk's records of one (tenant, stream): offsets [base_offset, base_offset + count)."""
 
     tenant: str
@@ -70,7 +70,7 @@ class StreamSection(msgspec.Struct, frozen=True, array_like=True):
     """CRC-32C of the section's bytes."""
 
 
-class GapRange(msgspec.Struct, frozen=True, array_like=True):
+class GapRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Records [first, end) that the sender of a lane does not have, and the reason
     (``protocols.segment.GapReason``)."""
 
@@ -79,7 +79,7 @@ class GapRange(msgspec.Struct, frozen=True, array_like=True):
     reason: U32
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True):
+class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A statement that everything the edge received up to ``time`` (its wall clock, ns) has a sequence number below
     ``seq``."""
 
@@ -100,7 +100,7 @@ class LaneFlag(IntFlag):
     mark."""
 
 
-class LaneUpdate(msgspec.Struct, frozen=True, array_like=True):
+class LaneUpdate(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A chunk's addition to one lane. Entries name lanes by their index in the footer's list of these."""
 
     tenant: str
@@ -188,24 +188,122 @@ class ChunkFooter(msgspec.Struct, frozen=True, array_like=True):
     extensions: dict[U32, bytes] = {}
     """Additions of later releases, each under a number of its own. A reader skips unknown ones."""
 
+    only: ClassVar[None] = None
+    """The same as ``BlockedFooter.only``: this form has all lanes of the chunk."""
+
+    def lanes_of(self, section: StreamSection) -> Sequence[LaneUpdate]:  # noqa: ARG002
+        """Return the lanes that the section's entries name by their index."""
+        return self.lanes
+
+    def clocks_of(self, section: StreamSection) -> Sequence[ClockUpdate]:  # noqa: ARG002
+        """Return the clock notices that correct the times of the section's records."""
+        return self.clocks
+
+
+class StreamBlock(NamedTuple):
+    """A chunk's statements about one (tenant, stream), besides the place of its section."""
+
+    lanes: list[LaneUpdate]
+    controls: list[Control]
+    clocks: list[ClockUpdate]
+
+
+@dataclass(frozen=True)
+class BlockedFooter:
+    """The index of a chunk of level 2: as ``ChunkFooter``, with one block for each (tenant, stream), so that a reader
+    of one stream decodes one block."""
+
+    header: ChunkHeader
+    fold_level: int
+    streams: list[StreamSection]
+    blocks: dict[StreamKey, StreamBlock]
+    """The decoded blocks, in the order of the chunk."""
+    cluster_controls: list[Control] = field(default_factory=list)
+    """Control records of no stream. They take effect first."""
+    extensions: dict[int, bytes] = field(default_factory=dict)
+    only: frozenset[StreamKey] | None = None
+    """The streams whose blocks were wanted, and ``streams`` are theirs; None for all."""
+    must_understand: int = BLOCKS
+
+    @cached_property
+    def lanes(self) -> list[LaneUpdate]:
+        """Return the lanes of all decoded blocks."""
+        return [lane for block in self.blocks.values() for lane in block.lanes]
+
+    @cached_property
+    def controls(self) -> list[Control]:
+        """Return the control records, in the order in which they take effect."""
+        return [*self.cluster_controls, *(each for block in self.blocks.values() for each in block.controls)]
+
+    @cached_property
+    def clocks(self) -> list[ClockUpdate]:
+        """Return the clock notices of all decoded blocks. Those of one boot may repeat."""
+        return [clock for block in self.blocks.values() for clock in block.clocks]
+
+    def lanes_of(self, section: StreamSection) -> Sequence[LaneUpdate]:
+        """Return the lanes that the section's entries name by their index."""
+        return self.blocks[section.tenant, section.stream].lanes
+
+    def clocks_of(self, section: StreamSection) -> Sequence[ClockUpdate]:
+        """Return the clock notices that correct the times of the section's records."""
+        return self.blocks[section.tenant, section.stream].clocks
+
+
+ChunkIndex = ChunkFooter | BlockedFooter
+"""The index of a chunk, in the form of either level."""
+
+
+def blocked(  # noqa: PLR0917
+    header: ChunkHeader,
+    level: int,
+    sections: list[StreamSection],
+    told: StreamBlock,
+    clocks: Mapping[StreamKey, list[ClockUpdate]] = MappingProxyType({}),
+    extensions: Mapping[int, bytes] = MappingProxyType({}),
+) -> BlockedFooter:
+    """Return an index of level 2.
+
+    Args:
+        level: at least ``BLOCKS_LEVEL``.
+        told: lanes and control records of any streams. The lanes of each keep their order.
+        clocks: by stream.
+    """
+    blocks = {(each.tenant, each.stream): StreamBlock([], [], []) for each in sections}
+    for lane in told.lanes:
+        blocks.setdefault((lane.tenant, lane.stream), StreamBlock([], [], [])).lanes.append(lane)
+    for control in told.controls:
+        if control.stream:
+            blocks.setdefault((control.tenant, control.stream), StreamBlock([], [], [])).controls.append(control)
+    for stream, known in clocks.items():
+        blocks.setdefault(stream, StreamBlock([], [], [])).clocks.extend(known)
+    cluster = [control for control in told.controls if not control.stream]
+    return BlockedFooter(header, level, sections, blocks, cluster, dict(extensions))
+
 
 class Chunk(NamedTuple):
     """A chunk's index."""
 
     header: ChunkHeader
-    footer: ChunkFooter
+    footer: ChunkIndex
     footer_crc: int
 
 
 class Extension(NamedTuple):
-    """An addition to chunks and to the fold, with a level of its own."""
+    """An addition to chunks and to the fold, with a level of its own. It owns an object in each shard's state."""
 
     level: int
     """The level at which it begins: nodes write it when the cluster has reached that level."""
-    write: Callable[[Sequence[LaneUpdate]], bytes | None]
-    """Function from a chunk's additions to lanes to the extension's bytes in the chunk; None for no bytes."""
-    fold: Callable[[bytes | None, bytes], bytes]
-    """Function from the state's bytes and a chunk's bytes to the state's new bytes."""
+    load: Callable[[bytes | None], Any]
+    """Function from the object's bytes in a snapshot to the object; None for a new one."""
+    write: Callable[[Any, Sequence[LaneUpdate]], bytes | None]
+    """Function from the object and a chunk's additions to lanes to the extension's bytes in the chunk; None for no
+    bytes."""
+    look: Callable[[Any, bytes], object]
+    """Function from the object, which it does not change, and a chunk's bytes to the change."""
+    accept: Callable[[Any, Any], None]
+    """Applies a change that ``look`` returned to the object."""
+    freeze: Callable[[Any], Callable[[], bytes]]
+    """Returns a function that encodes the present object, in any thread, independently of later changes."""
 
 
 class FoldRules(NamedTuple):
@@ -218,73 +316,6 @@ class FoldRules(NamedTuple):
 
 RELEASE = FoldRules()
 """The rules of this release."""
-
-
-class _Foot(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a footer that no release changes."""
-
-    header: msgspec.Raw
-    must_understand: U64
-
-
-_FOOTER = msgspec.msgpack.Decoder(ChunkFooter)
-_FOOT = msgspec.msgpack.Decoder(_Foot)
-
-
-def encode_footer(footer: ChunkFooter) -> tuple[bytes, int]:
-    """Encode footer and trailer; also return the footer's CRC-32C, which the next chunk's header carries.
-
-    Raises:
-        ValueError: no reader would accept it.
-    """
-    body = msgspec.msgpack.encode(footer)
-    # Decoded again before it is written: a chunk is permanent, and one that no reader accepts would end its shard's
-    # log.
-    try:
-        _unpack_footer(body)
-    except Corrupt as error:
-        raise ValueError(f"not written: {error}") from error
-    if len(body) > FOOTER_BYTES_MAX:
-        raise ValueError(f"a chunk footer of {len(body)} bytes; the limit is {FOOTER_BYTES_MAX}")
-    crc = int(crc32c(body))
-    return body + _TRAILER.pack(len(body), crc, TRAILER_MAGIC), crc
-
-
-def decode_footer(tail: Buffer) -> tuple[ChunkFooter, int]:
-    """Decode the footer from the last bytes of a chunk.
-
-    Returns:
-        The footer and its CRC-32C.
-
-    Raises:
-        Truncated: ``tail`` does not reach back to the footer's start; ``footer_bytes`` returns the necessary length.
-        UnsupportedVersion: a later release wrote something into it that this one must not skip.
-        Corrupt: no trailer, the checksum does not match, or the sections do not follow one another.
-    """
-    length = footer_bytes(tail)
-    if length > len(tail):
-        raise Truncated(f"the footer and trailer have {length} bytes, {len(tail)} are there")
-    body = memoryview(tail)[len(tail) - length : len(tail) - TRAILER_BYTES]
-    crc = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)[1]
-    if crc32c(body) != crc:
-        raise Corrupt("a chunk footer's checksum does not match")
-    return _unpack_footer(body), crc
-
-
-def _unpack_footer(body: Buffer) -> ChunkFooter:
-    try:
-        footer = unpack(_FOOTER, body, "a chunk footer")
-    except Corrupt:
-        # A later release may have changed the rest: its bits are checked before any other field is used.
-        check_understood(unpack(_FOOT, body, "a chunk footer").must_understand, UNDERSTOOD, "a chunk footer")
-        raise
-    check_understood(footer.must_understand, UNDERSTOOD, "a chunk footer")
-    at = HEADER_BYTES
-    for stream in footer.streams:
-        if stream.position != at or not stream.count or stream.base_offset + stream.count > SEQ_END:
-            raise Corrupt(f"a chunk footer misplaces the section of {stream.tenant}/{stream.stream}")
-        at += stream.length
-    return footer
 
 
 def check_understood(needed: int, known: int, what: str) -> None:
@@ -300,20 +331,3 @@ def check_understood(needed: int, known: int, what: str) -> None:
     """
     if needed & ~known:
         raise UnsupportedVersion(f"{what} needs features {needed & ~known:#x} of a later release")
-
-
-def footer_bytes(tail: Buffer) -> int:
-    """Return the bytes of footer and trailer together, from the last ``TRAILER_BYTES`` bytes of a chunk.
-
-    Raises:
-        Truncated: fewer bytes than a trailer has.
-        Corrupt: no trailer there, or a footer over ``FOOTER_BYTES_MAX``.
-    """
-    if len(tail) < TRAILER_BYTES:
-        raise Truncated("too short for a chunk trailer")
-    length, _, magic = _TRAILER.unpack_from(tail, len(tail) - TRAILER_BYTES)
-    if magic != TRAILER_MAGIC:
-        raise Corrupt(f"expected a chunk trailer ({TRAILER_MAGIC!r}), found {magic!r}")
-    if length > FOOTER_BYTES_MAX:
-        raise Corrupt(f"a chunk footer of {length} bytes; the limit is {FOOTER_BYTES_MAX}")
-    return int(length) + TRAILER_BYTES

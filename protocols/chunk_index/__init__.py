@@ -1,0 +1,1 @@
+"""Index of a chunk: its values, and the bytes of both of its forms."""

@@ -1,0 +1,44 @@
+"""Changes that a chunk makes to a shard's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.protocols.chunk_index.footer import Chunk, StreamKey, StreamSection
+from weft.protocols.lane import Lane
+from weft.protocols.shard.lane_state import LaneState
+from weft.protocols.shard.open_gaps import OpenGap
+from weft.protocols.shard.snapshot import BootClock, Skip
+
+BOOTS_MAX = 64
+"""Maximum number of boots of a log whose clocks are kept; the one with the oldest notice is dropped first."""
+
+LogKey = tuple[str, str, int]
+"""(tenant, edge, log id)."""
+
+
+@dataclass(slots=True)
+class Folded:
+    """Changes that a chunk makes to a state. Valid for the state that computed it, until that state accepts a chunk."""
+
+    chunk: Chunk
+    created: int
+    """Time of the chunk; it never goes back."""
+    sections: Sequence[StreamSection]
+    lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
+    """Lanes that change; None for one that leaves."""
+    others: set[Lane] = field(default_factory=set)
+    """Those of them that do more than continue (``LaneState.grown``)."""
+    fields: dict[StreamKey, dict[str, str]] = field(default_factory=dict)
+    skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
+    open_gaps: dict[StreamKey, list[OpenGap]] = field(default_factory=dict)
+    clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
+    extensions: dict[int, object] = field(default_factory=dict)
+    """Results of the extensions' ``look``, by number."""
+    drops: int = 0
+
+    def new_epochs(self, lanes: Mapping[Lane, LaneState]) -> list[Lane]:
+        """Return the lanes whose epoch differs from the one in ``lanes``."""
+        changed = ((lane, self.lanes[lane], lanes.get(lane)) for lane in self.lanes if lane in self.others)
+        return [lane for lane, held, old in changed if held and (old is None or old.epoch != held.epoch)]

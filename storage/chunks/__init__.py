@@ -1,0 +1,1 @@
+"""Readers of the objects of a shard's log."""

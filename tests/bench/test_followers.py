@@ -1,0 +1,31 @@
+"""Who follows one stream of a large fleet reads, folds and keeps that one (proofs q2 and q6)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.hub.followers import SHARDS, TENANT, FleetLog, driver_bytes, name_of
+from weft.protocols.chunk_index.footer import LEVEL_MAX
+
+EDGES, STREAMS = 100, 20
+"""Edges in the shard, and streams of each."""
+
+
+def test_a_follower_of_one_stream_reads_and_keeps_one_stream() -> None:
+    async def main() -> None:
+        log = await FleetLog.make(LEVEL_MAX, EDGES * SHARDS, STREAMS, chunks=6)
+        everything = await log.follow(None)
+        one = await log.follow(frozenset({(TENANT, name_of(3))}))
+        assert len(everything.state.lanes) == EDGES * STREAMS
+        assert {lane.stream for lane in one.state.lanes} == {name_of(3)}
+        assert len(one.state.lanes) == EDGES
+        assert [len(chunk.footer.lanes) for chunk in one.chunks] == [EDGES] * 6
+        mine = {lane: held for lane, held in everything.state.lanes.items() if lane.stream == name_of(3)}
+        assert {lane: (held.ranges, held.mark) for lane, held in one.state.lanes.items()} == {
+            lane: (held.ranges, held.mark) for lane, held in mine.items()
+        }
+        assert one.bytes < everything.bytes / 3, "the first look at a log is a guess"
+        assert one.read_s + one.fold_s < (everything.read_s + everything.fold_s) / 4
+        assert driver_bytes(log, one, name_of(3)) * SHARDS < 200 << 20
+
+    asyncio.run(main())
