@@ -32,8 +32,8 @@ class NamedOpenGap(msgspec.Struct, frozen=True):
 
 def named(gap: OpenGap) -> NamedOpenGap:
     """Return an open gap for a report."""
-    since = None if gap.since is None else _shown(gap.since)
-    return NamedOpenGap(gap.edge, format_log_id(gap.log_id), gap.first, since, _shown(gap.until), gap.why)
+    since = None if gap.since is None else shown(gap.since)
+    return NamedOpenGap(gap.edge, format_log_id(gap.log_id), gap.first, since, shown(gap.until), gap.why)
 
 
 def open_gaps_of(state: ShardState, tenant: str, stream: str) -> list[NamedOpenGap]:
@@ -50,7 +50,8 @@ def open_gap_of(state: ShardState, lane: Lane) -> NamedOpenGap | None:
     return next((gap for gap in gaps if (gap.edge, gap.log_id) == (lane.edge, log_id)), None)
 
 
-def _shown(time: int) -> str:
+def shown(time: int) -> str:
+    """Return a moment, ns since 1970, in whole seconds for people."""
     try:
         return datetime.fromtimestamp(time // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):  # a clock outside the calendar

@@ -14,7 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from weft.cloud_hub.clock import ClockWrong, HubClock
+from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.protocols.errors import CodecError, Corrupt
 from weft.storage import hub_keys
 from weft.storage.chunk_log import SNAPSHOTS_TO_START, CollectedPast, ShardLog
@@ -120,19 +120,35 @@ class ShardCollector:
 
     async def _first_kept(self, low: int, high: int) -> int:
         """Return the first chunk from ``low`` on that is younger than ``retain_s``, at most ``high``."""
-        until = self._clock.sound() - self._retain
+        now = self._clock.sound()
+        while low < high:
+            middle = witness = (low + high) // 2
+            created = await self._created(middle)
+            if created > now + WRONG_NS:  # a wrong clock's: the first chunk after its time was lowered is not older
+                witness = await self._first_sound(middle + 1, high, now)
+                created = await self._created(witness) if witness < high else created
+            if created <= now - self._retain:  # times do not go back from chunk to chunk, but for a lowered one
+                low = witness + 1
+            else:
+                high = middle
+        return low
+
+    async def _first_sound(self, low: int, high: int, now: int) -> int:
+        """Return the first chunk from ``low`` on that is not in the future, ``high`` without one; of several such runs
+        of chunks, any run's first."""
         while low < high:
             middle = (low + high) // 2
-            chunk = await self._log.index(middle)
-            if chunk is None:
-                raise Corrupt(
-                    f"{hub_keys.chunk_key(self.shard, middle)} is missing; nothing is deleted from this shard"
-                )
-            if chunk.header.created <= until:  # creation times never go back from chunk to chunk
+            if await self._created(middle) > now + WRONG_NS:
                 low = middle + 1
             else:
                 high = middle
         return low
+
+    async def _created(self, n: int) -> int:
+        chunk = await self._log.index(n)
+        if chunk is None:
+            raise Corrupt(f"{hub_keys.chunk_key(self.shard, n)} is missing; nothing is deleted from this shard")
+        return chunk.header.created
 
     async def _delete_below(self, end: int) -> bool:
         """Delete chunks below ``end``, also those that a paused writer made again after they were deleted."""

@@ -1,4 +1,5 @@
-"""Ends of lanes: a lane leaves completeness (RETIRE), later the state (DROP), and returns unchanged (ADOPT).
+"""Ends of lanes: a lane leaves completeness (RETIRE), later the state (DROP), and returns unchanged (ADOPT). And the
+time of a shard, from which ages count, after a wrong clock (TIME).
 
 These are control records of the log. Any process may write them, whether hub nodes run or not: like all chunks they are
 created at the next number, or not at all. Before a DROP the lane's state is stored as an object of its own. So an edge
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from weft.cloud_hub.clock import DOUBTED_NS
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk import (
     ChunkFooter,
@@ -34,6 +36,7 @@ from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.fold import fold
 from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy
+from weft.protocols.shard.lowered_times import TimeBody
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
 from weft.storage.chunk_log import ShardLog
@@ -179,19 +182,15 @@ async def write_ending(
         if not ending.controls and not ending.updates:
             return ending
         await _keep_dropped(log, state, ending.controls)
-        header = ChunkHeader(
-            state.cluster_id,
-            state.n + 1,
-            max(wall_clock(), state.created),
-            state.shard,
-            state.footer_crc,
-            random_bits(64),
-        )
+        sets_back = any(control.kind == ControlKind.TIME for control in ending.controls)
+        created = wall_clock() if sets_back else max(wall_clock(), state.created)
+        header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, random_bits(64))
+        level = max(state.fold_level, BLOCKS_LEVEL) if sets_back else state.fold_level
         footer: ChunkIndex
-        if state.fold_level < BLOCKS_LEVEL:
-            footer = ChunkFooter(header, 0, state.fold_level, [], ending.updates, ending.controls)
+        if level < BLOCKS_LEVEL:
+            footer = ChunkFooter(header, 0, level, [], ending.updates, ending.controls)
         else:
-            footer = blocked(header, state.fold_level, [], StreamBlock(ending.updates, ending.controls, []))
+            footer = blocked(header, level, [], StreamBlock(ending.updates, ending.controls, []))
         tail, crc = chunks.encode_footer(footer)
         fold(state, chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
         try:
@@ -240,6 +239,19 @@ async def retire(state: ShardState, lanes: Iterable[Lane], reason: str, missing:
             if lost is not None:
                 ending.updates.append(lost)
     return ending
+
+
+def set_back(state: ShardState, now: int, reason: str) -> Ending:
+    """Plan to lower the shard's time to the present; nothing if it is not ahead. The cluster has to be at
+    ``BLOCKS_LEVEL``: earlier releases pass over the record.
+
+    Args:
+        now: nanoseconds since 1970, by a clock that was held against the store's.
+    """
+    if state.created - now <= DOUBTED_NS:
+        return Ending([], [])
+    body = msgspec.msgpack.encode(TimeBody(now, reason))
+    return Ending([Control(ControlKind.TIME, "", "", 0, "", body)], [])
 
 
 def open_gaps(state: ShardState, lanes: Iterable[Lane]) -> list[tuple[Lane, OpenGap]]:

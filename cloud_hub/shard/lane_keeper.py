@@ -141,7 +141,7 @@ class LaneKeeper:
         """Return whether the table has passed an end of the log from after the lane was last seen."""
         key = lane.tenant, lane.stream, state.shard
         end, then = self._ends.get(key, (0, -1))
-        if then <= state.lanes[lane].last_seen:
+        if then <= state.lanes[lane].last_seen or then > state.created:  # later ones were lowered meanwhile
             end = state.next_offset.get((lane.tenant, lane.stream), 0)
             self._ends[key] = end, state.created
         position = self._position(*key)

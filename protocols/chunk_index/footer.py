@@ -46,7 +46,8 @@ class ChunkHeader(NamedTuple):
     """16 random bytes of the cluster."""
     n: Seq
     created: Seq
-    """Nanoseconds since 1970 by the writer's clock, never before that of the previous chunk."""
+    """Nanoseconds since 1970 by the writer's clock, never before that of the previous chunk, except with a TIME
+    record."""
     shard: U32
     previous_footer_crc: U32
     """CRC-32C of chunk n-1's footer (0 for the first): a chain that reveals a chunk from another history."""
@@ -141,6 +142,8 @@ class ControlKind(IntEnum):
     """A second node claims to own the lane's log: the lane's moment does not advance until an ADOPT."""
     SKIP = 8
     """An operator skips offsets of a stream in its table: their records cannot become rows."""
+    TIME = 10
+    """An operator lowers the time of the shard, which a wrong clock wrote. From level 2 on."""
 
 
 class Control(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from weft.protocols.chunk_index.footer import (
+    BLOCKS_LEVEL,
     Chunk,
     ClockUpdate,
     Control,
@@ -21,6 +22,7 @@ from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.folded import BOOTS_MAX, Folded
 from weft.protocols.shard.lane_controls import controlled
 from weft.protocols.shard.lane_state import LaneState, lane_of
+from weft.protocols.shard.lowered_times import lowered_gaps, lowered_lane, lowered_skips, told_time
 from weft.protocols.shard.open_gaps import after_control
 from weft.protocols.shard.shard_state import ShardState
 from weft.protocols.shard.snapshot import BootClock
@@ -57,6 +59,7 @@ def fold(state: ShardState, chunk: Chunk) -> Folded:
     folded = Folded(chunk, created, told.sections)
     for control in told.controls:
         _fold_control(state, folded, control)
+    created = folded.created
     lanes, changed = state.lanes, folded.lanes
     for update in told.lanes:  # most of the work of a hub and of its followers
         lane = lane_of(update)
@@ -111,6 +114,9 @@ def _check(state: ShardState, chunk: Chunk, sections: Sequence[StreamSection]) -
 
 
 def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
+    if control.kind == ControlKind.TIME:
+        _set_back(state, folded, control)
+        return
     if control.kind == ControlKind.SKIP:
         key = control.tenant, control.stream
         known = folded.skips.get(key, state.skips.get(key, []))
@@ -121,6 +127,8 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
     new = controlled(control, lane, held, folded.created, folded.chunk.header.n)
     if new is held:
         return
+    if held is None and new is not None and _has_time(state, folded.chunk):
+        new = lowered_lane(new, folded.created)  # it left before its shard's time was lowered
     folded.lanes[lane] = new
     folded.others.add(lane)
     if new is None:
@@ -130,6 +138,25 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
     kept = list(after_control(gaps, lane, held, new, folded.created))
     if kept != gaps:
         folded.open_gaps[key] = kept
+
+
+def _has_time(state: ShardState, chunk: Chunk) -> bool:
+    """Return whether the log has the level of TIME records."""
+    return max(state.fold_level, chunk.footer.fold_level) >= BLOCKS_LEVEL
+
+
+def _set_back(state: ShardState, folded: Folded, control: Control) -> None:
+    """Lower the shard's time, and all later times of the hub's clock. About a microsecond for each lane, once."""
+    time = told_time(control, folded.chunk.header.created)
+    if time >= folded.created or not _has_time(state, folded.chunk):
+        return
+    folded.created = time
+    for lane, known in state.lanes.items():
+        held = folded.lanes.get(lane, known)
+        if held is not None and (new := lowered_lane(held, time)) is not held:
+            folded.lanes[lane] = new
+    folded.skips |= {key: lowered_skips(skips, time) for key, skips in (state.skips | folded.skips).items()}
+    folded.open_gaps |= {key: lowered_gaps(gaps, time) for key, gaps in (state.open_gaps | folded.open_gaps).items()}
 
 
 def _fold_lane(state: ShardState, folded: Folded, lane: Lane, update: LaneUpdate) -> None:

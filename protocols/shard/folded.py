@@ -24,7 +24,7 @@ class Folded:
 
     chunk: Chunk
     created: int
-    """Time of the chunk; it never goes back."""
+    """Time of the chunk; it goes back only by a TIME record."""
     sections: Sequence[StreamSection]
     lanes: dict[Lane, LaneState | None] = field(default_factory=dict)
     """Lanes that change; None for one that leaves."""

@@ -129,6 +129,11 @@ def after_control(
     return kept
 
 
+def in_order(gaps: Iterable[OpenGap]) -> list[OpenGap]:
+    """Return the open gaps of a stream in the order in which a state keeps them."""
+    return sorted(gaps, key=_order)
+
+
 def _is_like(one: OpenGap, other: OpenGap) -> bool:
     return one.log_id == other.log_id and one.edge == other.edge and one.forked == other.forked and not one.others
 

@@ -73,7 +73,7 @@ class ShardState:
         """Number of the last chunk applied; -1 when the log is empty (its first chunk is 0)."""
         self.footer_crc = 0
         self.created = 0
-        """Creation time of the last chunk; it never goes back."""
+        """Creation time of the last chunk; it goes back only by a TIME record."""
         self.fold_level = 1
         """Highest level in the log."""
         self.drops = 0

@@ -61,6 +61,7 @@ ENUMS = {
         "DROP": 6,
         "CONFLICT": 7,
         "SKIP": 8,
+        "TIME": 10,
     },
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
     lane_state.Missing: {"UNSAID": 0, "NOTHING": 1, "UNKNOWN": 2},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands import hub_cluster, hub_deletion, hub_skip
+from weft.commands import hub_clock, hub_cluster, hub_deletion, hub_skip
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
@@ -57,6 +57,7 @@ command.add_command(hub_cluster.finalize)
 command.add_command(hub_cluster.retire)
 command.add_command(hub_cluster.adopt)
 command.add_command(hub_skip.skip)
+command.add_command(hub_clock.clock)
 command.add_command(hub_deletion.declare_deletion)
 
 processes_option = click.option(

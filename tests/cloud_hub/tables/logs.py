@@ -111,6 +111,10 @@ class LogWriter:
         await ShardLog(self.store, self.cluster, shard).create(header.n, data)
         apply(state, chunk.decode(data))
 
+    async def follow(self, shard: int) -> None:
+        """Apply what others wrote."""
+        await ShardLog(self.store, self.cluster, shard).extend(self.states[shard])
+
     async def snapshot(self, shard: int) -> None:
         """A snapshot at the head, named by the manifest."""
         log, state = ShardLog(self.store, self.cluster, shard), self.states[shard]

@@ -21,7 +21,7 @@ def limits(complete: int, given_out: int) -> Limits:
 STEP = st.tuples(
     st.lists(st.integers(-3, 12), max_size=4),  # windows that get a row
     st.one_of(st.none(), st.integers(-2, 14)),  # the moment, which may go back when an edge returns
-    st.integers(0, 2),  # hours by which the clock goes on
+    st.integers(-9, 2),  # hours by which the clock goes on, or back when an operator lowers it
     st.booleans(),  # a round of healing
     st.booleans(),  # the query is killed and started again
     st.one_of(st.none(), st.tuples(st.integers(-3, 10), st.integers(1, 4))),  # an open gap: first hour and length
