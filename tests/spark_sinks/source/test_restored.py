@@ -16,6 +16,7 @@ from spark_sinks.source.checkpoints import decode
 from spark_sinks.source.history import WentBack
 from tests.spark_sinks.conftest import STREAM, Hub, records
 from tests.spark_sinks.source.following import Follower, Place, collect, offsets
+from weft.protocols.shard.shard_state import StreamKey
 from weft.storage.chunk_log import ShardLog
 
 pytestmark = pytest.mark.spark
@@ -190,8 +191,8 @@ def test_a_running_query_asks_for_no_chunk_twice(hub: Hub, monkeypatch: pytest.M
     asked: list[tuple[int, int]] = []
     index = ShardLog.index
 
-    async def noted(self: ShardLog, n: int) -> object:
-        found = await index(self, n)
+    async def noted(self: ShardLog, n: int, only: frozenset[StreamKey] | None = None) -> object:
+        found = await index(self, n, only)
         if found is not None:
             asked.append((self.shard, n))
         return found
