@@ -343,10 +343,16 @@ class Api:
     async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
         tenant, stream = self._access.tenant(request), request.match_info["stream"]
         shards = await self._view_of_shards()
-        if not any(views.has_stream(state, tenant, stream) for state in shards.states):
+        if not any(state.has_stream(tenant, stream) for state in shards.states):
             if shards.missing:
                 shard, trouble = next(iter(shards.missing.items()))
                 raise _unavailable(f"stream {stream!r} is not known yet, and shard {shard} cannot be read: {trouble}")
+            if (told := views.deletion_of(shards.states, tenant, stream)) is not None:
+                raise ApiError(
+                    404,
+                    f"stream {stream!r} of tenant {tenant} was deleted at {views.moment(told.time)}: {told.reason}",
+                    "read its table, which stays; the next record of an edge begins the stream again",
+                )
             raise ApiError(404, f"tenant {tenant} has no stream {stream!r}", "GET /v1/streams lists the streams")
         return shards, tenant, stream
 

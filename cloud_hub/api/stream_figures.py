@@ -151,9 +151,14 @@ class StreamFigures:
     def _counted(self) -> dict[StreamKey, tuple[int, int | None]]:
         """Return records and rows of each label."""
         totals: dict[StreamKey, int] = {}
-        for sequencer in self._sequencers:
-            for key, end in sequencer.state.next_offset.items():
+        states = [sequencer.state for sequencer in self._sequencers]
+        for state in states:
+            for key, end in state.next_offset.items():
                 totals[key] = totals.get(key, 0) + end
+        for key in {key for state in states for key in state.forgotten}:
+            if not any(state.has_stream(*key) for state in states):
+                self._forget(key)
+                del totals[key]
         counted: dict[StreamKey, tuple[int, int | None]] = {}
         for key, records in totals.items():
             label, rows = self._label(key), self._table_rows(*key)
@@ -161,6 +166,12 @@ class StreamFigures:
             all_rows = None if rows is None or others_rows is None else rows + others_rows
             counted[label] = records + others, all_rows
         return counted
+
+    def _forget(self, key: StreamKey) -> None:
+        """Give the series of a deleted stream to others."""
+        self._lags.pop(key, None)
+        if self._labels.pop(key, None) is not None:
+            self._named.free(key[0])
 
     def _label(self, key: StreamKey) -> StreamKey:
         known = self._labels.get(key)

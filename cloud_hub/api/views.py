@@ -16,6 +16,7 @@ from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind, label_of
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.completeness import OPEN_GAPS_MAX, Completeness, HeldBack
+from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import RetiredBy
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import LaneState, ShardState
@@ -275,12 +276,15 @@ def lost_views(sequencers: Iterable[Sequencer]) -> list[View]:
 def stream_keys(states: Sequence[ShardState], tenant: str) -> list[str]:
     """Return the names of a tenant's streams, sorted."""
     names = {name for state in states for name in state.tenant_streams(tenant)}
-    return sorted(name for name in names if any(has_stream(state, tenant, name) for state in states))
+    return sorted(name for name in names if any(state.has_stream(tenant, name) for state in states))
 
 
-def has_stream(state: ShardState, tenant: str, stream: str) -> bool:
-    """Return whether a shard has records or lanes of a stream."""
-    return (tenant, stream) in state.next_offset or bool(state.stream_lane_names(tenant, stream))
+def deletion_of(states: Sequence[ShardState], tenant: str, stream: str) -> Forgotten | None:
+    """Return the newest deletion of a stream by an operator, if no shard has it any more; None otherwise."""
+    if any(state.has_stream(tenant, stream) for state in states):
+        return None
+    found = (state.forgotten.get((tenant, stream)) for state in states)
+    return max((each for each in found if each is not None), key=lambda each: each.time, default=None)
 
 
 def stream_lanes(states: Sequence[ShardState], tenant: str, stream: str) -> list[LaneOf]:

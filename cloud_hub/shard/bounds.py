@@ -207,8 +207,8 @@ class Room:
         if lanes >= self._settings.lanes_per_tenant_max:
             reason = f"tenant {lane.tenant} has {lanes} lanes in shard {state.shard}, its limit"
             return Full(reason, "limits.lanes_per_tenant", tenant)
-        # A stream with records exists already; only a new one counts against the limit.
-        if (lane.tenant, lane.stream) not in state.next_offset:
+        # A stream with records exists already; only a new one, and a deleted one, counts against the limit.
+        if not state.has_stream(lane.tenant, lane.stream):
             streams = state.tenant_streams(lane.tenant)
             if lane.stream not in streams and len(streams) >= self._settings.streams_per_tenant_max:
                 reason = f"tenant {lane.tenant} has {len(streams)} streams in shard {state.shard}, its limit"

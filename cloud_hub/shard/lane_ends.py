@@ -35,7 +35,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.segment import GapReason
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.fold import fold
-from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy
+from weft.protocols.shard.lane_state import LaneState, Missing, RetiredBy, lane_of
 from weft.protocols.shard.lowered_times import TimeBody
 from weft.protocols.shard.open_gaps import OpenGap, open_gap
 from weft.protocols.shard.shard_state import Folded, RetireBody, ShardState
@@ -161,11 +161,17 @@ def given_up(lane: Lane, held: LaneState) -> LaneUpdate | None:
 
 
 async def write_ending(
-    log: ShardLog, plan: Plan, *, wall_clock: Callable[[], int], random_bits: Callable[[int], int]
+    log: ShardLog,
+    plan: Plan,
+    *,
+    wall_clock: Callable[[], int],
+    random_bits: Callable[[int], int],
+    level: int = 1,
 ) -> Ending:
     """Write the plan's changes to the log, concurrently with any nodes that write it.
 
     Args:
+        level: the cluster's level as far as the changes need it; the log may have a higher one.
         wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
         random_bits: for the chunk's nonce.
 
@@ -185,12 +191,12 @@ async def write_ending(
         sets_back = any(control.kind == ControlKind.TIME for control in ending.controls)
         created = wall_clock() if sets_back else max(wall_clock(), state.created)
         header = ChunkHeader(state.cluster_id, state.n + 1, created, state.shard, state.footer_crc, random_bits(64))
-        level = max(state.fold_level, BLOCKS_LEVEL) if sets_back else state.fold_level
         footer: ChunkIndex
-        if level < BLOCKS_LEVEL:
-            footer = ChunkFooter(header, 0, level, [], ending.updates, ending.controls)
+        written = max(level, state.fold_level)
+        if written < BLOCKS_LEVEL:
+            footer = ChunkFooter(header, 0, written, [], ending.updates, ending.controls)
         else:
-            footer = blocked(header, level, [], StreamBlock(ending.updates, ending.controls, []))
+            footer = blocked(header, written, [], StreamBlock(ending.updates, ending.controls, []))
         tail, crc = chunks.encode_footer(footer)
         fold(state, chunks.Chunk(header, footer, crc))  # a chunk is permanent: one that does not fit is not written
         try:
@@ -205,19 +211,22 @@ async def write_ending(
 
 async def _keep_dropped(log: ShardLog, state: ShardState, controls: list[Control]) -> None:
     """Store the states of leaving lanes. A second attempt at the same chunk stores the same bytes."""
-    for control in controls:
-        lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
-        if control.kind == ControlKind.DROP:
-            kept = _kept(lane, state.lanes[lane])
-            await log.put_ended(lane, state.n, kept)
-            if await log.ended(lane, state.n) != kept:
-                # A log that was rolled back left it under the same name. With it, the lane would return with another
-                # state.
-                key = ended_key(log.shard, lane, state.n)
-                raise Corrupt(f"{key} is of another history of this log: move it away")
+    lanes = [lane_of(control) for control in controls if control.kind == ControlKind.DROP]
+    for at in range(0, len(lanes), LOOK_UPS_AT_ONCE):
+        part = lanes[at : at + LOOK_UPS_AT_ONCE]
+        await asyncio.gather(*(_keep(log, state, lane) for lane in part))
 
 
-def _kept(lane: Lane, held: LaneState) -> bytes:
+async def _keep(log: ShardLog, state: ShardState, lane: Lane) -> None:
+    kept = kept_state(lane, state.lanes[lane])
+    await log.put_ended(lane, state.n, kept)
+    if await log.ended(lane, state.n) != kept:
+        # A log that was rolled back left it under the same name. With it, the lane would return with another state.
+        raise Corrupt(f"{ended_key(log.shard, lane, state.n)} is of another history of this log: move it away")
+
+
+def kept_state(lane: Lane, held: LaneState) -> bytes:
+    """Return the bytes of a lane's state that are stored before the lane leaves."""
     return snapshots.encode_lane(snapshots.lane_snapshot(lane, held))
 
 
@@ -290,6 +299,8 @@ def log_ends(state: ShardState, folded: Folded) -> None:
     for lane, held in folded.lanes.items() if state.retired else ():
         if lane in state.retired and held is not None and held.retired is not None and open_gap(lane, held) is None:
             closed += [lane] if open_gap(lane, state.lanes[lane]) is not None else []
+    for key, told in folded.forgotten.items():
+        logger.warning("shard %d: stream %s/%s was deleted by %s: %s", state.shard, *key, told.by, told.reason)
     for lane in closed[:LOGGED_MAX]:
         logger.info("lane %s delivered what it had: its open gap is closed", lane)
 
@@ -304,6 +315,8 @@ async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing
     for lane in lanes:
         held = state.lanes.get(lane)
         if held is None:
+            if (lane.tenant, lane.stream) in state.forgotten:
+                continue  # the lane of a deleted stream returns when its edge sends again
             kept = await log.ended(lane, state.n)
             ending.controls.extend([adoption(lane, kept), adoption(lane)] if kept is not None else [])
         elif held.retired is not None or held.conflict is not None or missing:
@@ -336,7 +349,7 @@ def by_age(
             ending.controls.append(retirement(lane, RetiredBy.AGE, f"not seen for {days} days"))
         elif held.retired is not None and min(silent, now - held.retired.time) > dropped_after and is_tiered(lane):
             # A lane remains if no control record has room for its state, since it could not return.
-            leaves = drops < DROPS_MAX and len(_kept(lane, held)) <= CONTROL_BYTES_MAX
+            leaves = drops < DROPS_MAX and len(kept_state(lane, held)) <= CONTROL_BYTES_MAX
             ending.controls.extend([Control(ControlKind.DROP, *lane, b"")] if leaves else [])
             drops += leaves
     return ending

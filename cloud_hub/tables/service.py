@@ -14,7 +14,7 @@ from weft.cloud_hub.tables.errors import TableError
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
-from weft.cloud_hub.tables.tabled import first_untabled
+from weft.cloud_hub.tables.tabled import first_untabled, tabled_streams
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.cloud_hub.tables.turns import Turns
 from weft.config.log_lines.repeats import Repeats, left_out
@@ -251,7 +251,11 @@ class TableService:
 
     async def _wanting(self) -> list[StreamKey]:
         """Return the streams with work, found in slices: a hub may have very many."""
-        keys = list(dict.fromkeys(key for view in self._views for key in view.state.next_offset))
+        keys = list(dict.fromkeys(key for view in self._views for key in tabled_streams(view.state)))
+        # A deleted stream's table has all of it.
+        deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
+        for key in deleted & self._streams.keys():
+            del self._streams[key]
         wanting = []
         for start in range(0, len(keys), SLICE_STREAMS):
             wanting += [key for key in keys[start : start + SLICE_STREAMS] if self._stream(key).wants_turn]

@@ -12,6 +12,29 @@ from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.names import app_id, source_ids
 
 
+def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
+    """Return the next offset of each stream with records whose table may lack some: deleted ones have all."""
+    forgotten = state.forgotten
+    return {
+        key: end
+        for key, end in state.next_offset.items()
+        if end and (key not in forgotten or not forgotten[key].tabled)
+    }
+
+
+async def table_position(store: ObjectStore, log: ShardLog, stream: StreamKey) -> int | None:
+    """Return the offset below which all of a shard's records of a stream are table rows, or skipped; None without a
+    table.
+
+    Raises:
+        TableError, StoreUnfit: the table cannot be read.
+    """
+    uri, options = store.location(table_key(*stream))
+    handle = await in_thread(lambda: DeltaHandle.open(uri, options))
+    app = app_id(log.cluster.cluster_id, stream[1], log.shard)
+    return None if handle is None else await in_thread(lambda: handle.position(app))
+
+
 async def first_untabled(
     store: ObjectStore, log: ShardLog, state: ShardState, in_trouble: Callable[[StreamKey], bool]
 ) -> int | None:
@@ -31,7 +54,7 @@ async def first_untabled(
         StoreError, Corrupt: the log cannot be read.
     """
     # Copied, because the state must not change while the tables are read.
-    first, ends = state.n + 1, {key: end for key, end in state.next_offset.items() if end}
+    first, ends = state.n + 1, tabled_streams(state)
     watermark = (await log.manifest())[0].watermark
     for key, end in sorted(ends.items()):
         if in_trouble(key):

@@ -142,6 +142,8 @@ class ControlKind(IntEnum):
     """A second node claims to own the lane's log: the lane's moment does not advance until an ADOPT."""
     SKIP = 8
     """An operator skips offsets of a stream in its table: their records cannot become rows."""
+    FORGET = 9
+    """An operator deletes a stream, whose lanes have left: the state keeps its next offset and its skips."""
     TIME = 10
     """An operator lowers the time of the shard, which a wrong clock wrote. From level 2 on."""
 

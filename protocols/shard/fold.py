@@ -20,8 +20,9 @@ from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard.folded import BOOTS_MAX, Folded
+from weft.protocols.shard.forgotten import FORGET_LEVEL, forgotten
 from weft.protocols.shard.lane_controls import controlled
-from weft.protocols.shard.lane_state import LaneState, lane_of
+from weft.protocols.shard.lane_state import NOTHING, LaneState, lane_of
 from weft.protocols.shard.lowered_times import lowered_gaps, lowered_lane, lowered_skips, told_time
 from weft.protocols.shard.open_gaps import after_control
 from weft.protocols.shard.shard_state import ShardState
@@ -69,6 +70,9 @@ def fold(state: ShardState, chunk: Chunk) -> Folded:
             changed[lane] = grown
         else:
             _fold_lane(state, folded, lane, update)
+    for control in told.controls:
+        if control.kind == ControlKind.FORGET and chunk.footer.fold_level >= FORGET_LEVEL:
+            _forget(state, folded, control)
     for clock in told.clocks:
         log = (clock.tenant, clock.edge, clock.log_id)
         boots = folded.clocks.get(log, state.clocks.get(log, []))
@@ -122,6 +126,8 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
         known = folded.skips.get(key, state.skips.get(key, []))
         folded.skips[key] = snapshots.with_skip(known, control.body, state.next_offset.get(key, 0), folded.created)
         return
+    if control.kind == ControlKind.FORGET:
+        return  # it takes effect after the chunk's other changes
     lane = Lane(control.tenant, control.edge, control.log_id, control.stream)
     held = folded.lanes[lane] if lane in folded.lanes else state.lanes.get(lane)
     new = controlled(control, lane, held, folded.created, folded.chunk.header.n)
@@ -138,6 +144,19 @@ def _fold_control(state: ShardState, folded: Folded, control: Control) -> None:
     kept = list(after_control(gaps, lane, held, new, folded.created))
     if kept != gaps:
         folded.open_gaps[key] = kept
+    if held is None and new is not None and folded.chunk.footer.fold_level >= FORGET_LEVEL:
+        # A FORGET may have removed the stream's levels since. Otherwise they are there, or there is no room for them.
+        _fold_fields(state, folded, lane, new.topics)
+
+
+def _forget(state: ShardState, folded: Folded, control: Control) -> None:
+    """Remove a stream; it remains unchanged if a lane of it would be in the state after the chunk."""
+    key, changed = (control.tenant, control.stream), folded.lanes
+    if any(changed.get(lane, NOTHING) is not None for lane in state.stream_lane_names(*key)):
+        return
+    if any(held is not None and (lane.tenant, lane.stream) == key for lane, held in changed.items()):
+        return
+    folded.forgotten[key] = forgotten(control.body, folded.created)
 
 
 def _has_time(state: ShardState, chunk: Chunk) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.protocols.chunk_index.footer import Chunk, StreamKey, StreamSection
 from weft.protocols.lane import Lane
+from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.snapshot import BootClock, Skip
@@ -34,6 +35,8 @@ class Folded:
     skips: dict[StreamKey, list[Skip]] = field(default_factory=dict)
     open_gaps: dict[StreamKey, list[OpenGap]] = field(default_factory=dict)
     clocks: dict[LogKey, list[BootClock]] = field(default_factory=dict)
+    forgotten: dict[StreamKey, Forgotten] = field(default_factory=dict)
+    """Streams that leave, without lanes after the chunk."""
     extensions: dict[int, object] = field(default_factory=dict)
     """Results of the extensions' ``look``, by number."""
     drops: int = 0

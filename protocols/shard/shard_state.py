@@ -24,6 +24,7 @@ from weft.protocols.shard import snapshot as snapshots
 from weft.protocols.shard import snapshot_blocks
 from weft.protocols.shard.edge_texts import EdgeTexts
 from weft.protocols.shard.folded import BOOTS_MAX, Folded, LogKey
+from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.lane_state import PENDING_MARKS_MAX, LaneState, RetireBody, earliest, lane_of
 from weft.protocols.shard.open_gaps import OpenGap
 from weft.protocols.shard.snapshot import FIELDS_MAX, BootClock, LogClocks, Skip, Snapshot, StreamSnapshot
@@ -58,8 +59,8 @@ class ShardState:
 
     __slots__ = (
         "_edges", "_extensions", "_names", "_stopped", "_streams", "_tenants", "clocks", "cluster_id", "conflicts",
-        "created", "drops", "fields", "fold_level", "footer_crc", "lanes", "n", "next_offset", "only", "open_gaps",
-        "retired", "rules", "shard", "skips", "texts",
+        "created", "drops", "fields", "fold_level", "footer_crc", "forgotten", "lanes", "n", "next_offset", "only",
+        "open_gaps", "retired", "rules", "shard", "skips", "texts",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +90,8 @@ class ShardState:
         self.skips: dict[StreamKey, list[Skip]] = {}
         self.open_gaps: dict[StreamKey, list[OpenGap]] = {}
         """Open gaps of lanes that have left the state, and of nodes that an operator rejected."""
+        self.forgotten: dict[StreamKey, Forgotten] = {}
+        """Streams that an operator deleted, and that had records. Of these the state has the next offset and skips."""
         self.retired: dict[Lane, None] = {}
         """Lanes that no longer count."""
         self.texts = EdgeTexts()
@@ -131,6 +134,8 @@ class ShardState:
         self.fields.update(folded.fields)
         self.skips.update(folded.skips)
         self.open_gaps.update(folded.open_gaps)
+        for stream, told in folded.forgotten.items():
+            self._forget(stream, told)
         self.clocks.update(folded.clocks)
         for number, change in folded.extensions.items():
             held = self._extensions[number] = self.extension(number)
@@ -140,6 +145,13 @@ class ShardState:
         self.created = folded.created
         self.n = chunk.header.n
         self.footer_crc = chunk.footer_crc
+
+    def _forget(self, stream: StreamKey, told: Forgotten) -> None:
+        for held in (self.fields, self.open_gaps, self._streams, self._stopped):
+            held.pop(stream, None)
+        self._names.get(stream[0], {}).pop(stream[1], None)
+        if stream in self.next_offset:
+            self.forgotten[stream] = told
 
     def knows_clock(self, clock: ClockUpdate) -> bool:
         """Return whether the state holds this notice of a boot's clock."""
@@ -172,6 +184,8 @@ class ShardState:
             self._edges.setdefault(edge, {})[lane] = None
             self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
             self._names.setdefault(lane.tenant, {})[lane.stream] = None
+            if self.forgotten:
+                self.forgotten.pop(stream, None)
             self.lanes[lane] = held
         elif self.lanes.pop(lane, None) is not None:
             del self._streams[stream][lane]
@@ -209,8 +223,14 @@ class ShardState:
         return list(self._streams.get((tenant, stream), ()))
 
     def tenant_streams(self, tenant: str) -> KeysView[str]:
-        """Return a view of a tenant's streams, also those without lanes now. Valid until the next change."""
+        """Return a view of a tenant's streams, also those without lanes now, but no deleted ones. Valid until the next
+        change."""
         return self._names.get(tenant, _NO_NAMES).keys()
+
+    def has_stream(self, tenant: str, stream: str) -> bool:
+        """Return whether the shard has records or lanes of a stream that is not deleted."""
+        key = tenant, stream
+        return (key in self.next_offset and key not in self.forgotten) or bool(self._streams.get(key))
 
     def edge_lanes(self, tenant: str, edge: str) -> dict[Lane, LaneState]:
         """Return the lanes of an edge in this shard, of all its logs."""
@@ -235,6 +255,7 @@ class ShardState:
         # Shallow copies are enough: the fold replaces the values in the tables, and never changes them.
         lanes = dict(self.lanes)
         skips, open_gaps = dict(self.skips), {key: gaps for key, gaps in self.open_gaps.items() if gaps}
+        forgotten = dict(self.forgotten)
         streams = {key: self.next_offset.get(key, 0) for key in {*self.next_offset, *self.fields, *open_gaps}}
         fields, clocks = dict(self.fields), dict(self.clocks)
         extensions = {each: self.rules.extensions[each].freeze(held) for each, held in sorted(self._extensions.items())}
@@ -243,11 +264,9 @@ class ShardState:
 
         def encode() -> bytes:
             told = [
-                StreamSnapshot(
-                    *key, streams[key], list(named), list(named.values()), skips.get(key, []), open_gaps.get(key, [])
-                )
+                StreamSnapshot(*key, streams[key], list(named), list(named.values()), *rest, forgotten.get(key))
                 for key in sorted(streams)
-                for named in (fields.get(key, {}),)
+                for named, rest in ((fields.get(key, {}), (skips.get(key, []), open_gaps.get(key, []))),)
             ]
             known = [LogClocks(*key, clocks[key]) for key in sorted(clocks)]
             kept = {number: encoded() for number, encoded in extensions.items()}
@@ -289,7 +308,10 @@ class ShardState:
         state.n, state.footer_crc, state.created = snapshot.n, snapshot.footer_crc, snapshot.created
         state.fold_level, state.drops = snapshot.fold_level, snapshot.drops
         for stream in snapshot.streams:
-            state._names.setdefault(stream.tenant, {})[stream.stream] = None
+            if stream.forgotten is None:
+                state._names.setdefault(stream.tenant, {})[stream.stream] = None
+            else:
+                state.forgotten[stream.tenant, stream.stream] = stream.forgotten
             if stream.next_offset:
                 state.next_offset[stream.tenant, stream.stream] = stream.next_offset
             if stream.fields:

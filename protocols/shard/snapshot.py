@@ -21,6 +21,7 @@ from weft.protocols.fields import U32, U64, Epoch, Nanoseconds, Seq, StoredRange
 from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin
 from weft.protocols.ranges import RangeSet
+from weft.protocols.shard.forgotten import Forgotten
 from weft.protocols.shard.gap_set import GapSet
 from weft.protocols.shard.lane_state import Conflict, LaneState, Retirement
 from weft.protocols.shard.open_gaps import OpenGap
@@ -89,6 +90,8 @@ class StreamSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """Ranges that are not in the table, ascending."""
     open_gaps: list[OpenGap] = []
     """Open gaps of lanes that have left the state, by their ends."""
+    forgotten: Forgotten | None = None
+    """The stream's deletion; None unless an operator deleted it. Version 1 does not have it."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -263,7 +266,8 @@ def encode(snapshot: Snapshot, lanes: Iterable[tuple[Lane, LaneState]] = ()) -> 
     encoder = msgspec.msgpack.Encoder()
     listed = list(lanes)
     rest = (snapshot.clocks, snapshot.extensions)
-    parts = [array_head(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(snapshot.streams)]
+    streams = [msgspec.structs.astuple(each)[:-1] for each in snapshot.streams]
+    parts = [array_head(len(Snapshot.__struct_fields__)), *map(encoder.encode, head), encoder.encode(streams)]
     parts.append(array_head(len(listed) + len(snapshot.lanes)))
     parts += map(encoder.encode, snapshot.lanes)
     parts += lanes_in_pieces(listed)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from spark_sinks.errors import ReadError
 from spark_sinks.source.collection import settle
+from spark_sinks.source.deleted import Deletions
 from spark_sinks.source.history import History, WentBack, Witness
 from spark_sinks.source.options import ReadOptions
 from spark_sinks.source.positions import Offsets
@@ -55,6 +56,9 @@ class StreamLog:
         """Kind of the stream's payloads: the table's, or before there is a table, the edges' declared one."""
         self._recent = [RecentSlices() for _ in self._logs]
         self.history = History(self._logs, options.tenant)
+        self._deletions = Deletions(
+            (options.tenant, options.stream), store.location(table_key(options.tenant, options.stream))[0]
+        )
         self.loads = 0
         """Number of times that a shard was loaded again; its log may then differ from the one seen before."""
 
@@ -79,19 +83,25 @@ class StreamLog:
         return strictest(held.payload for shard in lanes for held in shard)
 
     async def _check_stream(self) -> None:
-        if any(state.lanes for state in self._states):
-            return
-        others = set[str]()
-        for shard in self._logs:  # one after the other: each may be large, and only names are kept
-            others |= (await shard.load()).tenant_streams(self.options.tenant)
-        raise ReadError(
-            f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
-            f"it has {', '.join(sorted(others - {self.options.stream})) or 'no stream of that tenant yet'}"
-        )
+        if not any(state.lanes for state in self._states):
+            self._deletions.check(self._states)
+            others = set[str]()
+            for shard in self._logs:  # one after the other: each may be large, and only names are kept
+                others |= (await shard.load()).tenant_streams(self.options.tenant)
+            raise ReadError(
+                f"the store has no stream {self.options.stream!r} of tenant {self.options.tenant!r}; "
+                f"it has {', '.join(sorted(others - {self.options.stream})) or 'no stream of that tenant yet'}"
+            )
+        self._deletions.begin(self._states)
 
     async def extend(self) -> None:
-        """Add the chunks made since."""
+        """Add the chunks made since.
+
+        Raises:
+            ReadError: the stream was deleted since it was opened.
+        """
         await asyncio.gather(*map(self._extend, range(len(self._logs))))
+        self._deletions.check(self._states)
 
     async def _extend(self, shard: int) -> None:
         try:

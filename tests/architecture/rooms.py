@@ -164,7 +164,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("check", "clock", "settings"),
         ("membership", "tables"),
         ("shard",),
-        ("api",),
+        ("api", "stream_deletion"),
         ("links", "preflight", "siblings"),
         ("hub",),
     ),

@@ -22,7 +22,16 @@ from weft.protocols import (
 )
 from weft.protocols.chunk_index import blocks, codec, footer
 from weft.protocols.segment import header as segment_header
-from weft.protocols.shard import lane_state, open_gaps, placement, shard_state, snapshot, snapshot_blocks
+from weft.protocols.shard import (
+    forgotten,
+    lane_state,
+    lowered_times,
+    open_gaps,
+    placement,
+    shard_state,
+    snapshot,
+    snapshot_blocks,
+)
 
 ENUMS = {
     batch.Codec: {"NONE": 0, "ZSTD": 1},
@@ -61,6 +70,7 @@ ENUMS = {
         "DROP": 6,
         "CONFLICT": 7,
         "SKIP": 8,
+        "FORGET": 9,
         "TIME": 10,
     },
     lane_state.RetiredBy: {"AGE": 1, "OPERATOR": 2},
@@ -167,7 +177,10 @@ ARRAYS = {
     ),
     snapshot._Head: "cluster_id shard n footer_crc must_understand",
     snapshot._Streams: "cluster_id shard n footer_crc must_understand made_with fold_level created drops streams",
-    snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps",
+    snapshot.StreamSnapshot: "tenant stream next_offset fields named_by skips open_gaps forgotten",
+    forgotten.ForgetBody: "by reason tabled",
+    forgotten.Forgotten: "time by reason tabled",
+    lowered_times.TimeBody: "time reason",
     snapshot.Skip: "first end time reason runs",
     snapshot.SkipBody: "first end reason runs",
     snapshot.SkippedRun: "edge log_id first end",
@@ -236,7 +249,7 @@ def test_names_in_packed_maps(kind: type[msgspec.Struct]) -> None:
 
 MODULES = (
     batch, segment, chunk, footer, codec, blocks, link, lane_state, origin, shard_state, snapshot,
-    snapshot_blocks,
+    snapshot_blocks, forgotten, lowered_times,
 )  # fmt: skip
 
 

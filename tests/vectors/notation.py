@@ -278,7 +278,8 @@ def _decode_state(data: bytes) -> Notation:
     assert _decode_snapshot(again) == found, "the state says what its snapshot says"
     assert ShardState.decode(again, rules).encode() == again, "one state has one encoding"
     noted = {**_named(found), "cluster_id": found.cluster_id.hex()}
-    return {**noted, "streams": [*map(_named, found.streams)], "lanes": [*map(_named, found.lanes)]}
+    streams = [{key: each for key, each in _named(stream).items() if key != "forgotten"} for stream in found.streams]
+    return {**noted, "streams": streams, "lanes": [*map(_named, found.lanes)]}
 
 
 def _decode_snapshot(data: bytes) -> snapshot.Snapshot:

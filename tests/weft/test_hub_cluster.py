@@ -51,7 +51,7 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
     assert asyncio.run(counts())
     assert (
         weft("hub", "finalize", config, "--yes").output
-        == "the cluster is at level 1 already, the level of this release\n"
+        == "the cluster is at level 2 already, the level of this release\n"
     )
 
 
@@ -61,6 +61,7 @@ def test_an_edge_is_retired_and_adopted_on_its_store(tmp_path: Path) -> None:
         (("retire", "press-1", "--reason", "gone"), "nothing was retired"),
         (("adopt", "press-1"), "nothing was adopted"),
         (("finalize",), "nothing was changed"),
+        (("stream", "delete", "telemetry", "--reason", "over"), "nothing was deleted"),
         (("skip", "telemetry", "--from", "1", "--to", "2", "--reason", "bad"), "nothing was skipped"),
     ],
 )
@@ -69,9 +70,10 @@ def test_what_cannot_be_taken_back_is_asked_for_and_a_script_is_told_yes(
 ) -> None:
     config = tmp_path / "hub.yaml"
     config.write_text(f"store: {tmp_path / 'store'}\n")
-    name, *rest = command
-    unasked = weft("hub", name, config, *rest)
+    at = 2 if command[0] == "stream" else 1
+    name, rest = command[:at], command[at:]
+    unasked = weft("hub", *name, config, *rest)
     assert isinstance(unasked.exception, Refused)
     assert str(unasked.exception) == f"{done}: there is no terminal to ask on. Add --yes to answer in advance"
-    assert isinstance(weft("hub", name, config, *rest, answer="n\n").exception, click.Abort)
+    assert isinstance(weft("hub", *name, config, *rest, answer="n\n").exception, click.Abort)
     assert not (tmp_path / "store").exists()

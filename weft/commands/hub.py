@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from weft.commands import hub_clock, hub_cluster, hub_deletion, hub_skip
 from weft.commands.check_answer import CheckAnswer
 from weft.commands.common import (
     ExistingPath,
@@ -24,6 +23,7 @@ from weft.commands.common import (
     store_located,
     using,
 )
+from weft.commands.on_store import clock, cluster, deletion, skip, stream
 from weft.config.errors import format_path
 from weft.config.units import Address, parse_bind
 from weft.output import Failed, print_facts, print_json, print_table
@@ -53,12 +53,13 @@ def command() -> None:
     """Run and inspect a hub node, which takes links from edges, commits to the object store and keeps the tables."""
 
 
-command.add_command(hub_cluster.finalize)
-command.add_command(hub_cluster.retire)
-command.add_command(hub_cluster.adopt)
-command.add_command(hub_skip.skip)
-command.add_command(hub_clock.clock)
-command.add_command(hub_deletion.declare_deletion)
+command.add_command(cluster.finalize)
+command.add_command(cluster.retire)
+command.add_command(cluster.adopt)
+command.add_command(skip.skip)
+command.add_command(clock.clock)
+command.add_command(deletion.declare_deletion)
+command.add_command(stream.command)
 
 processes_option = click.option(
     "--processes",

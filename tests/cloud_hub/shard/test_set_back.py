@@ -12,6 +12,7 @@ from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.collector import GRACE_S, ShardCollector
 from weft.cloud_hub.shard.lane_ends import Ending
 from weft.protocols.chunk import Mark
+from weft.protocols.chunk_index.footer import BLOCKS_LEVEL
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
@@ -26,7 +27,7 @@ async def set_back(log: ShardLog, now: int) -> Ending:
     async def plan(state: ShardState) -> Ending:
         return lane_ends.set_back(state, now, "a node was of 2040")
 
-    return await lane_ends.write_ending(log, plan, wall_clock=lambda: now, random_bits=lambda _: 3)
+    return await lane_ends.write_ending(log, plan, wall_clock=lambda: now, random_bits=lambda _: 3, level=BLOCKS_LEVEL)
 
 
 def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early() -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from weft.commands.common import config_argument, confirm, json_option, yes_option
-from weft.commands.hub_cluster import on_store
+from weft.commands.on_store.cluster import on_store
 from weft.output import Failed, Refused, print_facts, print_json, print_table
 from weft.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from weft.cloud_hub.shard.lane_ends import Ending
-    from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState
 
 _SECOND = 10**9
 ALL = "all"
@@ -131,7 +131,13 @@ async def _set_back(store: ObjectStore, shards: list[int], reason: str) -> list[
 
     for number in shards:
         log = ShardLog(store, cluster, number)
-        ending = await lane_ends.write_ending(log, plan, wall_clock=now, random_bits=random.SystemRandom().getrandbits)
+        ending = await lane_ends.write_ending(
+            log,
+            plan,
+            wall_clock=now,
+            random_bits=random.SystemRandom().getrandbits,
+            level=_level_needed(),
+        )
         lowered += [number] if ending.controls else []
     return lowered
 

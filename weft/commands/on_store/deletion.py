@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from weft.commands.common import config_argument, confirm, yes_option
-from weft.commands.hub_cluster import on_store
+from weft.commands.on_store.cluster import on_store
 from weft.output import Failed, Refused, counted
 from weft.storage.object_store import ObjectStore
 

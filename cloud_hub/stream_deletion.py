@@ -1,0 +1,203 @@
+"""Deletion of a stream by an operator (``weft hub stream delete``).
+
+Each shard's log gets a FORGET record, after the stream's lanes have left. The states of these are stored as objects of
+their own, so that an edge that sends again sends only what the hub never had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from weft.cloud_hub.shard.lane_ends import DROPS_MAX, Ending, kept_state, retirement, write_ending
+from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.tabled import table_position
+from weft.protocols.chunk import Control, ControlKind
+from weft.protocols.chunk_index.footer import CONTROL_BYTES_MAX
+from weft.protocols.lane import Lane
+from weft.protocols.shard.forgotten import FORGET_LEVEL, FORGOTTEN_MAX, ForgetBody
+from weft.protocols.shard.lane_state import LaneState, RetiredBy
+from weft.protocols.shard.shard_state import ShardState, StreamKey
+from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.object_store import ObjectStore, StoreUnfit
+
+QUIET_S = 600
+"""Time without a sign of any edge after which a stream may be deleted. Edges send something each minute."""
+ROUNDS_MORE = 64
+"""Number of chunks written to a shard beyond those that its lanes need, before the call gives up: edges come back."""
+NAMED_MAX = 5
+"""Maximum number of edges that an error names."""
+_NS = 1_000_000_000
+
+
+class CannotDelete(Exception):
+    """A stream that cannot be deleted now; the text says what to do."""
+
+
+class Deletion(NamedTuple):
+    """An operator's wish to delete a stream."""
+
+    stream: StreamKey
+    by: str
+    reason: str
+    keeps_tables: bool
+    """True when a hub of the store makes tables: a stream with records then has one, or soon will."""
+    is_forced: bool = False
+    """True when edges may still send."""
+
+
+class Deleted(NamedTuple):
+    """Changes of a call."""
+
+    records: int
+    """Records in the log, over all shards that had the stream."""
+    lanes: int
+    shards: int
+    """Shards whose log says so now, by this call."""
+
+
+async def delete(
+    store: ObjectStore,
+    cluster: Cluster,
+    wanted: Deletion,
+    *,
+    wall_clock: Callable[[], int],
+    random_bits: Callable[[int], int],
+) -> Deleted:
+    """Delete a stream in all shards. A call that ended half way can be repeated: a shard is done, or is as before.
+
+    Args:
+        wall_clock: nanoseconds since 1970. It raises what makes the call end before anything is written.
+        random_bits: for nonces of chunks.
+
+    Returns:
+        The changes of this call; none if the stream is deleted already.
+
+    Raises:
+        CannotDelete: the cluster's level is too low, there is no such stream, edges still send to it, or its table
+            lacks records.
+        StoreError: the store did not answer; call again.
+        Corrupt: a shard is damaged.
+    """
+    if cluster.level < FORGET_LEVEL:
+        raise CannotDelete(
+            f"the cluster is at level {cluster.level}, and deleted streams need level {FORGET_LEVEL}: run `weft hub "
+            "finalize` after all nodes run this release"
+        )
+    logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
+    # All shards are looked at before the first is changed.
+    states = [await log.load() for log in logs]
+    key = wanted.stream
+    if not any(_has(state, key) for state in states):
+        if any(key in state.forgotten for state in states):
+            return Deleted(0, 0, 0)
+        raise CannotDelete(f"the hub has no stream {key[1]} of tenant {key[0]}: `weft streams` lists the streams")
+    for log, state in zip(logs, states, strict=True):
+        await _check(store, log, state, wanted, wall_clock())
+    records = lanes = shards = 0
+    for log in logs:
+        found = await _delete_in(store, log, wanted, lambda log, plan: write_ending(
+            log, plan, wall_clock=wall_clock, random_bits=random_bits, level=FORGET_LEVEL
+        ), wall_clock)  # fmt: skip
+        records, lanes, shards = records + found.records, lanes + found.lanes, shards + found.shards
+    return Deleted(records, lanes, shards)
+
+
+Write = Callable[[ShardLog, Callable[[ShardState], Awaitable[Ending]]], Awaitable[Ending]]
+
+
+async def _delete_in(
+    store: ObjectStore, log: ShardLog, wanted: Deletion, write: Write, wall_clock: Callable[[], int]
+) -> Deleted:
+    records = lanes = 0
+    rounds = ROUNDS_MORE + len((await log.load()).stream_lane_names(*wanted.stream)) // DROPS_MAX
+
+    async def plan(state: ShardState) -> Ending:
+        nonlocal records
+        if not _has(state, wanted.stream):
+            return Ending([], [])
+        is_tabled = await _check(store, log, state, wanted, wall_clock())
+        records = state.next_offset.get(wanted.stream, 0)
+        return _planned(state, wanted, is_tabled=is_tabled)
+
+    for _ in range(rounds):  # a stream's lanes leave some at a time
+        ending = await write(log, plan)
+        lanes += sum(control.kind == ControlKind.DROP for control in ending.controls)
+        if not ending.controls:
+            return Deleted(records, lanes, 0)
+        if ending.controls[-1].kind == ControlKind.FORGET:
+            return Deleted(records, lanes, 1)
+    raise CannotDelete("edges come back faster than their lanes leave: take the stream out of their configurations")
+
+
+def _has(state: ShardState, stream: StreamKey) -> bool:
+    """Return whether a shard has a name: one without records and lanes, too, counts against the tenant's limit."""
+    return stream[1] in state.tenant_streams(stream[0])
+
+
+def _planned(state: ShardState, wanted: Deletion, *, is_tabled: bool) -> Ending:
+    found = sorted(state.stream_lane_names(*wanted.stream))
+    ending = Ending([], [])
+    for lane in found[:DROPS_MAX]:
+        # Until the last of them has left, the retirement keeps the stream's open gaps in sight. The stored state is the
+        # one before it: the lane returns as it is now.
+        ending.controls.append(retirement(lane, RetiredBy.OPERATOR, wanted.reason))
+        ending.controls.append(Control(ControlKind.DROP, *lane, b""))
+    if len(found) <= DROPS_MAX:
+        body = msgspec.msgpack.encode(ForgetBody(wanted.by, wanted.reason, is_tabled))
+        ending.controls.append(Control(ControlKind.FORGET, wanted.stream[0], "", 0, wanted.stream[1], body))
+    return ending
+
+
+async def _check(store: ObjectStore, log: ShardLog, state: ShardState, wanted: Deletion, now: int) -> bool:
+    """Return whether the table has all of a shard's records of the stream. Raises ``CannotDelete``."""
+    key = wanted.stream
+    if not _has(state, key):
+        return True
+    if not state.is_whole:
+        raise CannotDelete(f"shard {state.shard} has features of a later release: use the release that the nodes run")
+    lanes = state.stream_lanes(*key)
+    if not wanted.is_forced:
+        _check_quiet(key, lanes, now)
+    for lane, held in lanes.items():
+        if len(kept_state(lane, held)) > CONTROL_BYTES_MAX:
+            raise CannotDelete(f"lane {lane} has too many ranges to be stored: wait until its edge has sent what lacks")
+    end = state.next_offset.get(key, 0)
+    if end and len(state.forgotten) >= FORGOTTEN_MAX:
+        raise CannotDelete(f"shard {state.shard} has {FORGOTTEN_MAX} deleted streams, the most that are kept")
+    return await _is_tabled(store, log, wanted, end)
+
+
+def _check_quiet(key: StreamKey, lanes: dict[Lane, LaneState], now: int) -> None:
+    seen = {lane.edge: held.last_seen for lane, held in sorted(lanes.items(), key=lambda item: item[1].last_seen)}
+    edges = sorted(edge for edge, at in seen.items() if now - at < QUIET_S * _NS)
+    if edges:
+        more = f" and {len(edges) - NAMED_MAX} more" if len(edges) > NAMED_MAX else ""
+        last = max(0, now - max(seen[edge] for edge in edges)) // _NS
+        raise CannotDelete(
+            f"edges still send to {key[0]}/{key[1]}: {', '.join(edges[:NAMED_MAX])}{more}, the last {last} s ago. Take "
+            f"the stream out of their configurations and wait {QUIET_S // 60} minutes, or use --force: an edge that "
+            "sends again brings the stream back"
+        )
+
+
+async def _is_tabled(store: ObjectStore, log: ShardLog, wanted: Deletion, end: int) -> bool:
+    if not end:
+        return True
+    name = f"{wanted.stream[0]}/{wanted.stream[1]}"
+    try:
+        position = await table_position(store, log, wanted.stream)
+    except StoreUnfit:  # no store for tables
+        position = None
+    except TableError as error:
+        raise CannotDelete(f"the table of {name} cannot be read: {error}") from error
+    if position is None and not wanted.keeps_tables:
+        return False
+    if position is None or position < end:
+        raise CannotDelete(
+            f"the table of {name} has no rows of offsets {position or 0} to {end - 1} of shard {log.shard} yet: wait "
+            "for the next round of the tables. If it does not come that far, `weft hub status` says why"
+        )
+    return True

@@ -1,0 +1,216 @@
+"""A stream that an operator deletes: refused while it is in use, exactly once across the deletion, its name free."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cloud_hub import virtual_time
+from tests.cloud_hub.fabric import (
+    CLUSTER,
+    SETTINGS,
+    TRUE_START,
+    SequencerNode,
+    Session,
+    check_log,
+    make_batch,
+    read_chunks,
+)
+from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
+from tests.cloud_hub.tables.logs import LANE, OTHER, START, TOPICS, LogWriter, Run, contents, expected, rows
+from tests.cloud_hub.virtual_time import now_ns
+from tests.support.epochs import MemoryEpochs
+from weft.cloud_hub import stream_deletion
+from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion
+from weft.cloud_hub.tables.service import TableService
+from weft.protocols.lane import Lane
+from weft.replication.runner import LinkIdentity
+from weft.storage.chunk_log import Cluster, ShardLog
+from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.object_store.memory import MemoryStore
+
+KEY = LANE.tenant, LANE.stream
+LATER = START + 3600 * 10**9
+WANTED = Deletion(KEY, "mara", "trial is over", keeps_tables=True)
+EDGE = LinkIdentity("default", "edge-1", 7, "test")
+TWO = Cluster(CLUSTER.cluster_id, 1, 2)
+
+
+async def delete(store: ObjectStore, cluster: Cluster, wanted: Deletion = WANTED, now: int = LATER) -> Deleted:
+    bits = random.Random(1).getrandbits
+    return await stream_deletion.delete(store, cluster, wanted, wall_clock=lambda: now, random_bits=bits)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+async def follow(log: LogWriter) -> None:
+    """Read on behind the deletion."""
+    for shard, state in enumerate(log.states):
+        await ShardLog(log.store, log.cluster, shard).extend(state)
+
+
+async def test_rows_are_exactly_once_on_both_sides_of_a_deletion(store: ObjectStore) -> None:
+    log = await LogWriter.open(store)
+    before, again = Run(LANE, 0, 3, topics=TOPICS), Run(LANE._replace(log_id=70), 0, 4, topics=TOPICS)
+    others = Run(OTHER, 0, 2, topics=TOPICS)
+    await log.append(0, before, Run(LANE._replace(stream="alarms"), 0, 2))
+    await log.append(1, others)
+    tables = TableService(store, log.cluster)
+    with pytest.raises(CannotDelete, match="no rows of offsets 0 to 2 of shard 0 yet: wait for the next round"):
+        await delete(store, log.cluster)
+    await tables.run_once()
+    assert await delete(store, log.cluster) == Deleted(5, 2, 2)
+    assert await delete(store, log.cluster) == Deleted(0, 0, 0)
+    assert await tables.run_once() == 0
+    assert [each.stream for each in tables.status()] == ["alarms"]
+    assert await TableService(store, log.cluster).run_once() == 0, "nor does a node that starts now"
+    await follow(log)
+    await log.append(0, again)
+    fresh = TableService(store, log.cluster)
+    assert (await tables.run_once(), await fresh.run_once()) == (4, 0)
+    assert contents(store) == expected({0: [before, again], 1: [others]})
+    assert set(rows(store, columns=["_shard", "_offset", "line"]).column("line").to_pylist()) == {"a"}
+
+
+async def test_what_was_collected_after_a_deletion_needs_no_table(store: ObjectStore) -> None:
+    log = await LogWriter.open(store, 1)
+    await log.append(0, Run(LANE, 0, 3))
+    tables = TableService(store, log.cluster)
+    await tables.run_once()
+    await delete(store, log.cluster)
+    await tables.run_once()
+    await store.delete(f"{(await store.list('tables/'))[0].key}")  # the operator moves the table away
+    assert await tables.first_untabled(0) == 2
+
+
+async def test_a_stream_in_use_and_one_that_is_not_there_are_refused(store: ObjectStore) -> None:
+    log = await LogWriter.open(store, 1)
+    await log.append(0, Run(LANE, 0, 3), Run(OTHER, 0, 1))
+    wanted = WANTED._replace(keeps_tables=False)
+    with pytest.raises(CannotDelete, match=r"press-1, press-2, the last 60 s ago. Take the stream out of"):
+        await delete(store, log.cluster, wanted, START + 60 * 10**9)
+    with pytest.raises(CannotDelete, match="no stream telemetri of tenant default: `weft streams` lists"):
+        await delete(store, log.cluster, wanted._replace(stream=("default", "telemetri")))
+    with pytest.raises(CannotDelete, match="is at level 1, and deleted streams need level 2: run `weft hub finalize`"):
+        await delete(store, log.cluster._replace(level=1), wanted)
+    assert await delete(store, log.cluster, wanted._replace(is_forced=True), START + 60 * 10**9) == Deleted(4, 2, 1)
+    state = await ShardLog(store, log.cluster, 0).load()
+    assert state.forgotten[KEY].tabled is False, "there never was a table"
+    assert await TableService(store, log.cluster).run_once() == 4, "one that comes later has them"
+
+
+async def test_lanes_leave_some_at_a_time(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_deletion, "DROPS_MAX", 2)
+    log = await LogWriter.open(store, 1)
+    for at in range(5):
+        await log.append(0, Run(Lane("default", f"press-{at}", at, "telemetry"), 0, 2))
+    assert await delete(store, log.cluster, WANTED._replace(keeps_tables=False)) == Deleted(10, 5, 1)
+    state = await ShardLog(store, log.cluster, 0).load()
+    assert (state.n, state.lanes, state.open_gaps) == (7, {}, {})
+
+
+def test_an_edge_that_sends_again_while_its_stream_is_deleted_goes_on_once() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        node = SequencerNode(store, random.Random(3))
+        node.level = 2
+        await node.start()
+        assert node.sequencer is not None
+        lane = Lane("default", "edge-1", 7, "telemetry")
+        session = Session(node.sequencer, lane, 1, ["plant/{line}/t"])
+        assert await session.open()
+        await session.send(0, 10)
+        await session.until_acked(0, 10)
+        wanted = WANTED._replace(keeps_tables=False, is_forced=True)
+        now = TRUE_START + now_ns()
+        assert await delete(store, TWO, wanted, now) == Deleted(10, 1, 1)
+        await session.send(5, 15)
+        await session.until_acked(0, 15)
+        back = Session(node.sequencer, lane, 2, ["plant/{line}/t"])
+        assert await back.open()
+        assert list(back.acked) == [(0, 15)]
+        state, _ = check_log(await read_chunks(store))
+        assert (state.next_offset[KEY], state.stream_fields(*KEY), state.forgotten) == (15, ["line"], {})
+        assert state.encode() == node.sequencer.state.encode()
+        await node.kill()
+
+    virtual_time.run(main())
+
+
+def test_names_return_to_a_tenant_that_has_as_many_as_it_may() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        node = SequencerNode(store, random.Random(3), replace(SETTINGS, streams_per_tenant_max=2))
+        node.level = 2
+        await node.start()
+        assert node.sequencer is not None
+        sequencer = node.sequencer
+        lanes = [Lane("default", "edge-1", 7, f"s{at}") for at in range(3)]
+        for lane in lanes[:2]:
+            session = Session(sequencer, lane, 1)
+            assert await session.open()
+            await session.send(0, 2)
+            await session.until_acked(0, 2)
+            sequencer.leave(session.lane_session)
+        full = sequencer.no_room(lanes[2], [])
+        assert full is not None
+        assert full.setting == "limits.streams_per_tenant"
+        wanted = WANTED._replace(stream=("default", "s0"), keeps_tables=False, is_forced=True)
+        await delete(store, TWO, wanted, TRUE_START + now_ns())
+        await asyncio.sleep(3)  # longer than followers take
+        assert sequencer.no_room(lanes[2], []) is None
+        session = Session(sequencer, lanes[2], 1)
+        assert await session.open()
+        full = sequencer.no_room(lanes[0], [])
+        assert full is not None, "the deleted one counts as a new one again"
+        await node.kill()
+
+    virtual_time.run(main())
+
+
+def test_below_level_2_no_chunk_of_a_deletion_is_written() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        node = SequencerNode(store, random.Random(3))
+        await node.start()
+        assert node.sequencer is not None
+        session = Session(node.sequencer, Lane("default", "edge-1", 7, "telemetry"), 1)
+        assert await session.open()
+        before = await read_chunks(store)
+        with pytest.raises(CannotDelete, match="level 1"):
+            await delete(store, CLUSTER._replace(level=1), WANTED._replace(is_forced=True))
+        assert await read_chunks(store) == before
+        await node.kill()
+
+    virtual_time.run(main())
+
+
+async def test_a_deleted_stream_is_in_no_answer_of_a_running_hub(store: ObjectStore) -> None:
+    async with running_hub(store, shards=1) as hub:
+        log, lane, epochs = EdgeLog(), Lane("default", "edge-1", 7, "telemetry"), MemoryEpochs()
+        async with running_link(hub, log, EDGE, epochs=epochs):
+            log.append(*make_batch(lane, 0, 3))
+            await log.until_released(3)
+        assert 'stream="telemetry"' in (await get(hub, "/metrics"))[1]
+        wanted = WANTED._replace(keeps_tables=False, is_forced=True)
+        await delete(store, hub.cluster, wanted, (await hub.sequencers[0].log.load()).created)
+        await hub.sequencers[0].catch_up(0)
+        assert (await get(hub, "/v1/streams"))[1]["streams"] == []
+        status, answer = await get(hub, "/v1/streams/telemetry")
+        assert status == 404
+        assert "was deleted at" in answer["error"]
+        assert "trial is over" in answer["error"]
+        hub._figures._refreshed_at = None  # type: ignore[union-attr]
+        assert 'stream="telemetry"' not in (await get(hub, "/metrics"))[1]
+        async with running_link(hub, log, EDGE, epochs=epochs):
+            log.append(*make_batch(lane, 3, 5))
+            await log.until_released(5)
+        answer = (await get(hub, "/v1/streams/telemetry/records"))[1]
+        assert [record["seq"] for record in answer["records"]] == list(range(5)), "the log has kept them all"

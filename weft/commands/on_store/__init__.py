@@ -1,0 +1,1 @@
+"""Commands of `weft hub` that work on the store, whether nodes run or not."""

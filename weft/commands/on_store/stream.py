@@ -1,0 +1,80 @@
+"""``weft hub stream``: work on the streams of a hub's store, whether nodes run or not."""
+
+from __future__ import annotations
+
+import getpass
+import random
+from typing import TYPE_CHECKING
+
+import click
+
+from weft.commands.common import config_argument, confirm, load_hub, yes_option
+from weft.commands.on_store.cluster import on_store
+from weft.output import Failed, counted
+from weft.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.stream_deletion import Deleted
+
+BY_MAX, REASON_MAX = 128, 512
+"""Maximum numbers of characters."""
+
+
+@click.group("stream")
+def command() -> None:
+    """Work on the streams of a hub's store, whether nodes run or not. `weft streams` lists them."""
+
+
+@command.command()
+@config_argument
+@click.argument("stream", metavar="[TENANT/]STREAM")
+@click.option("--reason", required=True, help="Why, in a few words; recorded with the stream.")
+@click.option("--by", help="Name of the person who decided; the user of this process by default.")
+@click.option("--force", is_flag=True, help="Do it though an edge was seen less than 10 minutes ago.")
+@yes_option
+def delete(config_file: str, stream: str, *, reason: str, by: str | None, force: bool, yes: bool) -> None:
+    """Delete STREAM at the hub of CONFIG: its name is free for another one again.
+
+    The stream leaves lists, status, metrics and completeness, with its topic levels, lanes and open gaps. Its Delta
+    table stays, with all its rows, and so does the log until its retention. The next offset remains: when an edge sends
+    to the stream again, the stream is back and goes on there, in the same table. No record is stored twice.
+
+    Take the stream out of the edges' configurations first. The command refuses a stream that an edge was seen with less
+    than 10 minutes ago, or whose table lacks records. It needs level 2 (`weft hub finalize`).
+
+    \b
+    weft hub stream delete hub.yaml plant-7/vibration-test --reason "trial is over"
+    """
+    from weft.cloud_hub import stream_deletion
+    from weft.cloud_hub.clock import sound_clock
+    from weft.protocols.errors import CodecError
+    from weft.storage.chunk_log import open_cluster
+
+    tenant, slash, name = stream.rpartition("/")
+    key = (tenant if slash else "default", name)
+    by = by or getpass.getuser()
+    for option, text, most in (("--by", by, BY_MAX), ("--reason", reason, REASON_MAX)):
+        if len(text) > most:
+            raise Failed(f"{option}: {len(text)} characters are too many, at most {most}")
+    wanted = stream_deletion.Deletion(key, by, reason, load_hub(config_file).tables is not None, force)
+
+    async def work(store: ObjectStore) -> Deleted:
+        return await stream_deletion.delete(
+            store, await open_cluster(store, None), wanted,
+            wall_clock=await sound_clock(store), random_bits=random.SystemRandom().getrandbits,
+        )  # fmt: skip
+
+    if not yes:
+        confirm(f"delete stream {key[1]} of tenant {key[0]}? Its table stays", "nothing was deleted")
+    try:
+        done = on_store(config_file, work)
+    except (stream_deletion.CannotDelete, CodecError) as error:
+        raise Failed(str(error)) from None
+    if not done.shards:
+        click.echo(f"stream {key[1]} of tenant {key[0]} is deleted already")
+        return
+    click.echo(
+        f"deleted stream {key[1]} of tenant {key[0]}, with {counted(done.lanes, 'lane')} and "
+        f"{counted(done.records, 'record')}: {reason}"
+    )
+    click.echo("Its table stays; the log keeps its records until the log's retention")
