@@ -52,7 +52,7 @@ from weft.config.log_lines.throttle import Throttle
 from weft.config.machine import why_not_listening
 from weft.config.units import Address, approximate_duration
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import RELEASE, FoldRules, StreamKey
+from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
 from weft.replication.runner import serve_link
 from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
 from weft.storage.object_store import ObjectStore, open_store, probe
@@ -203,14 +203,24 @@ class Hub:
             self._tables.start()
             logs = [self._log(store, shard) for shard in range(self.cluster.shards)]
             self._keeper = LaneKeeper(
-                logs, self._tables.position, self._settings, clock=self._clock, random_bits=self._random_bits
-            )
+                logs, self._held, self._tables.position, self._settings, clock=self._clock,
+                random_bits=self._random_bits,
+            )  # fmt: skip
             self._keeper.start()
             self._start_collector([self._log(store, shard) for shard in range(self.cluster.shards)], self._tables)
 
+    def _held(self, shard: int) -> ShardState | None:
+        """Return a shard's state as this process has it."""
+        found = next((each for each in self._own() if each.log.shard == shard and each.loaded), None)
+        if found is not None:
+            return found.state
+        return self._tables.state(shard) if self._tables is not None else None
+
     def _start_collector(self, logs: list[ShardLog], tables: TableService) -> None:
         if self._settings.retain_log_s is not None:
-            self._collector = Collector(logs, tables.first_untabled, self._settings.retain_log_s, clock=self._clock)
+            self._collector = Collector(
+                logs, tables.first_untabled, self._settings.retain_log_s, clock=self._clock, in_round=tables.opened_once
+            )
             self._collector.start()
 
     async def _listen(self, shards: Shards) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 
 from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.protocols.errors import CodecError, Corrupt
@@ -185,6 +186,7 @@ class Collector:
 
     Args:
         logs: the shards' logs.
+        in_round: context of one round over all shards, in which ``tabled`` may use again what it has read.
     """
 
     def __init__(
@@ -195,7 +197,9 @@ class Collector:
         *,
         clock: HubClock,
         grace_s: float = GRACE_S,
+        in_round: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        self._in_round = in_round
         self.shards = [ShardCollector(log, tabled, retain_s, clock=clock, grace_s=grace_s) for log in logs]
         self._interval_s = min(max(retain_s / 10, INTERVAL_S_MIN), INTERVAL_S_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -219,9 +223,10 @@ class Collector:
     async def look(self) -> bool:
         """Do one round over the shards. Return whether there are more chunks to delete."""
         more = False
-        for shard in self.shards:
-            try:
-                more |= await shard.look()
-            except (StoreError, CodecError, NotFound, CollectedPast, ClockWrong) as error:
-                logger.warning("shard %d: old chunks were not collected: %s", shard.shard, error)
+        with self._in_round():
+            for shard in self.shards:
+                try:
+                    more |= await shard.look()
+                except (StoreError, CodecError, NotFound, CollectedPast, ClockWrong) as error:
+                    logger.warning("shard %d: old chunks were not collected: %s", shard.shard, error)
         return more

@@ -327,8 +327,13 @@ async def adopt(state: ShardState, log: ShardLog, lanes: Iterable[Lane], missing
     return ending
 
 
-def by_age(
-    state: ShardState, now: int, retired_after: int, dropped_after: int, is_tiered: Callable[[Lane], bool]
+def by_age(  # noqa: PLR0917
+    state: ShardState,
+    now: int,
+    retired_after: int,
+    dropped_after: int,
+    is_tiered: Callable[[Lane], bool],
+    lanes: Iterable[Lane] | None = None,
 ) -> Ending:
     """Plan the ends of lanes that were not seen for long and have all records in tables, and of empty ones.
 
@@ -336,11 +341,15 @@ def by_age(
         now: nanoseconds since 1970 by the hub's clock.
         retired_after: nanoseconds without a sign of a lane after which it no longer counts.
         dropped_after: further nanoseconds after which it leaves the state.
+        lanes: the lanes to look at; None for all.
     """
     ending, drops = Ending([], []), 0
     if not state.is_whole:
         return ending  # a later release has more facts about these lanes than this one would store
-    for lane, held in state.lanes.items():
+    for lane in state.lanes if lanes is None else lanes:
+        held = state.lanes.get(lane)
+        if held is None:
+            continue
         silent = now - held.last_seen
         if held.is_empty and held.conflict is None and silent > EMPTY_NS:
             ending.controls.append(Control(ControlKind.DROP, *lane, b""))

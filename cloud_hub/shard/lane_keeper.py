@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from weft.cloud_hub.clock import ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
-from weft.protocols.chunk import ControlKind
+from weft.protocols.chunk import Control, ControlKind
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
 from weft.protocols.shard.lane_state import lane_of
@@ -21,7 +21,9 @@ from weft.storage.object_store import StoreError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
-"""Interval at which lanes are checked. A round reads the state of every shard once."""
+"""Interval at which lanes are checked."""
+SLICE_LANES = 2_000
+"""Number of lanes that are looked at without a pause: about a millisecond."""
 TWICE_NS = 3_590 * 1_000_000_000
 """Time between two looks that both found a lane silent, before it ends. A clock that is set meanwhile, a store that is
 restored or a hub that was down for long shows by then: present edges have sent something."""
@@ -40,6 +42,8 @@ class LaneKeeper:
 
     Args:
         logs: the logs of all shards.
+        held: returns the state of a shard as this process has it, some minutes old at most; None while it has none.
+            Only a shard with lanes to end is read from the store.
         position: position of the tables. A lane ends only after all of it is in its table.
         settings: ``retired_after_s`` and ``dropped_after_s``.
         clock: the node's; while it is wrong, no lane ends.
@@ -49,6 +53,7 @@ class LaneKeeper:
     def __init__(
         self,
         logs: Sequence[ShardLog],
+        held: Callable[[int], ShardState | None],
         position: TablePosition,
         settings: HubSettings,
         *,
@@ -56,6 +61,7 @@ class LaneKeeper:
         random_bits: Callable[[int], int],
     ) -> None:
         self._logs = logs
+        self._held = held
         self._position = position
         after_s = settings.retired_after_s
         self._retired_after = _NEVER if after_s is None else int(after_s * _NS)
@@ -89,6 +95,8 @@ class LaneKeeper:
         """Do one round."""
         for log in self._logs:
             try:
+                if not await self._has_ends(log.shard):
+                    continue
                 ending = await lane_ends.write_ending(
                     log, self._plan, wall_clock=self._clock.sound, random_bits=self._random_bits
                 )
@@ -103,13 +111,29 @@ class LaneKeeper:
                 did = "no longer counts" if control.kind == ControlKind.RETIRE else "left the state"
                 logger.info("lane %s was not seen for long: it %s", lane_of(control), did)
 
+    async def _has_ends(self, shard: int) -> bool:
+        """Return whether a shard's state has lanes that end in this round."""
+        state = self._held(shard)
+        return state is not None and bool((await self._plan(state)).controls)
+
     async def _plan(self, state: ShardState) -> lane_ends.Ending:
+        """Return the ends of this round. The state may go on meanwhile: only older silence is found then."""
+
         def is_tiered(lane: Lane) -> bool:
             return self._is_tiered(state, lane)
 
-        now = self._clock.sound()
-        found = lane_ends.by_age(state, now, self._retired_after, self._dropped_after, is_tiered)
-        return self._bounded(state, self._seen_twice(state, found))
+        now, found = self._clock.sound(), list[Control]()
+        lanes = list(state.lanes)
+        for at in range(0, len(lanes), SLICE_LANES):
+            part = lanes[at : at + SLICE_LANES]
+            ending = lane_ends.by_age(state, now, self._retired_after, self._dropped_after, is_tiered, part)
+            found += ending.controls
+            await asyncio.sleep(0)
+        found = [each for each in found if lane_of(each) in state.lanes]
+        drops = [each for each in found if each.kind == ControlKind.DROP and not state.lanes[lane_of(each)].is_empty]
+        late = {lane_of(each) for each in drops[lane_ends.DROPS_MAX :]}
+        kept = [each for each in found if each.kind != ControlKind.DROP or lane_of(each) not in late]
+        return self._bounded(state, self._seen_twice(state, lane_ends.Ending(kept, [])))
 
     def _seen_twice(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
         """Return the ends of lanes that an earlier look found silent, too, and of those that never had anything."""
@@ -126,7 +150,7 @@ class LaneKeeper:
     def _bounded(self, state: ShardState, found: lane_ends.Ending) -> lane_ends.Ending:
         """Return the ends without the retirements, where these are a large part of the shard."""
         retired = [lane_of(control) for control in found.controls if control.kind == ControlKind.RETIRE]
-        counted = sum(held.retired is None for held in state.lanes.values())
+        counted = len(state.lanes) - len(state.retired)
         edges = len({(lane.tenant, lane.edge) for lane in retired})
         if edges <= EDGES_FREE or len(retired) * PART_MAX <= counted:
             return found

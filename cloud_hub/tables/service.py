@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -14,13 +14,13 @@ from weft.cloud_hub.tables.errors import TableError
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
-from weft.cloud_hub.tables.tabled import first_untabled, tabled_streams
+from weft.cloud_hub.tables.tabled import TablePositions, first_untabled, tabled_streams
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.cloud_hub.tables.turns import Turns
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
-from weft.protocols.shard.shard_state import StreamKey
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, CollectedPast
 from weft.storage.object_store import NotFound, ObjectStore, StoreError, StoreUnfit
 
@@ -129,6 +129,8 @@ class TableService:
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
+        self._round: TablePositions | None = None
+        """Positions that were read in ``opened_once``."""
         self._read_at: dict[int, float] = {}
         """Shard -> time at which it was last read up to the head of its log."""
         self._repeats = Repeats()
@@ -196,10 +198,33 @@ class TableService:
     async def first_untabled(self, shard: int) -> int | None:
         """Return the number of the first chunk of a shard with records that a table lacks; None while the tables are
         not known to be sound. Raises as ``tabled.first_untabled``."""
-        view = next((view for view in self._views if view.shard == shard), None)
+        view = self._view(shard)
         if view is None or self.error is not None:
             return None
-        return await first_untabled(self._store, view.log, view.state, self._in_trouble)
+        return await first_untabled(self._round or self._positions(), view.log, view.state, self._in_trouble)
+
+    @contextlib.contextmanager
+    def opened_once(self) -> Iterator[None]:
+        """Within this context, ``first_untabled`` opens each table once for all shards."""
+        self._round = self._positions()
+        try:
+            yield
+        finally:
+            self._round = None
+
+    def _positions(self) -> TablePositions:
+        def shards(key: StreamKey) -> list[int]:
+            return [view.shard for view in self._views if key in view.state.next_offset]
+
+        return TablePositions(self._store, self._cluster, shards)
+
+    def state(self, shard: int) -> ShardState | None:
+        """Return a shard's state as of the last round; None before the first. Callers must not change it."""
+        view = self._view(shard)
+        return None if view is None else view.state
+
+    def _view(self, shard: int) -> ShardView | None:
+        return next((view for view in self._views if view.shard == shard), None)
 
     def error_of(self, key: StreamKey) -> str | None:
         """Return the reason why a stream's table is not being updated; None if it is, as far as this process knows."""

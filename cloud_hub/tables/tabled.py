@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.gather import LastChunk
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import ShardLog, table_key
+from weft.storage.chunk_log import Cluster, ShardLog, table_key
 from weft.storage.object_store import ObjectStore, StoreUnfit
 from weft.storage.table.names import app_id, source_ids
+from weft.storage.table_log import TableLog
 
 
 def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
@@ -35,13 +38,62 @@ async def table_position(store: ObjectStore, log: ShardLog, stream: StreamKey) -
     return None if handle is None else await in_thread(lambda: handle.position(app))
 
 
+class Position(NamedTuple):
+    """A table's position in one shard."""
+
+    end: int
+    """Offset below which all records are table rows, or skipped; 0 without any."""
+    source: LastChunk | None
+    """The chunk with the last row below it."""
+
+
+class TablePositions:
+    """Positions of tables as the tables themselves say; each table is opened once.
+
+    Args:
+        shards: function from a stream to the numbers of the shards whose positions are wanted.
+    """
+
+    def __init__(self, store: ObjectStore, cluster: Cluster, shards: Callable[[StreamKey], Iterable[int]]) -> None:
+        self._store, self._cluster, self._shards = store, cluster, shards
+        self._known: dict[StreamKey, dict[int, Position] | None] = {}
+
+    async def of(self, stream: StreamKey) -> dict[int, Position] | None:
+        """Return the positions by shard; None without a table, or when it cannot be read."""
+        if stream not in self._known:
+            try:
+                self._known[stream] = await self._read(stream)
+            except (TableError, StoreUnfit):
+                self._known[stream] = None
+        return self._known[stream]
+
+    async def _read(self, stream: StreamKey) -> dict[int, Position] | None:
+        uri, options = self._store.location(table_key(*stream))
+        handle = await in_thread(lambda: DeltaHandle.open(uri, options))
+        if handle is None:
+            return None
+        apps = {shard: app_id(self._cluster.cluster_id, stream[1], shard) for shard in self._shards(stream)}
+        names = {name for app in apps.values() for name in (app, *source_ids(app))}
+        # deltalake reads every entry since the last checkpoint for each name; the newest entries mostly have many.
+        found = await TableLog(self._store, table_key(*stream)).recent_transactions(handle.version, names)
+        rest = sorted(names - found.keys())
+        older = await in_thread(lambda: {name: handle.transaction(name) for name in rest})
+        told = {**older, **found}
+        return {shard: _position([told[name] for name in (app, *source_ids(app))]) for shard, app in apps.items()}
+
+
+def _position(told: Sequence[int | None]) -> Position:
+    end, n, crc = told
+    return Position(end or 0, None if n is None or crc is None else LastChunk(n, crc))
+
+
 async def first_untabled(
-    store: ObjectStore, log: ShardLog, state: ShardState, in_trouble: Callable[[StreamKey], bool]
+    tables: TablePositions, log: ShardLog, state: ShardState, in_trouble: Callable[[StreamKey], bool]
 ) -> int | None:
     """Return the number of the first chunk of a shard with records that are not in their tables.
 
-    Every table is opened: a table that was moved away since its last row, or restored from a backup, has fewer rows
-    than the hub's memory of it.
+    The tables say it themselves: a table that was moved away since its last row, or restored from a backup, has fewer
+    rows than the hub's memory of it.
 
     Args:
         state: state of the shard; chunks after it count as untabled.
@@ -59,25 +111,17 @@ async def first_untabled(
     for key, end in sorted(ends.items()):
         if in_trouble(key):
             return None
-        try:
-            uri, options = store.location(table_key(*key))
-            handle = await in_thread(lambda uri=uri, options=options: DeltaHandle.open(uri, options))  # type: ignore[misc]
-            if handle is None:
-                return None
-            app = app_id(log.cluster.cluster_id, key[1], log.shard)
-            position, source, crc = await in_thread(
-                lambda handle=handle, app=app: [handle.transaction(name) for name in (app, *source_ids(app))]  # type: ignore[misc]
-            )
-        except (TableError, StoreUnfit):
-            return None
-        if not position:
+        positions = await tables.of(key)
+        position = None if positions is None else positions.get(log.shard)
+        if position is None or not position.end:
             return None  # a stream with records and no table: the first round of its table is still pending
-        if source is None or crc is None:
+        source = position.source
+        if source is None:
             return None
-        if source >= watermark:  # below it there is nothing, or only chunks that a paused writer made again
-            chunk = await log.index(source)
-            if chunk is None or chunk.footer_crc != crc:
+        if source.n >= watermark:  # below it there is nothing, or only chunks that a paused writer made again
+            chunk = await log.index(source.n)
+            if chunk is None or chunk.footer_crc != source.footer_crc:
                 return None
-        if position < end:
-            first = min(first, source)
+        if position.end < end:
+            first = min(first, source.n)
     return first

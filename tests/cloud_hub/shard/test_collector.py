@@ -11,6 +11,7 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, R
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, ShardCollector
+from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.service import TableService
 from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
@@ -255,6 +256,35 @@ async def test_the_tables_say_themselves_how_far_they_are(folder: ObjectStore, t
     await service.run_once()
     assert await service.first_untabled(0) == 11
     assert table(folder, "alarms").version() >= 1
+
+
+async def test_a_round_opens_each_table_once_for_all_shards(
+    folder: ObjectStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await LogWriter.open(folder, 4)
+    for shard in range(4):
+        for stream in ("telemetry", "alarms"):
+            await log.append(shard, Run(LANE._replace(stream=stream, log_id=shard), 0, 5))
+        await log.snapshot(shard)
+    service = TableService(folder, log.cluster)
+    await service.run_once()
+    opened, open_ = list[str](), DeltaHandle.open
+
+    def counted(uri: str, options: dict[str, str]) -> DeltaHandle | None:
+        opened.append(uri.rpartition("/")[2])
+        return open_(uri, options)
+
+    monkeypatch.setattr(DeltaHandle, "open", counted)
+    clocks.since = 60 * MINUTE
+    logs = [ShardLog(folder, log.cluster, shard) for shard in range(4)]
+    collector = Collector(
+        logs, service.first_untabled, 60.0, clock=HubClock(clocks.wall, clocks.boot), in_round=service.opened_once
+    )
+    for _ in range(2):
+        await collector.look()
+        assert sorted(opened) == ["alarms", "telemetry"]
+        assert [(await each.manifest())[0].watermark for each in logs] == [1] * 4
+        opened.clear()
 
 
 async def test_a_table_in_trouble_holds_the_log(folder: ObjectStore, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ class Hub:
 
     def keeper(self) -> LaneKeeper:
         return LaneKeeper(
-            [self.log], lambda *_: self.position, HubSettings("memory"),
+            [self.log], lambda _: self.sequencer.state, lambda *_: self.position, HubSettings("memory"),
             clock=HubClock(self.time, self.time), random_bits=self.random.getrandbits,
         )  # fmt: skip
 
@@ -351,14 +351,33 @@ def test_a_fleet_that_falls_silent_at_once_is_not_retired(caplog: pytest.LogCapt
 def test_a_mistake_in_one_round_does_not_end_the_rounds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(*_: object, **__: object) -> Ending:
+    def fail(*_: object, **__: object) -> Ending:
         raise ValueError("not written: too long")
 
     async def story(hub: Hub) -> None:
-        monkeypatch.setattr(lane_ends, "write_ending", fail)
+        hub.sequencer.leave((await hub.session()).lane_session)
+        monkeypatch.setattr(lane_ends, "by_age", fail)
         await hub.look()
         assert "not written: too long" in caplog.text
         monkeypatch.undo()
+
+    play(story)
+
+
+def test_a_round_without_ends_reads_nothing_from_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    class Untouched:
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"{name} is called")
+
+    async def story(hub: Hub) -> None:
+        session = await hub.session()
+        await session.send(0, 3)
+        await session.until_acked(0, 3)
+        log, hub.log = hub.log, ShardLog(Untouched(), CLUSTER, 0, now_ns)  # type: ignore[arg-type]
+        keeper, hub.log = hub.keeper(), log
+        for _ in range(3):
+            await hub.look(keeper)
+        assert "lanes were not looked through" not in caplog.text
 
     play(story)
 
