@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from weft.cloud_hub.tables.columns import levels_of
-from weft.cloud_hub.tables.delta import DataFile
 from weft.cloud_hub.tables.statistics import statistics_columns
+from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.row_groups import RowGroups
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.payload_columns import BYTES_COLUMN

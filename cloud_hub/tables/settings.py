@@ -33,7 +33,9 @@ class TableSettings:
     compact_bytes_max: int = 128 << 20
     """Bytes of small files that one rewrite joins; also its memory."""
     checkpoint_versions: int = 100
-    """Table versions between checkpoints."""
+    """Table versions between checkpoints of a table with less than 100,000 files."""
+    checkpoint_versions_max: int = 1000
+    """Table versions between checkpoints of the largest tables: a reader reads as many entries at most."""
     retention_hours: int = 168
     """Age at which log entries, and files that no younger version needs, are removed."""
     vacuum_interval_s: float = 86_400.0

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import TableError
 from weft.cloud_hub.tables.gather import LastChunk
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import Cluster, ShardLog, table_key
-from weft.storage.object_store import ObjectStore, StoreUnfit
-from weft.storage.table.names import app_id, source_ids
-from weft.storage.table_log import TableLog
+from weft.storage.object_store import ObjectStore, StoreError, StoreUnfit
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.names import app_id, app_ids, source_ids
 
 
 def tabled_streams(state: ShardState) -> dict[StreamKey, int]:
@@ -32,10 +31,9 @@ async def table_position(store: ObjectStore, log: ShardLog, stream: StreamKey) -
     Raises:
         TableError, StoreUnfit: the table cannot be read.
     """
-    uri, options = store.location(table_key(*stream))
-    handle = await in_thread(lambda: DeltaHandle.open(uri, options))
-    app = app_id(log.cluster.cluster_id, stream[1], log.shard)
-    return None if handle is None else await in_thread(lambda: handle.position(app))
+    cluster_id = log.cluster.cluster_id
+    table = await TableLog(store, table_key(*stream), app_ids(cluster_id, stream[1])).read()
+    return None if table is None else table.transactions.get(app_id(cluster_id, stream[1], log.shard))
 
 
 class Position(NamedTuple):
@@ -63,23 +61,18 @@ class TablePositions:
         if stream not in self._known:
             try:
                 self._known[stream] = await self._read(stream)
-            except (TableError, StoreUnfit):
+            except (TableError, StoreError, StoreUnfit):
                 self._known[stream] = None
         return self._known[stream]
 
     async def _read(self, stream: StreamKey) -> dict[int, Position] | None:
-        uri, options = self._store.location(table_key(*stream))
-        handle = await in_thread(lambda: DeltaHandle.open(uri, options))
-        if handle is None:
+        wanted = app_ids(self._cluster.cluster_id, stream[1])
+        table = await TableLog(self._store, table_key(*stream), wanted).read()
+        if table is None:
             return None
         apps = {shard: app_id(self._cluster.cluster_id, stream[1], shard) for shard in self._shards(stream)}
-        names = {name for app in apps.values() for name in (app, *source_ids(app))}
-        # deltalake reads every entry since the last checkpoint for each name; the newest entries mostly have many.
-        found = await TableLog(self._store, table_key(*stream)).recent_transactions(handle.version, names)
-        rest = sorted(names - found.keys())
-        older = await in_thread(lambda: {name: handle.transaction(name) for name in rest})
-        told = {**older, **found}
-        return {shard: _position([told[name] for name in (app, *source_ids(app))]) for shard, app in apps.items()}
+        told = table.transactions
+        return {shard: _position([told.get(name) for name in (app, *source_ids(app))]) for shard, app in apps.items()}
 
 
 def _position(told: Sequence[int | None]) -> Position:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from weft.cloud_hub.tables.columns import lacking, new_columns, table_schema
 from weft.cloud_hub.tables.declared import Declared
-from weft.cloud_hub.tables.delta import DataFile, DeltaHandle, in_thread
+from weft.cloud_hub.tables.delta import DeltaHandle, in_thread
 from weft.cloud_hub.tables.errors import StreamStopped, TableConflict, TableDiverged, TableError
 from weft.cloud_hub.tables.gather import Gathered, Gatherer, LastChunk, not_skipped
 from weft.cloud_hub.tables.parquet_file import ParquetFile
@@ -27,12 +27,17 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.storage.chunk_log import Cluster, CollectedPast, table_key
 from weft.storage.object_store import NotFound, ObjectStore
-from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, source_ids
+from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.delta.state import DeltaState
+from weft.storage.table.names import PAYLOAD_PROPERTY, app_id, app_ids, source_ids, table_payload
 from weft.storage.table.rows import row_schema
-from weft.storage.table_log import TableLog
 
 ATTEMPTS_MAX = 5
 """Maximum number of times that a step starts over because another writer was first."""
+HELD_SECONDS_MAX = 3600.0
+"""Time after which a table is read again, far below every retention of log entries: a commit on top of an old version
+must not get the number of one that was cleaned up."""
 
 
 class _Written(NamedTuple):
@@ -71,7 +76,7 @@ class Tierer:
         nonce: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self.key = table_key(tenant, stream)
-        self.log = TableLog(store, self.key)
+        self.log = TableLog(store, self.key, app_ids(cluster.cluster_id, stream))
         self.positions: dict[int, int] = {}
         """Positions per shard, as last read or committed: rows of lower offsets are in the table."""
         self.version = -1
@@ -89,19 +94,17 @@ class Tierer:
         self._tenant, self._stream = tenant, stream
         self._views = views
         self._settings = settings
-        self._clock, self._nonce = clock, nonce
+        self._clock, self._monotonic, self._nonce = clock, monotonic, nonce
         self._sources: dict[int, LastChunk] = {}
         """Per shard the chunk of its position, compared with the log."""
         self._next_chunk: dict[int, tuple[int, int]] = {}
         """Per shard a position, and the chunk from which on its record is found."""
         self._opened = False
-        self._handle: DeltaHandle | None = None
-        """The table after this tierer's last commit. After another node's commit the next one conflicts, and then the
-        table is read again."""
-        self._entry_hash: bytes | None = None
-        """Hash of the log entry of that version."""
+        self._state: DeltaState | None = None
+        """The table as last read, or after this tierer's last commit."""
+        self._read_at = 0.0
         self._positions_known = False
-        """True while ``positions`` are those of the handle's version of the table."""
+        """True while ``positions`` are those of that version."""
         self._declared = Declared(tenant, stream, views)
         self._gatherer = Gatherer(self.key, (tenant, stream), self._declared, settings, monotonic=monotonic)
 
@@ -134,10 +137,10 @@ class Tierer:
         written: dict[int, _Written] = {}
         latest: TableConflict | None = None
         for _ in range(ATTEMPTS_MAX):
-            was_held = self._handle is not None
-            handle = await self.take()
+            was_held = self._state is not None
+            state = await self.take()
             try:
-                moved = await self._move(handle, written)
+                moved = await self._move(state, written)
             except TableConflict as conflict:
                 latest = conflict
             except (TableError, CollectedPast):
@@ -145,58 +148,69 @@ class Tierer:
                 if not was_held:
                     raise
             else:
-                await self.keep(handle)
                 return moved
         raise TableError(f"{self.key}: other writers were first {ATTEMPTS_MAX} times: {latest}") from latest
 
-    async def open(self) -> DeltaHandle:
+    async def open(self) -> DeltaState:
         """Return the table, created if there is none; its log is durable up to the version returned.
 
         Raises:
             TableError: it cannot be read or created.
         """
-        uri, options = self._store.location(self.key)
         if not self._opened:
             await self.log.mend()
-        handle = await in_thread(lambda: DeltaHandle.open(uri, options))
-        if handle is None:
-            self.log = TableLog(self._store, self.key)
-            levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
-            schema, configuration = row_schema(levels, payload), self._configuration(levels, payload)
-            await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
-            handle = await in_thread(lambda: DeltaHandle.open(uri, options))
-            if handle is None:
-                raise TableError(f"{uri}: the table is not there right after it was made")
-        elif not self._opened and handle.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
+        state = await self.log.read()
+        if state is None:
+            self.log = self.log.anew()
+            state = await self._create()
+        elif not self._opened and state.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
             # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
-            await in_thread(lambda: handle.set_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)}))
-        await self.log.sync(handle.version)
+            changed = state.with_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)})
+            state = await self.log.alter(state, "SET TBLPROPERTIES", changed, self._now_ms())
+        await self.log.sync(state.version)
         self._opened = True
-        self.version, self.payload, self.columns = handle.version, handle.payload(), handle.columns()
+        self._read_at = self._monotonic()
+        self.version, self.columns = state.version, state.columns()
+        self.payload = table_payload(dict(self.columns).get("payload"), state.properties())
         self._positions_known = False
-        return handle
+        return state
 
-    async def take(self) -> DeltaHandle:
+    async def _create(self) -> DeltaState:
+        uri, options = self._store.location(self.key)
+        levels, payload = new_columns([], self._declared.levels()), self._declared.payload()
+        schema, configuration = row_schema(levels, payload), self._configuration(levels, payload)
+        await in_thread(lambda: DeltaHandle.create(uri, options, schema, configuration))
+        state = await self.log.read()
+        if state is None:
+            raise TableError(f"{uri}: the table is not there right after it was made")
+        return state
+
+    async def take(self) -> DeltaState:
         """Return the table as last read or committed; read it again if it is no longer there.
 
-        A caller that changes the table through it returns it with ``keep``; otherwise it is read again the next time.
+        A caller that changes the table returns the new version with ``keep``; otherwise the table is read again.
         """
-        handle, self._handle = self._handle, None
+        state, self._state = self._state, None
         # The whole entry is compared: the table may have been moved away, and another node may have made a new one.
-        if handle is None or await self.log.entry_hash(handle.version) != self._entry_hash:
+        # After a long time, the entries that follow a version may have been cleaned up.
+        if (
+            state is None
+            or self._monotonic() - self._read_at > HELD_SECONDS_MAX
+            or not await self.log.is_current(state)
+        ):
             return await self.open()
-        return handle
+        return state
 
-    async def keep(self, handle: DeltaHandle) -> None:
-        """Keep a handle that is up to date with its table: reading the table again costs many requests in a bucket."""
-        self._entry_hash = await self.log.entry_hash(handle.version)
-        self._handle, self.version = handle, handle.version
+    def keep(self, state: DeltaState) -> None:
+        """Keep a version that is up to date with its table: reading the table costs many requests in a bucket."""
+        self._state, self.version = state, state.version
 
-    async def _move(self, handle: DeltaHandle, written: dict[int, _Written]) -> int:
+    async def _move(self, state: DeltaState, written: dict[int, _Written]) -> int:
         if not self._positions_known or self.ends().keys() - self.positions.keys():
-            await self._read_positions(handle)
+            await self._read_positions(state)
             self._positions_known = True
-        schema = table_schema(await self._grow(handle), handle.payload())
+        state = await self._grow(state)
+        schema = table_schema(self.columns, self.payload)
         unreadable: Exception | None = None
         for view in self._views:
             known = written.get(view.shard)
@@ -215,15 +229,17 @@ class Tierer:
             if made is not None:
                 written[view.shard] = made
         if written:
-            await self._commit(handle, list(written.values()), schema)
+            state = await self._commit(state, list(written.values()))
+        self.version = state.version
         if unreadable is not None:
             raise unreadable
+        self.keep(state)
         return sum(item.file.rows for item in written.values() if item.file is not None)
 
-    async def _read_positions(self, handle: DeltaHandle) -> None:
+    async def _read_positions(self, state: DeltaState) -> None:
         names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
-        transactions = await self._transactions(handle, names.values())
-        found = {shard: transactions.get(name) or 0 for shard, name in names.items()}
+        transactions = state.transactions
+        found = {shard: transactions.get(name, 0) for shard, name in names.items()}
         for view in self._views:
             position = found.get(view.shard, 0)
             if not position:
@@ -237,15 +253,6 @@ class Tierer:
             n, crc = (transactions.get(name) for name in source_ids(names[view.shard]))
             await self._compare(view, position, None if n is None or crc is None else LastChunk(n, crc))
         self.positions = found
-
-    async def _transactions(self, handle: DeltaHandle, apps: Iterable[str]) -> dict[str, int]:
-        """Return the last transactions of the applications and of their sources, if they exist."""
-        wanted = {name for app in apps for name in (app, *source_ids(app))}
-        # deltalake reads every entry since the last checkpoint for each of them; the newest entries mostly have all.
-        found = await self.log.recent_transactions(handle.version, wanted)
-        rest = wanted - found.keys()
-        older = await in_thread(lambda: {name: handle.transaction(name) for name in sorted(rest)})
-        return found | {name: version for name, version in older.items() if version is not None}
 
     async def _compare(self, view: ShardView, position: int, source: LastChunk | None) -> None:
         """Check that the log still has the chunk of a position.
@@ -278,16 +285,14 @@ class Tierer:
             "in what was moved away"
         )
 
-    async def _grow(self, handle: DeltaHandle) -> list[tuple[str, str]]:
-        """Add columns for new topic levels, and ``LATER_COLUMNS``, to the table. Return (name, type) of all columns."""
-        columns = await in_thread(handle.columns)
-        names = [name for name, _ in columns]
+    async def _grow(self, state: DeltaState) -> DeltaState:
+        """Add columns for new topic levels, and ``LATER_COLUMNS``, to the table. Return the new version."""
+        names = [name for name, _ in self.columns]
         fresh = [*new_columns(names, self._declared.levels()), *lacking(names)]
         if fresh:
-            await in_thread(lambda: handle.add_columns(fresh))
-            await self.log.sync(handle.version)
-        self.columns = [*columns, *((name, "string") for name in fresh)]
-        return self.columns
+            state = await self.log.alter(state, "ADD COLUMN", state.with_text_columns(fresh), self._now_ms())
+            self.columns = state.columns()
+        return state
 
     async def _write(self, view: ShardView, schema: pa.Schema) -> _Written | None:
         """Write rows of one shard from its position on to a file in the store; None if there are none."""
@@ -304,7 +309,7 @@ class Tierer:
         data = await in_thread(out.finish)
         path = f"shard-{view.shard}-{start:020d}-{gathered.end:020d}-{self._nonce()}.parquet"
         await self._store.create(f"{self.key}/{path}", data)
-        file = out.data_file(path, len(data), self._clock() // 1_000_000)
+        file = out.data_file(path, len(data), self._now_ms())
         return _Written(view.shard, first, file, schema, gathered)
 
     async def _first_chunk(self, view: ShardView, first: int) -> int:
@@ -315,21 +320,20 @@ class Tierer:
         # The table has all rows of collected chunks.
         return max(n, view.log.watermark)
 
-    async def _commit(self, handle: DeltaHandle, written: Sequence[_Written], schema: pa.Schema) -> None:
+    async def _commit(self, state: DeltaState, written: Sequence[_Written]) -> DeltaState:
         files = [item.file for item in written if item.file is not None]
         transactions = {}
         for item in written:
             app = app_id(self._cluster.cluster_id, self._stream, item.shard)
             transactions[app] = item.gathered.end
             transactions.update(zip(source_ids(app), item.gathered.source, strict=True))
-        await in_thread(lambda: handle.commit(files, transactions, schema))
-        await self.log.sync(handle.version)
-        self.version = handle.version
+        state = await self.log.append(state, files, transactions, self._now_ms())
         self.rows_moved += sum(file.rows for file in files)
         for item in written:
             end, source, next_n = item.gathered
             self.positions[item.shard], self._sources[item.shard] = end, source
             self._next_chunk[item.shard] = (end, next_n)
+        return state
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
         hours = f"interval {self._settings.retention_hours} hours"
@@ -339,3 +343,6 @@ class Tierer:
             "delta.deletedFileRetentionDuration": hours,
             "delta.logRetentionDuration": hours,
         }
+
+    def _now_ms(self) -> int:
+        return self._clock() // 1_000_000

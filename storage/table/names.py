@@ -28,7 +28,12 @@ def app_id(cluster_id: bytes, stream: str, shard: int) -> str:
     The transaction's version is the end offset: rows of the shard below it are in the table, later rows are not. The
     cluster id prevents a table that was copied to another cluster from counting as that cluster's own.
     """
-    return f"weft/{cluster_id.hex()}/{stream}/{shard}"
+    return f"{app_ids(cluster_id, stream)}{shard}"
+
+
+def app_ids(cluster_id: bytes, stream: str) -> str:
+    """Return the beginning of every transaction id of a stream's table."""
+    return f"weft/{cluster_id.hex()}/{stream}/"
 
 
 def source_ids(app: str) -> tuple[str, str]:

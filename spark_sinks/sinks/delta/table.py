@@ -17,9 +17,9 @@ from spark_sinks.sinks.delta.columns import Layout, properties_of, table_layout
 from spark_sinks.sinks.delta.files import NewFile, partition_text
 from spark_sinks.sinks.delta.place import Place
 from weft.storage.table.delta import calls
+from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.versions import add_columns, create_table, open_table, transaction, write
 from weft.storage.table.errors import TableConflict, TableError
-from weft.storage.table_log import TableLog
 
 T = TypeVar("T")
 CHECKPOINT_VERSIONS = 100

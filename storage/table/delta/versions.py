@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import TableNotFoundError
 
-from weft.storage.table_log import ACTIONS_KEY
+from weft.storage.table.delta.entries import ACTIONS_KEY
 
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Properties that turn deltalake's own checkpoints off: they are not synced. The writer of a table makes checkpoints

@@ -11,13 +11,14 @@ from tests.cloud_hub.tables.logs import LANE, OTHER, SECOND, START, LogWriter, R
 from weft.cloud_hub.clock import HubClock
 from weft.cloud_hub.shard import collector as collectors
 from weft.cloud_hub.shard.collector import Collector, ShardCollector
-from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.service import TableService
 from weft.proofs.audit.audit import audit
 from weft.protocols.errors import CodecError
 from weft.storage.chunk_log import CollectedPast, Manifest, ShardLog
 from weft.storage.hub_keys import chunk_key, chunk_prefix
 from weft.storage.object_store import ObjectStore, open_store
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.delta.state import DeltaState
 
 MINUTE = 60 * SECOND
 RETAIN_S = 600.0
@@ -268,13 +269,13 @@ async def test_a_round_opens_each_table_once_for_all_shards(
         await log.snapshot(shard)
     service = TableService(folder, log.cluster)
     await service.run_once()
-    opened, open_ = list[str](), DeltaHandle.open
+    opened, read = list[str](), TableLog.read
 
-    def counted(uri: str, options: dict[str, str]) -> DeltaHandle | None:
-        opened.append(uri.rpartition("/")[2])
-        return open_(uri, options)
+    async def counted(log: TableLog) -> DeltaState | None:
+        opened.append(log._key.rpartition("/")[2])
+        return await read(log)
 
-    monkeypatch.setattr(DeltaHandle, "open", counted)
+    monkeypatch.setattr(TableLog, "read", counted)
     clocks.since = 60 * MINUTE
     logs = [ShardLog(folder, log.cluster, shard) for shard in range(4)]
     collector = Collector(

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.tables.delta import DataFile
 from weft.cloud_hub.tables.maintenance import Maintenance, small_runs
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.delta.entries import DataFile
 
 
 async def many_commits(store: ObjectStore, count: int, **bounds: Any) -> tuple[Any, Maintenance, dict[int, list[Run]]]:
@@ -106,16 +106,15 @@ async def test_a_table_that_starts_at_a_checkpoint_goes_on(directory: ObjectStor
 async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
     directory: ObjectStore, tmp_path: Path
 ) -> None:
-    tierer, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
+    _, maintenance, runs = await many_commits(directory, 4, compact_files_min=2)
     await maintenance.maintain()
     folder = tmp_path / "store/tables/default/telemetry"
     orphan = folder / "shard-0-orphan.parquet"
     orphan.write_bytes(b"never committed")
-    handle = await tierer.open()
-    assert await maintenance.vacuum(handle) == 0
+    assert await maintenance.vacuum() == 0
     assert orphan.exists()
     os.utime(orphan, (0, 0))
-    assert await maintenance.vacuum(await tierer.open()) == 1
+    assert await maintenance.vacuum() == 1
     assert not orphan.exists()
     assert contents(directory) == expected(runs)
 

@@ -61,7 +61,7 @@ async def test_each_chunk_is_read_once_for_all_streams(tmp_path: Path, streams: 
     # One for each chunk, and those that were asked for beyond the head.
     assert store.chunk_gets <= CHUNKS + 5
     assert store.count("list chunk", "list other") == 0
-    assert store.count("create other") == streams, "one Parquet file each"
+    assert store.count("create other") == 2 * streams, "one Parquet file and one version each"
     assert store.count("get other", "get_range other") <= 3 * streams, "the table's newest entry, before and after"
     store.calls.clear()
     assert await service.run_once() == 0

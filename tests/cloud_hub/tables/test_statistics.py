@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -22,13 +24,15 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, table
 from tests.cloud_hub.tables.test_tierer import drain, new_tierer
-from weft.cloud_hub.tables.delta import DataFile, DeltaHandle
+from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.statistics import EARLIER_COLUMNS, STATISTICS_PROPERTY, statistics_columns
-from weft.storage.object_store import ObjectStore
+from weft.storage.object_store import ObjectStore, open_store
 from weft.storage.table.columns import LATER_COLUMNS, TIMESTAMP
+from weft.storage.table.delta.entries import DataFile
+from weft.storage.table.delta.log import TableLog
 from weft.storage.table.delta.statistics import FileStatistics
 from weft.storage.table.rows import row_schema
 
@@ -81,22 +85,26 @@ def batch_of(rows: Sequence[Row], first: int, schema: pa.Schema = SCHEMA) -> pa.
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def write(handle: DeltaHandle, folder: Path, rows: Sequence[Row], first: int) -> None:
+def write(folder: Path, rows: Sequence[Row], first: int) -> DataFile:
     out = ParquetFile(SCHEMA)
     out.add([batch_of(rows, first)])
     data = out.finish()
     (folder / f"{first}.parquet").write_bytes(data)
-    handle.commit([out.data_file(f"{first}.parquet", len(data), 0)], {}, SCHEMA)
+    return out.data_file(f"{first}.parquet", len(data), 0)
+
+
+async def commit_each(folder: Path, files: Sequence[DataFile]) -> None:
+    log = TableLog(open_store(str(folder.parent)), folder.name)
+    state = await log.read()
+    assert state is not None
+    for file in files:
+        state = await log.append(state, [file], {}, 0)
 
 
 def new_table(folder: Path, files: Sequence[Sequence[Row]]) -> DeltaTable:
     DeltaHandle.create(str(folder), {}, SCHEMA, {STATISTICS_PROPERTY: ",".join(statistics_columns(LEVELS))})
-    handle = DeltaHandle.open(str(folder), {})
-    assert handle is not None
-    first = 0
-    for rows in files:
-        write(handle, folder, rows, first)
-        first += len(rows)
+    firsts = itertools.accumulate(map(len, files), initial=0)
+    asyncio.run(commit_each(folder, [write(folder, rows, first) for rows, first in zip(files, firsts, strict=False)]))
     return DeltaTable(str(folder))
 
 

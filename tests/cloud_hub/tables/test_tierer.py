@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud_hub.tables.logs import LANE, OTHER, TOPICS, LogWriter, Run, contents, expected, rows, table
-from weft.cloud_hub.tables.delta import DeltaHandle
 from weft.cloud_hub.tables.errors import TableDiverged, TableError
 from weft.cloud_hub.tables.settings import TableSettings
 from weft.cloud_hub.tables.shards import load_shards
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store import ObjectStore
+from weft.storage.table.delta.log import TableLog
+from weft.storage.table.delta.state import DeltaState
 from weft.storage.table.names import app_id
 
 
@@ -196,17 +197,17 @@ class TestRaces:
     async def test_a_foreign_commit_costs_a_retry(self, directory: ObjectStore, monkeypatch: Any) -> None:
         log = await LogWriter.open(directory)
         await log.append(0, Run(LANE, 0, 2))
-        commit, tries = DeltaHandle.commit, []
+        append, tries = TableLog.append, []
 
-        def commit_second(self: DeltaHandle, *arguments: Any) -> None:
+        async def append_second(self: TableLog, *arguments: Any) -> DeltaState:
             tries.append(arguments)
             if len(tries) == 1:
                 table(directory).alter.set_table_description("somebody else was here")
-            commit(self, *arguments)
+            return await append(self, *arguments)
 
-        monkeypatch.setattr(DeltaHandle, "commit", commit_second)
+        monkeypatch.setattr(TableLog, "append", append_second)
         assert await drain(await new_tierer(directory, log)) == 2
-        assert tries[0][0] == tries[1][0], "the file that is in the store already is used again"
+        assert tries[0][1] == tries[1][1], "the file that is in the store already is used again"
         assert contents(directory) == expected({0: [Run(LANE, 0, 2)]})
 
 

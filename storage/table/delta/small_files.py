@@ -1,0 +1,70 @@
+"""The small files of a table, followed from version to version. To join them, its large files need not be known."""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.storage.table.delta.entries import Action, AddedFile, DataFile, plain_path
+
+FILES_MAX = 100_000
+"""Maximum number of files that are kept, some 50 MB; others wait until these are joined and the table is read again."""
+
+
+class _Bounds(msgspec.Struct):
+    shard: int = msgspec.field(name="_shard")
+    offset: int = msgspec.field(name="_offset")
+
+
+class _Statistics(msgspec.Struct):
+    numRecords: int  # noqa: N815  (Delta's names)
+    minValues: _Bounds  # noqa: N815
+    maxValues: _Bounds  # noqa: N815
+
+
+_DECODER = msgspec.json.Decoder(_Statistics)
+
+
+class SmallFiles:
+    """The files of a table below a size whose statistics have one shard and an offset range; others are left out.
+
+    Args:
+        bytes_max: size of the files that are left out.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.reads_files = True
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the table."""
+        self.version = -1
+        self.entry_hash = b""
+        self._files: dict[str, DataFile] = {}
+
+    def files(self) -> list[DataFile]:
+        """Return the files of the version, in no order."""
+        return list(self._files.values())
+
+    def take(self, action: Action) -> None:
+        """Take one action of the next entry."""
+        if action.add is not None:
+            self.add(action.add)
+        elif action.remove is not None:
+            self._files.pop(plain_path(action.remove.path), None)
+
+    def add(self, added: AddedFile) -> None:
+        """Add a file of the version, if it is a small one."""
+        path = plain_path(added.path)
+        self._files.pop(path, None)
+        # Rows that a deletion vector removes would come back in a joined file.
+        if added.size >= self.bytes_max or added.deletionVector is not None or len(self._files) >= FILES_MAX:
+            return
+        try:
+            known = _DECODER.decode(added.stats or "")
+        except msgspec.DecodeError:
+            return
+        low, high = known.minValues, known.maxValues
+        if low.shard == high.shard:
+            end = high.offset + 1
+            self._files[path] = DataFile(path, added.size, known.numRecords, low.shard, low.offset, end, 0, "")
