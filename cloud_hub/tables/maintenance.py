@@ -6,14 +6,16 @@ files whose bytes are gone. Here every file is durable before a version depends 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,11 +27,18 @@ from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.storage.object_store import ObjectStore
+from weft.storage.object_store.object_file import ObjectFile
 from weft.storage.table.delta.entries import DataFile
 from weft.storage.table.delta.small_files import SmallFiles
 from weft.storage.table.delta.state import DeltaState
 
-_BATCH_ROWS = 64 << 10
+_BATCH_ROWS = 16 << 10
+WHOLE_BYTES_MAX = 4 << 20
+"""Size up to which a file is read in one request. Of larger ones, each column of a row group is read in pieces."""
+READ_BYTES = 1 << 20
+"""Bytes of a column of a row group that are read at a time."""
+PART_BYTES = 8 << 20
+"""Bytes of a joined file that are written at a time."""
 FILES_A_VERSION = 1000
 """Number of a checkpoint's files for which a version more lies between two. A million files take some 10 s of a core:
 0.1 % of it if a version is made each 10 s."""
@@ -130,18 +139,32 @@ class Maintenance:
     async def _join(self, run: Sequence[DataFile], schema: pa.Schema) -> tuple[Sequence[DataFile], DataFile]:
         """Join files, at least two and as many as the time allows. Return them, and the file with their rows."""
         out = await in_thread(lambda: ParquetFile(schema))
+        taken: list[DataFile] = []
+        # The first offset and the nonce name it: where it ends shows once the time is over.
+        path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{self._nonce()}.parquet"
+        size = await self._store.create_from(f"{self._tierer.key}/{path}", self._joined(run, out, taken))
+        return taken, out.data_file(path, size, self._now_ms())
+
+    async def _joined(
+        self, run: Sequence[DataFile], out: ParquetFile, taken: list[DataFile]
+    ) -> AsyncIterator[memoryview]:
+        """Yield the bytes of the joined file: a row group is in memory, and the parts of a file that it is made of."""
         until = self._monotonic() + self._settings.join_seconds_max
-        for at, file in enumerate(run):
+        for file in run:
             # Fewer than two files would save nothing.
-            if at > 1 and self._monotonic() >= until:
-                run = run[:at]
+            if len(taken) > 1 and self._monotonic() >= until:
                 break
-            data = (await self._store.get(f"{self._tierer.key}/{file.path}")).data
-            await in_thread(lambda data=data: out.add(_rows(data, schema)))  # type: ignore[misc]
-        joined = await in_thread(out.finish)
-        path = f"shard-{run[0].shard}-{run[0].first_offset:020d}-{run[-1].end_offset:020d}-{self._nonce()}.parquet"
-        await self._store.create(f"{self._tierer.key}/{path}", joined)
-        return run, out.data_file(path, len(joined), self._now_ms())
+            rows = await self._rows_of(file, out.schema)
+            while await in_thread(lambda rows=rows: _fill(out, rows)):  # type: ignore[misc]
+                yield out.take()
+            taken.append(file)
+        yield await in_thread(out.finish)
+
+    async def _rows_of(self, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        key = f"{self._tierer.key}/{file.path}"
+        if file.size <= WHOLE_BYTES_MAX:
+            return _rows(pa.BufferReader((await self._store.get(key)).data), schema)
+        return _rows(ObjectFile(self._store, key, file.size, asyncio.get_running_loop()), schema)
 
     async def checkpoint(self, state: DeltaState) -> bool:
         """Write a checkpoint when the last one is old, and drop log entries past retention."""
@@ -240,9 +263,18 @@ def _runs(files: Sequence[tuple[DataFile, int]], settings: TableSettings, tier: 
         yield run
 
 
-def _rows(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _fill(out: ParquetFile, rows: Iterator[pa.RecordBatch]) -> bool:
+    """Add rows until a part of the file is there to be taken. Return False when there are no more."""
+    for batch in rows:
+        out.add([batch])
+        if out.ready >= PART_BYTES:
+            return True
+    return False
+
+
+def _rows(source: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file with the table's present columns: columns added later are null."""
-    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    file = pq.ParquetFile(source, page_checksum_verification=True, buffer_size=READ_BYTES, pre_buffer=False)
     for group in range(file.num_row_groups):
         # A row group is bounded by the memory of its rows. Rows of several could take far more.
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):

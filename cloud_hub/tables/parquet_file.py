@@ -48,8 +48,17 @@ class ParquetFile:
             self.rows += batch.num_rows
             self._statistics.add(batch)
 
+    @property
+    def ready(self) -> int:
+        """Return the compressed bytes that were not taken yet."""
+        return self._groups.ready
+
+    def take(self) -> memoryview:
+        """Return the compressed bytes that were not taken yet: the next part of the file."""
+        return self._groups.take()
+
     def finish(self) -> memoryview:
-        """Return the file's bytes. No rows can be added afterwards."""
+        """Return the rest of the file's bytes. No rows can be added afterwards."""
         return self._groups.finish()
 
     def data_file(self, path: str, size: int, now_ms: int) -> DataFile:

@@ -22,16 +22,16 @@ class TableSettings:
     """Bytes of rows in memory after which a step ends: a few bytes of log may expand to many."""
     step_seconds_max: float = 2.0
     """Time of making rows after which a step ends. The rest waits until the other streams have had their turn."""
-    join_seconds_max: float = 10.0
+    join_seconds_max: float = 30.0
     """Time of joining small files after which a rewrite takes no further one."""
-    compact_files_min: int = 16
+    compact_files_min: int = 20
     """Number of small files of one shard and of like size that make a rewrite worth while."""
     compact_files_max: int = 256
     """Number of small neighbours that are joined whatever their sizes are."""
-    compact_file_bytes_max: int = 32 << 20
+    compact_file_bytes_max: int = 128 << 20
     """Size from which on a file does not count as small."""
-    compact_bytes_max: int = 128 << 20
-    """Bytes of small files that one rewrite joins; also its memory."""
+    compact_bytes_max: int = 512 << 20
+    """Bytes of small files that one rewrite joins."""
     checkpoint_versions: int = 100
     """Table versions between checkpoints of a table with less than 100,000 files."""
     checkpoint_versions_max: int = 1000

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -37,6 +37,9 @@ from weft.storage.object_store.protocol import (
 THREADS = 8
 """Maximum number of concurrent calls. An fsync waits for the disk, not for a core."""
 SWAP_WAIT_SECONDS_MAX = 10.0
+SYNC_BYTES = 32 << 20
+"""Bytes of a long object after which they are synced: hundreds of megabytes at once would delay the disk's other
+syncs."""
 _SWAP_POLL_SECONDS = 0.002
 FIRST_TIME_NS = 10**18
 """Earlier times of files, before 2001, are none: some file systems keep no times."""
@@ -80,6 +83,30 @@ class DirectoryStore:
     async def create(self, key: str, data: Buffer) -> str:
         """Write a temporary file, fdatasync it, link it to the final name, and fsync the directory."""
         return await self._run(self._create, check_key(key), data)
+
+    async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
+        """Write a temporary file part by part, and make it the object as ``create`` does."""
+        path, size, written = self._path(check_key(key)), 0, 0
+        temporary = await self._run(lambda _: self._take_slot().new_path(), key)
+        file = await self._run(lambda _: self._fs.create(temporary), key)
+        try:
+            try:
+                async for part in parts:
+                    await self._run(lambda _, at=size, part=part: file.write_at(at, part), key)
+                    size, written = size + len(part), written + len(part)
+                    if written >= SYNC_BYTES:
+                        await self._run(lambda _: file.sync(), key)
+                        written = 0
+                await self._run(lambda _: file.sync(), key)
+            finally:
+                file.close()
+            await self._run(lambda _: self._make_directories(os.path.dirname(path)), key)
+            await self._run(lambda _: self._link(temporary, key), key)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.remove(temporary)
+            raise
+        return size
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Compare and rename under a lock that every process of this machine respects."""
@@ -144,7 +171,12 @@ class DirectoryStore:
         if self._fs.exists(path):
             self._refuse_create(key)
         self._make_directories(os.path.dirname(path))
-        temporary = self._write_temporary(data)
+        self._link(self._write_temporary(data), key)
+        return content_etag(data)
+
+    def _link(self, temporary: str, key: str) -> None:
+        """Make a temporary file the object, if there is none; its temporary name goes in any case."""
+        path = self._path(key)
         try:
             # link(2) fails if the name exists, which rename(2) does not: it decides between concurrent creators.
             self._fs.link(temporary, path)
@@ -153,7 +185,6 @@ class DirectoryStore:
         finally:
             self._fs.remove(temporary)
         self._fs.sync_directory(os.path.dirname(path))
-        return content_etag(data)
 
     def _refuse_create(self, key: str) -> None:
         """Sync the existing object, then refuse: its creator may not have synced its name yet, and the caller will rely

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from hashlib import blake2b
 
 from weft.storage.object_store.errors import AlreadyExists, NotFound, PreconditionFailed, StoreUnfit
@@ -42,6 +42,12 @@ class MemoryStore:
             raise AlreadyExists(key)
         insort(self._keys, key)
         return self._put(key, data)
+
+    async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
+        """Make an object that must not exist yet, from its parts."""
+        data = b"".join([bytes(part) async for part in parts])
+        await self.create(key, data)
+        return len(data)
 
     async def swap(self, key: str, data: Buffer, expected_etag: str) -> str:
         """Replace an object if its etag still is ``expected_etag``."""

@@ -6,6 +6,7 @@ Memory, directory and S3 implement it, under one test suite: tests/storage/objec
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -13,6 +14,8 @@ Buffer = bytes | bytearray | memoryview
 KEY_CHARACTERS_MAX = 512
 KEY_PART_CHARACTERS_MAX = 200
 """Longest part of a key: below the 255 bytes of a file name, and S3's 1,024 bytes of a key with a prefix."""
+PART_SUFFIX = ".part"
+"""End of the name of an object that is being uploaded in parts."""
 _PART = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.=@+~-]{{0,{KEY_PART_CHARACTERS_MAX - 1}}}")
 
 
@@ -63,6 +66,20 @@ class ObjectStore(Protocol):
 
         Raises:
             AlreadyExists: the key is taken (perhaps by an earlier attempt of the caller).
+        """
+        ...
+
+    async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
+        """Create an object as ``create`` does, from parts that come one after the other: a few are in memory at a time.
+
+        An error of ``parts`` ends it without an object, and is raised as it is. What a crash leaves has no name that a
+        reader of ``key`` finds; in a bucket it may be an object called ``key`` and ``PART_SUFFIX``.
+
+        Returns:
+            Bytes of the object.
+
+        Raises:
+            AlreadyExists: as ``create``; perhaps only after all parts were taken.
         """
         ...
 

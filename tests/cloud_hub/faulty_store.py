@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -73,6 +74,11 @@ class FaultyStore:
         if drawn < faults.unreported + faults.misreported:
             raise AlreadyExists(key)
         return etag
+
+    async def create_from(self, key: str, parts: AsyncIterator[Buffer]) -> int:
+        data = b"".join([bytes(part) async for part in parts])
+        await self.create(key, data)
+        return len(data)
 
     async def _create_late(self, key: str, data: bytes) -> None:
         await asyncio.sleep(self._rng.random() * self.faults.late_s)

@@ -1,7 +1,8 @@
-"""Rows into the bytes of one Parquet file."""
+"""Rows into the bytes of one Parquet file, whole or in parts."""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,32 @@ import pyarrow.parquet as pq
 
 ROWS_MAX = 128 << 10
 COMPRESSION_LEVEL = 3
+
+
+class _Sink(io.RawIOBase):
+    """The bytes that a writer has made, until they are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[bytes] = []
+        self.bytes = 0
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, data: Any) -> int:
+        self.held.append(bytes(data))
+        count = len(self.held[-1])
+        self.bytes, self._at = self.bytes + count, self._at + count
+        return count
+
+    def take(self) -> bytes:
+        data, self.held, self.bytes = b"".join(self.held), [], 0
+        return data
 
 
 class RowGroups:
@@ -22,7 +49,7 @@ class RowGroups:
     def __init__(self, schema: pa.Schema, bytes_max: int, **options: Any) -> None:
         self._schema = schema
         self._bytes_max = bytes_max
-        self._sink = pa.BufferOutputStream()
+        self._sink = _Sink()
         self._writer = pq.ParquetWriter(
             self._sink,
             schema,
@@ -38,12 +65,17 @@ class RowGroups:
     @property
     def written(self) -> int:
         """Return the compressed bytes so far."""
-        return int(self._sink.tell())
+        return self._sink.tell()
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the file in memory, including the unfinished row group."""
-        return self.written + self._group_bytes
+        """Return the bytes in memory: those that were not taken, and the unfinished row group."""
+        return self._sink.bytes + self._group_bytes
+
+    @property
+    def ready(self) -> int:
+        """Return the compressed bytes that were not taken yet."""
+        return self._sink.bytes
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows of the schema."""
@@ -53,11 +85,15 @@ class RowGroups:
         if self._group_rows >= ROWS_MAX or self._group_bytes >= self._bytes_max:
             self._flush()
 
+    def take(self) -> memoryview:
+        """Return the compressed bytes that were not taken yet: the next part of the file."""
+        return memoryview(self._sink.take())
+
     def finish(self) -> memoryview:
-        """Return the file's bytes. No rows can be added afterwards."""
+        """Return the rest of the file's bytes, all of them if none was taken. No rows can be added afterwards."""
         self._flush()
         self._writer.close()
-        return memoryview(self._sink.getvalue()).cast("B")
+        return memoryview(self._sink.take())
 
     def _flush(self) -> None:
         if self._group:

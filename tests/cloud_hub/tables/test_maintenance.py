@@ -3,8 +3,10 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,97 @@ async def test_small_files_become_one_per_shard_and_no_row_changes(store: Object
     actions = table(store).get_add_actions(flatten=True)
     assert actions.column("min._offset").to_pylist() == [0, 0]
     assert actions.column("max._offset").to_pylist() == [17, 17]
+
+
+async def test_files_of_several_megabytes_are_read_and_written_in_parts(
+    directory: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, small in (("WHOLE_BYTES_MAX", 1000), ("READ_BYTES", 4096), ("PART_BYTES", 50_000)):
+        monkeypatch.setattr(f"weft.cloud_hub.tables.maintenance.{name}", small)
+    monkeypatch.setattr("weft.cloud_hub.tables.parquet_file.ROW_GROUP_BYTES_MAX", 100_000)
+    log = await LogWriter.open(directory)
+    chance, runs = random.Random(1), {0: [Run(LANE, 0, 3, payloads=[b"1", b"2", b"3"])], 1: []}
+    for first in range(3, 23, 10):
+        runs[0].append(Run(LANE, first, 10, payloads=[chance.randbytes(30_000) for _ in range(10)]))
+    for run in runs[0]:
+        await log.append(0, run)
+    tierer = await new_tierer(directory, log, file_rows_max=10)
+    await drain(tierer)
+    parts: list[int] = []
+    create = directory.create_from
+
+    async def create_from(key: str, made: AsyncIterator[memoryview]) -> int:
+        async def counted() -> AsyncIterator[memoryview]:
+            async for part in made:
+                parts.append(len(part))
+                yield part
+
+        return await create(key, counted())
+
+    monkeypatch.setattr(directory, "create_from", create_from)
+    await Maintenance(directory, tierer, settings=TableSettings(compact_files_min=2)).maintain()
+    assert len(table(directory).file_uris()) == 1
+    assert contents(directory) == expected(runs)
+    assert len(parts) >= 3
+    assert max(parts) < sum(parts) / 2
+
+
+JOIN = """
+import asyncio, random, sys
+from pathlib import Path
+import pyarrow as pa
+from tests.cloud_hub.tables.logs import LANE, LogWriter, Run
+from tests.cloud_hub.tables.test_statistics import SCHEMA, Row, batch_of
+from tests.cloud_hub.tables.test_tierer import new_tierer
+from weft.cloud_hub.tables.maintenance import Maintenance
+from weft.cloud_hub.tables.parquet_file import ParquetFile
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.storage.object_store import open_store
+
+def memory():
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+async def main():
+    store = open_store(sys.argv[1])
+    log = await LogWriter.open(store)
+    await log.append(0, Run(LANE, 0, 1, topics=["plant/{line}/{machine}/telemetry"]))
+    tierer = await new_tierer(store, log)
+    await tierer.step()
+    state, chance, first, files = await tierer.take(), random.Random(1), 1, []
+    for number in range(int(sys.argv[2])):
+        out = ParquetFile(SCHEMA)
+        rows = [Row(0, "press-1", "a", "b")] * 500
+        for _ in range(32):
+            batch = batch_of(rows, first)
+            payloads = pa.array([chance.randbytes(1000) for _ in rows], pa.binary())
+            at = batch.schema.get_field_index("payload")
+            out.add([batch.set_column(at, batch.schema.field(at), payloads)])
+            first += len(rows)
+        data = out.finish()
+        await store.create(f"{tierer.key}/{number}.parquet", data)
+        files.append(out.data_file(f"{number}.parquet", len(data), 0))
+    tierer.keep(await tierer.log.append(state, files, {}, 1))
+    del out, data, batch, payloads
+    pa.default_memory_pool().release_unused()
+    before = memory()
+    maintenance = Maintenance(store, tierer, settings=TableSettings(compact_files_min=8, join_seconds_max=500.0))
+    await maintenance.maintain()
+    joined = max(path.stat().st_size for path in Path(sys.argv[1], tierer.key).glob("*.parquet"))
+    print(joined, memory() - before)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_join_of_half_a_gigabyte_takes_no_more_memory_than_a_row_group(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", JOIN, str(tmp_path), "31"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    joined, grown = map(float, done.stdout.split())
+    assert joined > 400 << 20
+    assert grown < 300, "megabytes"
 
 
 async def test_positions_outlive_a_rewrite(directory: ObjectStore) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 import pytest
 
@@ -70,6 +70,42 @@ class TestCreate:
         await store.delete("a")
         await store.create("a", b"2")
         assert (await store.get("a")).data == b"2"
+
+
+class TestCreateFrom:
+    @pytest.mark.parametrize("sizes", [[], [0], [3, 0, 5], [1 << 20] * 19, [20 << 20, 1]])
+    async def test_parts_of_any_size_read_back_as_one(self, store: ObjectStore, sizes: list[int]) -> None:
+        parts = [os.urandom(size) for size in sizes]
+        assert await store.create_from("a/long", each(parts)) == sum(sizes)
+        assert (await store.get("a/long")).data == b"".join(parts)
+        assert await store.list("") == [Listed("a/long", sum(sizes))]
+
+    async def test_it_replaces_nothing(self, store: ObjectStore) -> None:
+        await store.create("a", b"first")
+        with pytest.raises(AlreadyExists):
+            await store.create_from("a", each([bytes(9 << 20), b"second"]))
+        assert (await store.get("a")).data == b"first"
+        assert await store.list("") == [Listed("a", 5)]
+
+    @pytest.mark.parametrize("size", [0, 9 << 20])
+    async def test_of_concurrent_ones_exactly_one_wins(self, store: ObjectStore, size: int) -> None:
+        answers = await asyncio.gather(
+            *(outcome(store.create_from("race", each([bytes(size), b"%d" % n]))) for n in range(4))
+        )
+        assert [answer for answer in answers if answer is not AlreadyExists] == [size + 1]
+
+    @pytest.mark.parametrize("error", [OSError("the source failed"), ValueError("the source failed")])
+    async def test_an_error_of_the_source_leaves_nothing(self, store: ObjectStore, error: Exception) -> None:
+        with pytest.raises(type(error), match="the source failed"):
+            await store.create_from("a", each([bytes(9 << 20), error, b"rest"]))
+        assert await store.list("") == []
+
+
+async def each(parts: Sequence[bytes | Exception]) -> AsyncIterator[bytes]:
+    for part in parts:
+        if isinstance(part, Exception):
+            raise part
+        yield part
 
 
 class TestSwap:
