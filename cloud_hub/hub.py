@@ -238,8 +238,9 @@ class Hub:
         collected = self._collector.shards if self._collector is not None else ()
         figures = self._figures if shards.process == 0 else None
         metrics = Metrics(
-            shards, figures, self._links, self._clock, collected, tables=self._tables, refusals=self._refusals
-        )
+            shards, figures, self._links, self._clock, collected, clocks_differ=self._links.clocks_differ,
+            tables=self._tables, refusals=self._refusals,
+        )  # fmt: skip
         longest = self._settings.response_bytes_max
         api = Api(
             self,

@@ -48,11 +48,22 @@ class Liveness:
         self._asked: int | None = None
         self._owed: list[Frame] = []
         self._samples: deque[PeerClock] = deque(maxlen=SAMPLES)
+        self.answers = 0
+        """Number of times that the peer told its time."""
 
     @property
     def peer_clock(self) -> PeerClock | None:
         """Return the best of the last samples."""
         return min(self._samples, key=lambda sample: sample.error, default=None)
+
+    @property
+    def last_answer(self) -> PeerClock | None:
+        """Return the last sample."""
+        return self._samples[-1] if self._samples else None
+
+    def ask(self, now: int) -> None:
+        """Have ``handle_timeout`` queue a PING at once."""
+        self._next_ping = min(self._next_ping, now)
 
     def heard(self, now: int) -> None:
         """Note that bytes came from the peer."""
@@ -104,6 +115,7 @@ class Liveness:
 
     def sample(self, sent: int, peer_wall: int, now: int) -> None:
         """Note that the peer read ``peer_wall`` somewhere between our ``sent`` and ``now``."""
+        self.answers += 1
         self._samples.append(PeerClock(peer_wall - (sent + now) // 2, (now - sent + 1) // 2))
 
     @property

@@ -127,6 +127,11 @@ class Sender:
         return self._live.peer_clock
 
     @property
+    def liveness(self) -> Liveness:
+        """Return the timers of this end, with the receiver's answers."""
+        return self._live
+
+    @property
     def unacked_bytes(self) -> int:
         """Return the DATA bytes in flight; at most the window (or one batch)."""
         return self._outbox.unacked_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING
 
 from weft.bounds.refusals import RefusalCount
@@ -29,6 +29,7 @@ class Metrics:
         sequencers: the shards that this process holds at the moment.
         streams: figures of streams, over all shards; None if another process computes them.
         links: the open links.
+        clocks_differ: returns the number of linked edges whose synchronised clocks differ from the node's.
         clock: the node's; while it is wrong, no stream is complete up to any time.
         collected: the shards whose old chunks this process deletes.
         tables: the tables; None if another process keeps them.
@@ -43,12 +44,14 @@ class Metrics:
         clock: HubClock,
         collected: Sequence[ShardCollector] = (),
         *,
+        clocks_differ: Callable[[], int],
         tables: TableService | None = None,
         refusals: Iterable[RefusalCount] = (),
     ) -> None:
         self._sequencers = sequencers
         self._streams = streams
         self._links = links
+        self._clocks_differ = clocks_differ
         self._clock = clock
         self._collected = collected
         self._tables = tables
@@ -64,6 +67,7 @@ class Metrics:
     def _samples(self) -> Iterator[AnySample]:
         yield Sample("weft_hub_links", len(self._links))
         yield Sample("weft_hub_clock_off_seconds", self._clock.off_ns / _NS)
+        yield Sample("weft_hub_links_clock_differs", self._clocks_differ())
         is_wrong = self._clock.wrong() is not None
         for refused in self._refusals:
             owner = "others" if refused.owner is None else str(refused.owner)

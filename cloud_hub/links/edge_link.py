@@ -101,6 +101,8 @@ class EdgeLink:
         """Log id -> logs of the open lanes: a node's own, and relayed ones."""
         self.hello: Hello | None = None
         """HELLO of the edge, for status pages."""
+        self.clock_off: int | None = None
+        """Nanoseconds by which the edge's clock was ahead of the hub's in HELLO, if a time source keeps it right."""
 
     @property
     def streams(self) -> list[str]:
@@ -129,6 +131,7 @@ class EdgeLink:
                 "the edge goes there by itself, or stays when it cannot", url,
             )  # fmt: skip
         self.hello = hello
+        self.clock_off = hello.clock - self._wall_clock() if hello.is_synchronised else None
         self._link = link
 
     @property
@@ -234,7 +237,7 @@ class EdgeLink:
         if not self._is_taken and self.hello is not None:
             self._is_taken = True
             log_id = format_log_id(self.hello.log_id)
-            self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software)
+            self._log.connected(_named(self.hello), self._peer, log_id, self.hello.software, self.clock_off)
         self._compare(number, held.result())
         self._link.lane_opened(number, held.result())
 

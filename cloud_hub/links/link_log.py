@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeGuard
 
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.config.log_lines.up_and_down import UpAndDown
@@ -18,6 +19,19 @@ logger = logging.getLogger(__name__)
 
 EDGES_MAX = 16_384
 """Maximum number of edges whose last line is remembered, at 2 KiB each; further edges are logged as new."""
+
+
+CLOCK_DIFFERS_NS = 60 * 10**9
+"""Difference of an edge's synchronised clock that is reported: from there on a hub's clock counts as wrong."""
+
+
+def clock_differs(off: int | None) -> TypeGuard[int]:
+    """Return whether an edge's clock is so far from the hub's that one of them is wrong.
+
+    Args:
+        off: nanoseconds; None while no time source keeps the edge's clock right.
+    """
+    return off is not None and abs(off) > CLOCK_DIFFERS_NS
 
 
 class _Edge:
@@ -40,14 +54,19 @@ class HubLinkLog:
         self._edges: OrderedDict[str, _Edge] = OrderedDict()
         self._strangers = Repeats()
         """Requests for a link that were answered before the edge's name was known."""
+        self._clocks = Repeats()
+        """Edges whose clocks differ."""
 
-    def connected(self, edge: str, peer: str, log_id: str, software: str) -> None:
-        """Log that an edge's link was accepted.
+    def connected(self, edge: str, peer: str, log_id: str, software: str, clock_off: int | None = None) -> None:
+        """Log that an edge's link was accepted, and that its clock differs if a time source keeps it right.
 
         Args:
             edge: tenant and name.
             peer: the edge's address.
+            clock_off: nanoseconds by which the edge's clock is ahead of this node's; None while nothing vouches for it.
         """
+        if clock_differs(clock_off):
+            self._differs(edge, peer, clock_off)
         known = self._edge(edge)
         known.links += 1
         told = known.state.up(self._monotonic())
@@ -60,6 +79,16 @@ class HubLinkLog:
             "edge %s at %s: connected%s, log %s, %s%s",
             edge, peer, " again" if told.again else "", log_id, software, after,
         )  # fmt: skip
+
+    def _differs(self, edge: str, peer: str, clock_off: int) -> None:
+        times = self._clocks.say(edge, self._monotonic())
+        if times is not None:
+            logger.warning(
+                "edge %s at %s: its clock, which a time source keeps right, is %s this node's. One of them is wrong%s",
+                edge, peer,
+                f"{approximate_duration(abs(clock_off) / 1e9)} {'ahead of' if clock_off > 0 else 'behind'}",
+                left_out(times),
+            )  # fmt: skip
 
     def has_lost(self, edge: str, stream: str, records: int, first: int) -> None:
         """Log this hub's loss by an edge's account, for the first of its streams."""

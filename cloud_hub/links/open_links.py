@@ -12,6 +12,7 @@ from weft.cloud_hub.api.access import ApiError
 from weft.cloud_hub.api.tokens import TokenFile, TokenIdentity
 from weft.cloud_hub.api.views import View, moment
 from weft.cloud_hub.links.edge_link import EdgeLink
+from weft.cloud_hub.links.link_log import clock_differs
 from weft.protocols.lane import NodeName, format_log_id, valid_name
 from weft.protocols.link import RefuseCode
 
@@ -49,6 +50,10 @@ class OpenLinks:
 
     def __len__(self) -> int:
         return len(self._since)
+
+    def clocks_differ(self) -> int:
+        """Return the number of linked edges whose synchronised clocks are a minute or more from this node's."""
+        return sum(clock_differs(link.clock_off) for link in self._since)
 
     def views(self) -> list[View]:
         """Return the links for status pages."""
@@ -149,4 +154,5 @@ def _view(link: EdgeLink, since: int) -> View:
         "epoch": link.epoch,
         "software": hello.software,
         "streams": link.streams,
+        "clock_off_seconds": None if link.clock_off is None else link.clock_off / 1e9,
     }

@@ -25,6 +25,11 @@ HUB_METRICS = (
         "Least time by which the node's clock is ahead of the store's (negative: behind); 0 while it is right.",
     ),
     Metric(
+        "weft_hub_links_clock_differs",
+        "gauge",
+        "Connected edges whose synchronised clocks were more than a minute from this node's when they connected.",
+    ),
+    Metric(
         "weft_hub_refusals_total",
         "counter",
         "Refusals of what one edge, tenant or token asked for beyond its share, by setting and owner.",

@@ -111,6 +111,8 @@ class Hello(msgspec.Struct, frozen=True):
     features: Features = []
     stay: bool = False
     """True when the sender could not reach the node that an earlier REFUSE named: this node must serve it."""
+    is_synchronised: bool = False
+    """True while a time source keeps the sender's wall clock right, by its kernel's word."""
 
 
 class Welcome(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from weft.replication.events import (
     Welcomed,
 )
 from weft.replication.liveness import SECOND
+from weft.replication.runner.hub_time import HubTime
 from weft.replication.runner.link_log import LinkLog
 from weft.replication.runner.progress import Progress
 from weft.replication.runner.settings import ClockSource, LinkIdentity
@@ -94,6 +95,9 @@ class SenderConnection:
         """Time of the last check whether bytes still leave this machine."""
         self._delivered = False
         self._taken_at: int | None = None
+        self._time = HubTime(clocks, self._status.url, clock)
+        self._held: ReadRequest | None = None
+        """A request that waits for the time of this boot."""
 
     def proven(self, after: int) -> bool:
         """Return whether the hub accepted not only the link but also data, or kept the link up for ``after`` ns."""
@@ -140,8 +144,9 @@ class SenderConnection:
     def _hello(self) -> Hello:
         tenant, edge, log_id, software, boot = self._identity
         return Hello(
-            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software, list(FEATURES), self._stay
-        )
+            PROTOCOL_VERSION, tenant, edge, log_id, boot, self._wall_clock(), software, list(FEATURES), self._stay,
+            self._clocks is not None and self._clocks.is_synchronised,
+        )  # fmt: skip
 
     def _on_commit(self, lanes: Collection[int] | None) -> None:
         if lanes is None:
@@ -211,7 +216,11 @@ class SenderConnection:
             sender.handle_timeout(now)
             if now >= self._next_status:
                 await self._update_status(sender, now)
-            request = self._handle_events(sender)
+            request = self._handle_events(sender) or self._held
+            self._time.follow(sender)
+            self._held = request if self._time.is_awaited(now) else None
+            if self._held is not None:
+                request = None
             if sender.connected and not sender.opening:
                 self._status.is_compared = True
             if request is not None:
@@ -281,16 +290,6 @@ class SenderConnection:
         status.connections += 1
         self._link_log.connected(status.url, sender.cluster_id, self._taken_at / SECOND)
 
-    def _tell_clocks(self, sender: Sender) -> None:
-        """Learn the time from the hub, and send it the clock notices for correcting the log's batches, before any
-        batch."""
-        if self._clocks is None:
-            return
-        peer = sender.peer_clock
-        if peer is not None:
-            self._clocks.tell(peer.base + self._clock(), peer.error)
-        sender.tell_clocks(self._clocks.notices())
-
     def _handle(self, event: SenderEvent, sender: Sender) -> None:
         status = self._status
         match event:
@@ -303,7 +302,6 @@ class SenderConnection:
                     status.last_ack_time = self._wall_clock()
             case Welcomed():
                 status.cluster_id = event.cluster_id
-                self._tell_clocks(sender)
                 if not self._offered:
                     self._connected(sender)
             case LaneTaken(lane):

@@ -26,8 +26,18 @@ class LinkIdentity(NamedTuple):
 class ClockSource(Protocol):
     """The clocks of the sender's boots (``edge_node.links.boot_clocks``, which may not be imported here)."""
 
-    def tell(self, time: int, error: int) -> None:
-        """Note the receiver's time (ns since 1970, within ``error`` ns)."""
+    @property
+    def is_synchronised(self) -> bool:
+        """Return whether a time source keeps the wall clock right."""
+        ...
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether the records that arrive now have a time that nothing corrects yet."""
+        ...
+
+    def tell(self, hub: str, time: int, error: int) -> None:
+        """Note the time of a receiver (``hub``; ns since 1970, within ``error`` ns)."""
 
     def notices(self) -> list[Clock]:
         """Return the clock notices about the log's boots, for the receiver."""

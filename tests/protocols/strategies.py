@@ -179,7 +179,9 @@ _ORIGINS = st.lists(
     st.builds(Origin, U32, U32, st.text(max_size=9), st.text(max_size=9), st.binary(max_size=8)), max_size=2
 )
 CONTROL_FRAMES = st.one_of(
-    st.builds(link.Hello, U32, NAMES, NAMES, U64, U64, INT64, st.text(max_size=9), _FEATURES, st.booleans()),
+    st.builds(
+        link.Hello, U32, NAMES, NAMES, U64, U64, INT64, st.text(max_size=9), _FEATURES, st.booleans(), st.booleans()
+    ),
     st.builds(link.Welcome, U32, NAMES, _SIZES, _SIZES, INT64, st.text(max_size=9), _FEATURES),
     st.builds(link.Refuse, U32, U32, st.text(max_size=20), st.text(max_size=20), st.text(max_size=20)),
     st.builds(

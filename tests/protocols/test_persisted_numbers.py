@@ -206,7 +206,7 @@ ARRAYS = {
 """Packed as arrays: the order is the format."""
 
 MAPS = {
-    link.Hello: "version tenant edge log_id boot clock software features stay",
+    link.Hello: "version tenant edge log_id boot clock software features stay is_synchronised",
     link.Welcome: "version cluster_id window_bytes batch_bytes_max clock software features",
     link.Refuse: "version code message advice url",
     link._Greeting: "version",

@@ -45,6 +45,8 @@ TABLE_INTERVAL_FOLDER_S = 10.0
 TABLE_INTERVAL_BUCKET_S = 120.0
 """Interval of table steps where each costs money: bench/hub/costs.py computes the cost of a month."""
 EDGES_SHOWN = 200
+CLOCK_DIFFERS_S, CLOCKS_NAMED = 60.0, 3
+"""Difference of an edge's clock that is shown, and the number of such edges that are named."""
 OWN_EDGES = "/v1/edges?shards=own"
 
 
@@ -238,6 +240,11 @@ def status(config_file: str, token_file: str | None, edges: int, as_json: bool) 
     print_table(("shard", "chunk", "lanes", "records written", "pending bytes", "trouble"), shards)
     if trouble := facts.get("clock", {}).get("trouble"):
         click.echo(f"CLOCK: {trouble}. Off by a minute, the node takes no links, writes no chunk and claims nothing")
+    if differ := [each for each in facts["links"] if abs(each.get("clock_off_seconds") or 0.0) > CLOCK_DIFFERS_S]:
+        named = ", ".join(f"{each['tenant']}/{each['edge']}" for each in differ[:CLOCKS_NAMED])
+        click.echo(f"CLOCK: {len(differ)} of {len(facts['links'])} linked edges have synchronised clocks a minute or "
+                   f"more from this hub's ({named}{', ...' if len(differ) > CLOCKS_NAMED else ''}): one side is "
+                   "wrong")  # fmt: skip
     conflicts = [
         (f"{each['tenant']}/{each['edge']}", each["log"], each["stream"], each["since"], each["why"])
         for each in facts["conflicts"]

@@ -10,11 +10,12 @@ import tracemalloc
 import pytest
 
 from tests.cloud_hub.api.test_application import records
-from tests.cloud_hub.live import EdgeLog, running_hub
+from tests.cloud_hub.live import EdgeLog, get, running_hub
 from tests.support.clocks import Clock
 from tests.support.epochs import MemoryEpochs
 from tests.support.waiting import until
 from weft.cloud_hub.links.link_log import EDGES_MAX, HubLinkLog
+from weft.protocols.link import Clock as ClockNotice
 from weft.replication.runner import LinkIdentity, LinkSettings, run_link
 from weft.replication.status import LinkStatus
 from weft.storage.object_store.memory import MemoryStore
@@ -123,3 +124,43 @@ async def test_an_edge_whose_clock_is_off_by_years_is_told_so_by_its_log_and_its
     assert status.clock_offset_ns is not None
     facts = {"links": {"cloud": {"clock_offset_seconds": status.clock_offset_ns / 1e9}, "other": {}}}
     assert clock_trouble(facts) == "20.0 years behind the hub's"
+
+
+class _SynchronisedClocks:
+    """Those of a machine whose time source is wrong."""
+
+    is_synchronised, is_unknown = True, False
+
+    def tell(self, hub: str, time: int, error: int) -> None:
+        """Its clock counts as right."""
+
+    def notices(self) -> list[ClockNotice]:
+        return []
+
+
+@pytest.mark.parametrize("vouched", [False, True])
+async def test_a_hub_counts_edges_whose_synchronised_clocks_are_not_its_own(
+    caplog: pytest.LogCaptureFixture, vouched: bool
+) -> None:
+    """It goes on by its own: what an edge says of the time decides nothing."""
+    log, status, ahead = EdgeLog(), LinkStatus("cloud"), 120 * 10**9
+    log.append(*records(0, [b"x"]))
+    async with running_hub(MemoryStore()) as hub:
+        link = asyncio.create_task(
+            run_link(
+                log, LinkIdentity("default", "press-1", 1, "test"), LinkSettings((hub.url,), token=lambda: None),
+                MemoryEpochs(), status, wall_clock=lambda: time.time_ns() + ahead,
+                clocks=_SynchronisedClocks() if vouched else None,
+            )
+        )  # fmt: skip
+        await log.until_released(1)
+        _, metrics = await get(hub, "/metrics")
+        _, answer = await get(hub, "/v1/status")
+        link.cancel()
+        await asyncio.gather(link, return_exceptions=True)
+    assert f"weft_hub_links_clock_differs {int(vouched)}.0" in metrics
+    [seen] = answer["links"]
+    assert (seen["clock_off_seconds"] == pytest.approx(120, abs=20)) is vouched
+    assert answer["clock"]["trouble"] is None
+    said = [each for each in caplog.messages if "its clock, which a time source keeps right, is" in each]
+    assert len(said) == vouched

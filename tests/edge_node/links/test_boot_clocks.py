@@ -27,6 +27,7 @@ from weft.storage.segment_log import LogSettings, SegmentLog
 
 SECOND = 1_000_000_000
 TRUE = 1_700_000_000 * SECOND
+YEARS = 14 * 365 * 86_400 * SECOND
 
 
 class Machine:
@@ -64,14 +65,19 @@ def told(clocks: BootClocks) -> list[tuple[int, int]]:
     return [(notice.boot, notice.offset) for notice in clocks.notices()]
 
 
-def test_a_hub_tells_the_time_once_in_a_boot(disk: FakeFileSystem) -> None:
+def test_two_answers_of_hubs_tell_the_time_once_in_a_boot(disk: FakeFileSystem) -> None:
     machine = Machine()
     machine.wall_error = -TRUE
     clocks = machine.clocks(disk)
-    assert (told(clocks), clocks.correction()) == ([], 0)
-    clocks.tell(machine.true + 3, error=10)
+    assert (told(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, True)
+    clocks.tell("a", machine.true + YEARS, error=10)
+    clocks.tell("a", machine.true + 5, error=10)
+    assert told(clocks) == [], "one of them is wrong, and nothing says which"
+    clocks.tell("b", machine.true + 3, error=10)
+    assert not clocks.is_unknown
     machine.monotonic += SECOND
-    clocks.tell(machine.true + 900, error=1)  # another answer would step the clock
+    for _ in range(3):
+        clocks.tell("a", machine.true + 60 * SECOND, error=1)  # a hub node that is off would step the clock
     assert told(clocks) == [(1, TRUE + 3)]
     assert machine.wall() + clocks.correction() == machine.true + 3
     machine.wall_error = 55 * SECOND  # whatever people set it to
@@ -101,15 +107,56 @@ def test_a_clock_that_was_right_all_the_time_needs_no_notice(disk: FakeFileSyste
     machine.state = ClockState.SYNCED
     clocks = machine.clocks(disk)
     clocks.look()
-    clocks.tell(machine.true + 5, error=1)
-    assert (told(clocks), clocks.correction()) == ([], 0)
+    for _ in range(2):
+        clocks.tell("a", machine.true + 5, error=1)
+    assert (told(clocks), clocks.correction(), clocks.is_unknown) == ([], 0, False)
+    assert clocks.is_synchronised
+
+
+def test_a_wrong_time_is_corrected_by_two_later_answers_that_agree(disk: FakeFileSystem) -> None:
+    machine = Machine()
+    machine.wall_error = -TRUE
+    clocks = machine.clocks(disk)
+    for _ in range(2):
+        clocks.tell("a", machine.true + YEARS, error=10)
+    machine.monotonic += SECOND
+    clocks.tell("b", machine.true, error=10)
+    assert told(clocks) == [(1, TRUE + YEARS)]
+    clocks.tell("b", machine.true, error=10)
+    assert told(clocks) == [(1, TRUE + YEARS)], "the other node said otherwise a second ago"
+    machine.monotonic += 601 * SECOND
+    clocks.tell("b", machine.true, error=10)
+    assert told(clocks) == [(1, TRUE)]
+    assert machine.wall() + clocks.correction() == machine.true
+    commit_all(machine.log)
+    assert told(machine.clocks(disk)) == [(1, TRUE)]
+
+
+def test_a_node_that_was_set_right_corrects_what_it_told(disk: FakeFileSystem) -> None:
+    machine = Machine()
+    clocks = machine.clocks(disk)
+    for ahead in (YEARS, YEARS, 0, 0):
+        clocks.tell("a", machine.true + ahead, error=10)
+    assert told(clocks) == [(1, TRUE)]
+
+
+def test_two_hubs_that_differ_do_not_step_the_clock_back_and_forth(disk: FakeFileSystem) -> None:
+    machine = Machine()
+    clocks = machine.clocks(disk)
+    for _ in range(20):
+        for hub, ahead in (("a", 0), ("b", YEARS)):
+            machine.monotonic += 30 * SECOND
+            clocks.tell(hub, machine.true + ahead, error=10)
+    assert told(clocks) == [(1, TRUE)]
 
 
 def test_earlier_boots_are_kept_within_bounds(disk: FakeFileSystem) -> None:
     machine = Machine()
     for boot in range(BOOTS_MAX + 3):
         machine.boot = boot
-        machine.clocks(disk).tell(machine.true, error=0)
+        clocks = machine.clocks(disk)
+        for _ in range(2):
+            clocks.tell("a", machine.true, error=0)
         commit_all(machine.log)
     assert [boot for boot, _ in told(machine.clocks(disk))] == list(range(3, BOOTS_MAX + 3))
 
