@@ -44,7 +44,7 @@ from weft.replication.events import (
     Unreadable,
     Welcomed,
 )
-from weft.replication.liveness import SECOND, Liveness, PeerClock
+from weft.replication.liveness import SECOND, Liveness
 from weft.replication.mark_schedule import MarkSchedule
 from weft.replication.outbox import BatchTooLong, Outbox
 from weft.replication.patience import AckPatience
@@ -120,11 +120,6 @@ class Sender:
     def closed(self) -> bool:
         """Return whether the connection is over."""
         return self._state is _State.CLOSED
-
-    @property
-    def peer_clock(self) -> PeerClock | None:
-        """Return the receiver's wall clock, as measured; None before the first answer."""
-        return self._live.peer_clock
 
     @property
     def liveness(self) -> Liveness:

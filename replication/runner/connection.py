@@ -266,9 +266,9 @@ class SenderConnection:
         await self._progress.refresh(sender)
         # The age of waiting records grows by itself.
         self._status_stale |= self._status.pending_records > 0
-        if sender.peer_clock is not None:
-            offset = self._status.clock_offset_ns = sender.peer_clock.offset(now, self._wall_clock())
-            self._status.clock_error_ns = sender.peer_clock.error
+        if (hub := sender.liveness.peer_clock) is not None:
+            offset = self._status.clock_offset_ns = hub.offset(now, self._wall_clock())
+            self._status.clock_error_ns = hub.error
             self._link_log.clock(offset / SECOND, now / SECOND)
 
     def _handle_events(self, sender: Sender) -> ReadRequest | None:

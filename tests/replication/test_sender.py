@@ -345,14 +345,14 @@ def test_lanes_take_turns() -> None:
 def test_the_hubs_clock_is_measured(log: ModelLog) -> None:
     peer = Peer(log)
     peer.say(*welcome(), now=40)
-    clock = peer.sender.peer_clock
+    clock = peer.sender.liveness.peer_clock
     assert clock is not None
     assert clock.error == 20
     peer.sender.handle_timeout(45 * SECOND)
     (ping,) = [frame for frame in peer.heard() if isinstance(frame, Ping)]
     ahead = 250
     peer.say(Pong(ping.sent, WALL + 45 * SECOND + 1 + ahead), now=45 * SECOND + 2)
-    clock = peer.sender.peer_clock
+    clock = peer.sender.liveness.peer_clock
     assert clock is not None
     assert clock.error == 1
     assert clock.offset(46 * SECOND, WALL + 46 * SECOND) == ahead
