@@ -19,6 +19,12 @@ RANGES_MAX = 1 << 16
 """Maximum number of ranges that one lane's set may have, and that one frame may carry."""
 
 
+def offered_end(ranges: Sequence[Range]) -> int | None:
+    """Return the end of the log of a sender that offers these ranges; None if it has deleted all its records, or has
+    very many holes."""
+    return max(end for _, end in ranges) if 0 < len(ranges) < RANGES_MAX else None
+
+
 def checked_ranges(pairs: Sequence[Range], limit: int = RANGES_MAX) -> RangeSet:
     """Return the set of a peer's ``[[first, end], ...]``.
 

@@ -22,7 +22,7 @@ from weft.protocols.link import LANES_MAX, Clock, Hello, LaneOpen, LaneOrigins, 
 from weft.protocols.ranges import Range, RangeSet
 from weft.protocols.shard.placement import shard_of
 from weft.protocols.shard.shard_state import BOOTS_MAX
-from weft.replication.accounting import RANGES_MAX
+from weft.replication.accounting import offered_end
 from weft.replication.runner import LinkRefused, LinkSession
 from weft.storage.chunk_log import ShardLog
 
@@ -202,7 +202,7 @@ class EdgeLink:
 
         claim = self._claims.get(lane)
         if claim is None or claim.epoch != opening.epoch:
-            claim = self._claims[lane] = LaneClaim(opening.epoch, _offered_end(opening))
+            claim = self._claims[lane] = LaneClaim(opening.epoch, offered_end(opening.ranges))
         session = LaneSession(
             lane, claim, opening.topics, acknowledge, refuse,
             payload=opening.payload, flags=opening.flags, origins=opening.origins, clocks=self._log_of(lane).clocks,
@@ -380,12 +380,6 @@ class EdgeLink:
             self._log.refused(_named(self.hello), self._peer, reason)
         for opened in self._lanes.values():
             opened.sequencer.leave(opened.session)
-
-
-def _offered_end(opening: LaneOpen) -> int | None:
-    """Return the end of the sender's log; None if it has deleted all its records, or has very many holes."""
-    ranges = opening.ranges
-    return max(end for _, end in ranges) if 0 < len(ranges) < RANGES_MAX else None
 
 
 def _put_clock(opened: _OpenedLane, clock: Clock) -> None:
