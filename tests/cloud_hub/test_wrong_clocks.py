@@ -1,4 +1,4 @@
-"""An hour with a node whose clock is wrong, beside a sound node and alone: nothing happens that a clock can do wrong."""
+"""An hour with a node whose clock is wrong, beside a sound node and alone: its clock does nothing wrong."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class World:
             log = ShardLog(self.store, CLUSTER, 0, now_ns)
             bits = node.rng.getrandbits
             self.keepers.append(
-                LaneKeeper([log], lambda *_: 1 << 60, HubSettings("memory"), clock=node.clock, random_bits=bits)
+                LaneKeeper(
+                    [log], lambda _: None, lambda *_: 1 << 60, HubSettings("memory"), clock=node.clock, random_bits=bits
+                )
             )
             self.collectors.append(ShardCollector(log, tabled, DAY_S, clock=node.clock))
 
