@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 
 from tests.cloud_hub import virtual_time
 from tests.cloud_hub.collection import Collector, SleepingReader
 from tests.cloud_hub.fabric import CLUSTER, TRUE_START, SequencerNode, check_log, make_sequencer, read_chunks
-from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM
+from tests.cloud_hub.faulty_store import CALM, DEAD, FULL, STORM, FaultyStore
 from tests.cloud_hub.routes import Route, name_each_other
 from tests.cloud_hub.senders import PATIENCE_S, Edge, Relay
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.later_fold import LATER
 from weft.cloud_hub.clock import PRECISION_NS, TOOK_MAX_NS, WRONG_NS
+from weft.cloud_hub.shard import lane_ends
+from weft.cloud_hub.shard.lane_ends import Ending, write_ending
 from weft.protocols.lane import Lane
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
 from weft.protocols.shard.shard_state import RELEASE, FoldRules, ShardState, StreamKey
+from weft.storage.chunk_log import ShardLog
+from weft.storage.object_store import ObjectStore, StoreError
 from weft.storage.object_store.memory import MemoryStore
 
 STORM_S = 6.0
@@ -116,6 +121,50 @@ async def _jump_clocks(nodes: list[SequencerNode], rng: random.Random) -> None:
         node.off_s = 0.0
 
 
+async def _lower_times(nodes: list[SequencerNode], rng: random.Random) -> None:
+    """Nodes that believe their clocks write of other times, and an operator lowers those of the future meanwhile."""
+    for node in nodes:
+        node.store.faults = STORM
+        node.is_synchronised = False
+    for _ in range(4):
+        await asyncio.sleep(rng.uniform(0.1, 0.8))
+        node = rng.choice(nodes)
+        node.off_s, node.measures = rng.choice([0.0, *OFF_S]), False
+        await _restart(node, rng)
+        await asyncio.sleep(rng.uniform(0.1, 1.5))
+        if rng.random() < 0.5:  # with one of them still at work, which is not what the operator was told
+            await _set_back(node.store.inner, rng)
+        node.off_s, node.measures = 0.0, True
+        await _restart(node, rng)
+        await _set_back(node.store.inner, rng)
+    for node in nodes:
+        node.store.faults = CALM
+    while True:  # a late write of a wrong clock may have landed behind the operator's
+        await asyncio.sleep(5.0)
+        if not await _set_back(nodes[0].store.inner, rng):
+            return
+
+
+async def _set_back(store: ObjectStore, rng: random.Random) -> bool:
+    """Lower the time of the shard, if it is in the future; return whether it was."""
+    unclear = replace(STORM, read=0.0)  # it loads the whole log again each time
+    log = ShardLog(FaultyStore(store, random.Random(rng.random()), unclear), CLUSTER, 0, now_ns)
+
+    def true() -> int:
+        return TRUE_START + now_ns()
+
+    async def plan(state: ShardState) -> Ending:
+        return lane_ends.set_back(state, true(), "the clock was wrong")
+
+    while True:
+        try:
+            did = bool((await write_ending(log, plan, wall_clock=true, random_bits=rng.getrandbits)).controls)
+            check_times(await log.load())
+            return did
+        except StoreError:
+            await asyncio.sleep(0.1)
+
+
 async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random.Random) -> None:
     """Collect, while one node may be suspended for all the time that others write and that takes."""
     await asyncio.sleep(rng.random())
@@ -133,7 +182,10 @@ async def _collect(nodes: list[SequencerNode], collector: Collector, rng: random
 async def _acts(
     nodes: list[SequencerNode], edges: list[Edge], collector: Collector, rng: random.Random, storm: Storm
 ) -> None:
-    collections, records = 0 if storm not in {_storm, _jump_clocks} else rng.choice([0, 1, 2]), edges[0].records
+    collections, records = (
+        0 if storm not in {_storm, _jump_clocks, _lower_times} else rng.choice([0, 1, 2]),
+        edges[0].records,
+    )
     for act in range(collections + 1):
         # The edges' records of this act, while the collector deletes what the act before left.
         for edge in edges:
@@ -157,7 +209,7 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     level = rules.level if before is None else before.level
     if before is None and rng.random() < 0.5:
         level = 1  # the cluster was never finalized
-    inner = MemoryStore((lambda: TRUE_START + now_ns()) if storm is _jump_clocks else None)
+    inner = MemoryStore((lambda: TRUE_START + now_ns()) if storm in {_jump_clocks, _lower_times} else None)
     nodes = [SequencerNode(inner, random.Random(rng.random())) for _ in range(rng.choice([1, 2, 3]))]
     for node in nodes:
         node.rules, node.level = before or rules, level
@@ -184,6 +236,8 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     for chunk, _ in chunks if storm is _jump_clocks else ():
         off = chunk.header.created - TRUE_START
         assert -OFF_MAX_NS <= off <= now_ns() + OFF_MAX_NS, f"chunk {chunk.header.n} is off by {off / 1e9} s"
+    for chunk, _ in chunks[-1:] if storm is _lower_times else ():
+        assert chunk.header.created <= TRUE_START + now_ns() + OFF_MAX_NS, "the last one is of the future"
     healed = {edge.lane: edge.relay.has for edge in edges if edge.relay is not None}
     state, records = check_log(chunks, healed, rules)
     for edge in edges:
@@ -200,8 +254,16 @@ async def _simulate(seed: int, storm: Storm, rules: FoldRules, before: FoldRules
     assert late.state.encode() == state.encode()
     await late.close()
     assert ShardState.decode(state.encode(), rules).encode() == state.encode()
+    check_times(state)
     assert state.cluster_id == CLUSTER.cluster_id
     return state
+
+
+def check_times(state: ShardState) -> None:
+    """Check that no time by the hub's clock is later than the shard's: ages count from both."""
+    for lane, held in state.lanes.items():
+        times = (held.last_seen, held.retired and held.retired.time, held.conflict and held.conflict.time)
+        assert all(time <= state.created for time in times if time), f"{lane} was seen after {state.created}: {times}"
 
 
 def check_followed(found: ShardState, state: ShardState) -> None:
@@ -275,6 +337,15 @@ def simulate_clocks(seed: int) -> ShardState:
         AssertionError: a promise was broken, or a chunk has the time of a wrong clock; a note says for which seed.
     """
     return _run(seed, _jump_clocks, RELEASE)
+
+
+def simulate_set_back(seed: int) -> ShardState:
+    """One history of nodes that believe wrong clocks, and of an operator who lowers what they wrote.
+
+    Raises:
+        AssertionError: a promise was broken, or a time of the future is left; a note says for which seed.
+    """
+    return _run(seed, _lower_times, RELEASE)
 
 
 def _run(seed: int, storm: Storm, rules: FoldRules, before: FoldRules | None = None) -> ShardState:

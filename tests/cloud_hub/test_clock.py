@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.cloud_hub.fabric import make_batch
 from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
-from tests.cloud_hub.simulation import OFF_S, simulate_clocks
+from tests.cloud_hub.simulation import OFF_S, simulate_clocks, simulate_set_back
 from tests.support.slices import SLICE
 from tests.support.waiting import PATIENCE_S, until
 from weft.cloud_hub import hub as hubs
@@ -29,6 +29,7 @@ from weft.cloud_hub.clock import (
     OtherNodes,
 )
 from weft.protocols.lane import Lane
+from weft.protocols.shard import fold
 from weft.replication.runner import LinkIdentity
 from weft.storage.hub_keys import chunk_prefix
 from weft.storage.object_store import Written, open_store
@@ -184,11 +185,12 @@ def test_a_store_that_is_slow_tells_years_all_the_same() -> None:
     assert machine.clock.wrong() is not None, "a precise look counts before one that took long"
 
 
-async def test_measuring_leaves_nothing_behind_and_does_not_repeat_what_is_slow() -> None:
+async def test_measuring_leaves_nothing_behind_and_repeats_what_is_slow_once() -> None:
     store = MemoryStore(lambda: NOW)
     seconds = iter(range(0, 10**6, 11))
     clock = HubClock(lambda: NOW + 14 * 365 * DAY, lambda: next(seconds) * SECOND)
     await clock.measure(store)
+    assert next(seconds) == 4 * 11, "two writes, each between two readings"
     assert clock.wrong() is not None
     assert await store.list("") == []
 
@@ -321,6 +323,11 @@ async def test_a_hub_whose_clock_is_wrong_takes_no_links_and_claims_nothing(
 # --- histories
 
 
+def some(history: Callable[[int], object]) -> None:
+    for seed in range(20):
+        history(seed)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_chunk_has_the_time_of_a_wrong_clock_in_histories(seed: int) -> None:
     simulate_clocks(seed)
@@ -334,10 +341,23 @@ def test_no_chunk_has_the_time_of_a_wrong_clock_in_many_histories() -> None:
 
 def test_a_node_that_believes_its_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HubClock, "wrong", lambda *_: None)
-
-    def some() -> None:
-        for seed in range(20):
-            simulate_clocks(seed)
-
     with pytest.raises(BaseException, match="is off by"):
-        some()
+        some(simulate_clocks)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_time_of_the_future_is_lowered_for_good_in_histories(seed: int) -> None:
+    simulate_set_back(seed)
+
+
+@pytest.mark.search
+def test_a_time_of_the_future_is_lowered_for_good_in_many_histories() -> None:
+    for seed in SLICE.seeds(ci=40, night=800):
+        simulate_set_back(seed)
+
+
+def test_a_fold_that_lowers_the_shards_time_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "lowered_lane", lambda held, _: held)
+    with pytest.raises(BaseException, match="unhandled errors") as found:
+        some(simulate_set_back)
+    assert "was seen after" in repr(found.value)

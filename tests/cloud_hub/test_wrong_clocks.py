@@ -1,4 +1,4 @@
-"""An hour with a node whose clock is wrong, beside a sound node and alone: its clock does nothing wrong."""
+"""An hour with a node whose clock is wrong, beside a sound one and alone: it does nothing that it should not."""
 
 from __future__ import annotations
 
@@ -64,11 +64,14 @@ class World:
             await node.start()
             log = ShardLog(self.store, CLUSTER, 0, now_ns)
             bits = node.rng.getrandbits
+            assert node.sequencer is not None
+            held = node.sequencer
             self.keepers.append(
                 LaneKeeper(
-                    [log], lambda _: None, lambda *_: 1 << 60, HubSettings("memory"), clock=node.clock, random_bits=bits
+                    [log], lambda _, held=held: held.state, lambda *_: 1 << 60, HubSettings("memory"),  # type: ignore[misc]
+                    clock=node.clock, random_bits=bits,
                 )
-            )
+            )  # fmt: skip
             self.collectors.append(ShardCollector(log, tabled, DAY_S, clock=node.clock))
 
     async def send(self, lane: Lane, node: SequencerNode) -> None:

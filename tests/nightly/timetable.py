@@ -75,6 +75,13 @@ def _clocks(seed: int) -> int:
     return 1
 
 
+def _set_back(seed: int) -> int:
+    from tests.cloud_hub.simulation import simulate_set_back
+
+    simulate_set_back(seed)
+    return 1
+
+
 def _upgrade(seed: int) -> int:
     from tests.cloud_hub.simulation import simulate_upgrade
 
@@ -155,7 +162,12 @@ JOBS: Mapping[str, Job] = {
     "clocks": searched(
         "clocks", "histories of hubs whose clocks are set", _clocks,
         "tests/cloud_hub/test_clock.py::test_no_chunk_has_the_time_of_a_wrong_clock_in_many_histories",
-        minutes=20, slice_seeds=250, slice_units=250, slice_s=50,
+        minutes=12, slice_seeds=250, slice_units=250, slice_s=50,
+    ),
+    "set_back": searched(
+        "set_back", "histories of shards whose time is lowered", _set_back,
+        "tests/cloud_hub/test_clock.py::test_a_time_of_the_future_is_lowered_for_good_in_many_histories",
+        minutes=8, slice_seeds=250, slice_units=250, slice_s=30,
     ),
     "upgrade": searched(
         "upgrade", "histories of an upgrade", _upgrade,
