@@ -7,9 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from weft.cloud_hub.clock import ClockWrong, HubClock
+from weft.cloud_hub.clock import WRONG_NS, ClockWrong, HubClock
 from weft.cloud_hub.settings import HubSettings
 from weft.cloud_hub.shard import lane_ends
+from weft.config.units import approximate_duration
 from weft.protocols.chunk import Control, ControlKind
 from weft.protocols.errors import CodecError
 from weft.protocols.lane import Lane
@@ -123,6 +124,12 @@ class LaneKeeper:
             return self._is_tiered(state, lane)
 
         now, found = self._clock.sound(), list[Control]()
+        if state.created - now > WRONG_NS:
+            logger.error(
+                "shard %d: its time is %s in the future, from a wrong clock. Until then its chunks are not collected, "
+                "and its lanes do not end: `weft hub clock` shows and lowers it", state.shard,
+                approximate_duration((state.created - now) / _NS),
+            )  # fmt: skip
         lanes = list(state.lanes)
         for at in range(0, len(lanes), SLICE_LANES):
             part = lanes[at : at + SLICE_LANES]

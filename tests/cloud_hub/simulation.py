@@ -158,7 +158,7 @@ async def _set_back(store: ObjectStore, rng: random.Random) -> bool:
 
     while True:
         try:
-            did = bool((await write_ending(log, plan, wall_clock=true, random_bits=rng.getrandbits)).controls)
+            did = bool((await write_ending(log, plan, wall_clock=true, random_bits=rng.getrandbits, level=2)).controls)
             check_times(await log.load())
             return did
         except StoreError:

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.cloud_hub.fabric import make_batch
+from tests.cloud_hub.live import EdgeLog
 from tests.cloud_hub.tables.logs import LogWriter, Run
+from tests.support.epochs import MemoryEpochs
 from tests.support.processes import Start, weft
 from tests.support.waiting import wait_until
 from weft.demo.fabric import free_port
 from weft.output import Failed, Refused
 from weft.protocols.lane import Lane
+from weft.protocols.link import Clock
+from weft.replication.runner import LinkIdentity, LinkSettings, run_link
+from weft.replication.status import LinkStatus
 from weft.storage.chunk_log import ShardLog, open_cluster
 from weft.storage.object_store import open_store
 
@@ -91,3 +97,35 @@ def test_what_cannot_be_lowered_is_said(config: Path) -> None:
         "the cluster is at level 1, and this needs level 2: when all nodes run this release, `weft hub finalize` first"
     )
     assert created(config, 1) > time.time_ns() + YEARS // 2
+
+
+class _Synchronised:
+    """The clocks of a machine whose time source is wrong, as its kernel cannot know."""
+
+    is_synchronised, is_unknown = True, False
+
+    def tell(self, hub: str, time: int, error: int) -> None:
+        """Its clock counts as right."""
+
+    def notices(self) -> list[Clock]:
+        return []
+
+
+async def test_status_names_edges_whose_synchronised_clocks_are_not_the_hubs(config: Path, start: Start) -> None:
+    hub, log = start("hub", config), EdgeLog()
+    link = asyncio.create_task(
+        run_link(
+            log, LinkIdentity("default", "press-3", 9, "test"), LinkSettings((hub.url,), token=lambda: None),
+            MemoryEpochs(), LinkStatus("cloud"), wall_clock=lambda: time.time_ns() - 3600 * 10**9,
+            clocks=_Synchronised(),
+        )
+    )  # fmt: skip
+    log.append(*make_batch(Lane("default", "press-3", 9, "telemetry"), 0, 1))
+    await log.until_released(1)
+    shown = await asyncio.to_thread(weft, "hub", "status", config)
+    link.cancel()
+    await asyncio.gather(link, return_exceptions=True)
+    assert (
+        "CLOCK: 1 of 1 linked edges have synchronised clocks a minute or more from this hub's (default/press-3): one "
+        "side is wrong"
+    ) in shown.output

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
+
 from tests.cloud_hub.shard.test_lane_ends import DAY_S, LANE, Hub, play
 from tests.cloud_hub.tables.logs import LANE as WRITTEN
 from tests.cloud_hub.tables.logs import SECOND, START, LogWriter, Run
@@ -30,7 +32,7 @@ async def set_back(log: ShardLog, now: int) -> Ending:
     return await lane_ends.write_ending(log, plan, wall_clock=lambda: now, random_bits=lambda _: 3, level=BLOCKS_LEVEL)
 
 
-def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early() -> None:
+def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early(caplog: pytest.LogCaptureFixture) -> None:
     async def story(hub: Hub) -> None:
         keeper, session = hub.keeper(), await hub.session()
         await session.send(0, 5)
@@ -52,6 +54,8 @@ def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early() -> None:
         hub.ahead_s += 91 * DAY_S
         await hub.look(keeper)
         assert (await lane()).retired is None, "it seems to have been seen in 2040"
+        assert "shard 0: its time is 13.8 years in the future, from a wrong clock" in caplog.text
+        caplog.clear()
         assert (await set_back(hub.log, hub.time())).controls
         assert not (await set_back(hub.log, hub.time())).controls, "once is enough"
         assert (await lane()).last_seen <= hub.time()
@@ -61,6 +65,7 @@ def test_a_lane_of_2040_is_not_kept_for_ever_and_not_ended_early() -> None:
         hub.ahead_s += 2 * DAY_S
         await hub.look(keeper)
         assert (await lane()).retired is not None
+        assert "in the future" not in caplog.text
 
     play(story, healed=None)
 
