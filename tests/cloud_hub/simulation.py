@@ -132,7 +132,7 @@ async def _lower_times(nodes: list[SequencerNode], rng: random.Random) -> None:
         node.off_s, node.measures = rng.choice([0.0, *OFF_S]), False
         await _restart(node, rng)
         await asyncio.sleep(rng.uniform(0.1, 1.5))
-        if rng.random() < 0.5:  # with one of them still at work, which is not what the operator was told
+        if rng.random() < 0.5:  # too early: a node with a wrong clock is still at work
             await _set_back(node.store.inner, rng)
         node.off_s, node.measures = 0.0, True
         await _restart(node, rng)
