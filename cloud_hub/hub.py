@@ -195,7 +195,7 @@ class Hub:
             )
             from weft.cloud_hub.tables.settings import TableSettings
 
-            settings = TableSettings(interval_s=self._settings.table_interval_s)
+            settings = TableSettings.of(self._settings)
             self._tables = TableService(
                 store, self.cluster, settings=settings, clock=self._clock.now,
                 is_sound=lambda: self._clock.wrong() is None,

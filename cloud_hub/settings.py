@@ -112,6 +112,14 @@ class HubSettings:
     """Minimum time that chunks are kept, before those that are in the tables are deleted; None keeps all."""
     table_interval_s: float | None = 10.0
     """Interval at which committed records are written to tables; None if another node does this."""
+    table_write_bytes: int = 16 * MiB
+    """Bytes of a stream's new records that are written at the next interval."""
+    table_write_after_s: float | None = None
+    """Time for which fewer bytes wait for more; None for none."""
+    table_joined_bytes: int = 512 * MiB
+    """Bytes up to which small files of a table are joined."""
+    table_vacuum_after_s: float = 7 * 86_400.0
+    """Age at which replaced files of a table are deleted, rounded up to hours."""
 
     def receiver(self) -> ReceiverSettings:
         """Return the settings of the receiving end of a link."""

@@ -91,6 +91,40 @@ class Tables(Section, frozen=True, kw_only=True):
             "shard.",
         ),
     ] = field(default=None, name="interval")
+    write_at: Annotated[
+        Size,
+        Meta(
+            ge=1 << 10,
+            le=1 << 30,
+            description="Size of a stream's new records in the log from which on they are written at the next "
+            "`interval`. Only with `write_after`.",
+        ),
+    ] = 16 * MiB
+    write_after_s: Annotated[
+        Annotated[Duration, Meta(ge=0.05, le=86_400)] | None,
+        Meta(
+            description="How long fewer records than `write_at` wait for more, so that quiet streams cost fewer files. "
+            "Readers of the log see them at once. Unset: they are written at the next `interval`.",
+        ),
+    ] = field(default=None, name="write_after")
+    joined_size: Annotated[
+        Size,
+        Meta(
+            ge=16 * MiB,
+            le=1 << 30,
+            description="Size up to which the hub joins small files. Files from a quarter of it on stay as they are.",
+        ),
+    ] = 512 * MiB
+    vacuum_after_s: Annotated[
+        Duration,
+        Meta(
+            ge=2 * 3600,
+            le=3650 * 86_400,
+            description="Age at which files that were joined into others are deleted, and entries of a table's log "
+            "that a checkpoint repeats. A query must end, and a stream that reads a table must follow, within this "
+            "time.",
+        ),
+    ] = field(default=7 * 86_400.0, name="vacuum_after")
 
 
 class HubStream(Section, frozen=True, kw_only=True):

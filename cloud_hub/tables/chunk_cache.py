@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from weft.protocols import chunk as chunks
 from weft.protocols.chunk import Chunk, StreamSection
@@ -32,6 +32,8 @@ class ChunkCache:
         self._bytes = 0
         self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
         self._extending = asyncio.Lock()
+        self.seen: Callable[[Chunk], None] = lambda _: None
+        """Called with each chunk by which the state grows."""
 
     def indexes(self, first_n: int, last_n: int | None = None) -> AsyncIterator[Chunk]:
         """Yield indexes as ``ShardLog.indexes``, and keep their chunks in memory.
@@ -69,6 +71,7 @@ class ChunkCache:
         async with self._extending:
             async for chunk in self.indexes(state.n + 1):
                 apply(state, chunk)
+                self.seen(chunk)
                 taken += len(self._chunks[state.n][1]) if state.n in self._chunks else self._bytes_max
                 # Half of the room is left for chunks that are read ahead.
                 if 2 * taken >= self._bytes_max:

@@ -78,7 +78,8 @@ class DeltaHandle:
         """Remove log entries that are older than the table's retention and covered by a checkpoint."""
         self._table.cleanup_metadata()
 
-    def vacuum(self, retention_hours: int) -> int:
-        """Remove files that no version within the retention refers to, including orphans. Return their number."""
-        removed = self._table.vacuum(retention_hours, dry_run=False, full=True, post_commithook_properties=NO_HOOKS)
+    def vacuum(self) -> int:
+        """Remove files that no version within the table's retention refers to, including orphans. Return their
+        number."""
+        removed = self._table.vacuum(dry_run=False, full=True, post_commithook_properties=NO_HOOKS)
         return len(removed)

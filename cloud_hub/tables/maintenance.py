@@ -181,7 +181,7 @@ class Maintenance:
     async def vacuum(self) -> int:
         """Remove files that no version within the retention needs. Return their number."""
         handle = await self._opened()
-        removed = await in_thread(lambda: handle.vacuum(self._settings.retention_hours))
+        removed = await in_thread(handle.vacuum)
         await self._tierer.log.sync(handle.version)
         return removed
 

@@ -17,6 +17,7 @@ from weft.cloud_hub.tables.shards import ShardView, load_shard
 from weft.cloud_hub.tables.tabled import TablePositions, first_untabled, tabled_streams
 from weft.cloud_hub.tables.tierer import Tierer
 from weft.cloud_hub.tables.turns import Turns
+from weft.cloud_hub.tables.writes_due import WritesDue
 from weft.config.log_lines.repeats import Repeats, left_out
 from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
@@ -80,9 +81,8 @@ class _Stream:
         self.committed_at: int | None = None
         self.error: str | None = None
 
-    @property
-    def wants_turn(self) -> bool:
-        return self.tierer.is_behind or self.error is not None or self.maintenance.is_due
+    def wants_turn(self, is_due: bool) -> bool:
+        return (is_due and self.tierer.is_behind) or self.error is not None or self.maintenance.is_due
 
     def status(self, key: StreamKey) -> TableStatus:
         ends, positions = self.tierer.ends(), self.tierer.positions
@@ -134,6 +134,7 @@ class TableService:
         self._read_at: dict[int, float] = {}
         """Shard -> time at which it was last read up to the head of its log."""
         self._repeats = Repeats()
+        self._due = WritesDue(settings.write_bytes, settings.write_after_s, monotonic)
         self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
         self.error: str | None = None
         """Error of the last round's reading of the log; None when it succeeded."""
@@ -277,13 +278,19 @@ class TableService:
     async def _wanting(self) -> list[StreamKey]:
         """Return the streams with work, found in slices: a hub may have very many."""
         keys = list(dict.fromkeys(key for view in self._views for key in tabled_streams(view.state)))
+        self._due.begin(keys)
         # A deleted stream's table has all of it.
         deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
         for key in deleted & self._streams.keys():
             del self._streams[key]
         wanting = []
         for start in range(0, len(keys), SLICE_STREAMS):
-            wanting += [key for key in keys[start : start + SLICE_STREAMS] if self._stream(key).wants_turn]
+            for key in keys[start : start + SLICE_STREAMS]:
+                stream = self._stream(key)
+                if not stream.tierer.is_behind:
+                    self._due.written(key)
+                if stream.wants_turn(self._due.is_due(key)):
+                    wanting.append(key)
             await asyncio.sleep(0)
         return wanting
 
@@ -300,7 +307,9 @@ class TableService:
     async def _follow(self, shard: int) -> bool:
         at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
         if at is None:
-            self._views.append(await load_shard(self._store, self._cluster, shard))
+            view = await load_shard(self._store, self._cluster, shard)
+            view.chunks.seen = self._due.arrived
+            self._views.append(view)
             return False
         view = self._views[at]
         try:
@@ -332,8 +341,11 @@ class TableService:
         stream, what = self._stream(key), f"the table of {key[0]}/{key[1]} is not being updated"
         before, rows = stream.tierer.done, stream.tierer.rows_moved
         try:
-            await stream.tierer.step()
-            if not stream.tierer.is_behind or stream.tierer.done == before:
+            if is_due := self._due.is_due(key):
+                await stream.tierer.step()
+            if not stream.tierer.is_behind:
+                self._due.written(key)
+            if not is_due or not stream.tierer.is_behind or stream.tierer.done == before:
                 await stream.maintenance.maintain()
             if stream.error is not None:
                 _logger.info("the table of %s/%s is being updated again", *key)

@@ -1,8 +1,11 @@
-"""Bounds of the table step. The configuration's ``tables`` section sets the interval; the rest are named here."""
+"""Bounds of the table step. The configuration's ``tables`` section sets the first ones; the rest are named here."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from weft.cloud_hub.settings import HubSettings
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,16 @@ class TableSettings:
 
     interval_s: float = 10.0
     """Seconds between rounds over all streams."""
+    write_bytes: int = 16 << 20
+    """Bytes of a stream's log that are written in the next round."""
+    write_after_s: float | None = None
+    """Time for which fewer bytes wait at most; None writes them in the next round as well."""
+    compact_bytes_max: int = 512 << 20
+    """Bytes of small files that one rewrite joins."""
+    compact_file_bytes_max: int = 128 << 20
+    """Size from which on a file does not count as small: a quarter of the former, so that a join may be cut there."""
+    retention_hours: int = 168
+    """Age at which log entries, and files that no younger version needs, are removed; a property of each table."""
     streams_at_once: int = 4
     """Number of streams whose rows are written at the same time: overlaps a bucket's round trips. One tenant has all
     places except one, unless it is the only one."""
@@ -28,17 +41,23 @@ class TableSettings:
     """Number of small files of one shard and of like size that make a rewrite worth while."""
     compact_files_max: int = 256
     """Number of small neighbours that are joined whatever their sizes are."""
-    compact_file_bytes_max: int = 128 << 20
-    """Size from which on a file does not count as small."""
-    compact_bytes_max: int = 512 << 20
-    """Bytes of small files that one rewrite joins."""
     checkpoint_versions: int = 100
     """Table versions between checkpoints of a table with less than 100,000 files."""
     checkpoint_versions_max: int = 1000
     """Table versions between checkpoints of the largest tables: a reader reads as many entries at most."""
-    retention_hours: int = 168
-    """Age at which log entries, and files that no younger version needs, are removed."""
     vacuum_interval_s: float = 86_400.0
+
+    @classmethod
+    def of(cls, settings: HubSettings) -> TableSettings:
+        """Return the bounds that the configuration sets."""
+        return cls(
+            interval_s=settings.table_interval_s or cls.interval_s,
+            write_bytes=settings.table_write_bytes,
+            write_after_s=settings.table_write_after_s,
+            compact_bytes_max=settings.table_joined_bytes,
+            compact_file_bytes_max=settings.table_joined_bytes // 4,
+            retention_hours=math.ceil(settings.table_vacuum_after_s / 3600),
+        )
 
 
 DEFAULTS = TableSettings()

@@ -7,9 +7,10 @@ next step starts from the positions again. Any number of tierers may work on one
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -38,6 +39,9 @@ ATTEMPTS_MAX = 5
 HELD_SECONDS_MAX = 3600.0
 """Time after which a table is read again, far below every retention of log entries: a commit on top of an old version
 must not get the number of one that was cleaned up."""
+RETENTION_PROPERTIES = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
+_HOURS = re.compile(r"interval \d+ hours")
+"""Form in which the hub writes them."""
 
 
 class _Written(NamedTuple):
@@ -163,10 +167,9 @@ class Tierer:
         if state is None:
             self.log = self.log.anew()
             state = await self._create()
-        elif not self._opened and state.properties().get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
-            # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
-            changed = state.with_properties({STATISTICS_PROPERTY: ",".join(COMPLETE_EARLIER)})
-            state = await self.log.alter(state, "SET TBLPROPERTIES", changed, self._now_ms())
+        elif not self._opened and (changed := self._changed_properties(state.properties())):
+            metadata = state.with_properties(changed)
+            state = await self.log.alter(state, "SET TBLPROPERTIES", metadata, self._now_ms())
         await self.log.sync(state.version)
         self._opened = True
         self._read_at = self._monotonic()
@@ -336,13 +339,21 @@ class Tierer:
         return state
 
     def _configuration(self, levels: Sequence[str], payload: PayloadKind) -> dict[str, str]:
-        hours = f"interval {self._settings.retention_hours} hours"
         said = {} if payload is PayloadKind.BYTES else {PAYLOAD_PROPERTY: payload.label}
-        return said | {
-            STATISTICS_PROPERTY: ",".join(statistics_columns(levels)),
-            "delta.deletedFileRetentionDuration": hours,
-            "delta.logRetentionDuration": hours,
-        }
+        return said | {STATISTICS_PROPERTY: ",".join(statistics_columns(levels))} | self._retention()
+
+    def _retention(self) -> dict[str, str]:
+        return dict.fromkeys(RETENTION_PROPERTIES, f"interval {self._settings.retention_hours} hours")
+
+    def _changed_properties(self, now: Mapping[str, str]) -> dict[str, str]:
+        """Return the properties of a table that the settings, or this release, want otherwise."""
+        # Another form is its owner's word.
+        ours = {name for name in RETENTION_PROPERTIES if _HOURS.fullmatch(now.get(name, ""))}
+        changed = {name: value for name, value in self._retention().items() if name in ours and now[name] != value}
+        if now.get(STATISTICS_PROPERTY) == EARLIER_COLUMNS:
+            # The files of such a table have no bounds of `_edge`, which some engines treat as "no row matches".
+            changed[STATISTICS_PROPERTY] = ",".join(COMPLETE_EARLIER)
+        return changed
 
     def _now_ms(self) -> int:
         return self._clock() // 1_000_000

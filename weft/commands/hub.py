@@ -334,7 +334,9 @@ def stream_key(name: str) -> tuple[str, str]:
 def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
     """Return the settings of one of the hub's processes from its configuration."""
     from weft.cloud_hub.settings import HubSettings, SequencerSettings
+    from weft.config.models import Tables
 
+    tables = config.tables or Tables()
     host, port = address = parse_bind(config.listen)
     return HubSettings(
         store=config.store,
@@ -374,6 +376,10 @@ def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubS
         dropped_after_s=config.dropped_after_s,
         retain_log_s=config.retain_log_s,
         table_interval_s=_table_interval_s(config),
+        table_write_bytes=tables.write_at,
+        table_write_after_s=tables.write_after_s,
+        table_joined_bytes=tables.joined_size,
+        table_vacuum_after_s=tables.vacuum_after_s,
     )
 
 
