@@ -201,6 +201,7 @@ class TableLog:
                 if piece is None:
                     return number - first
                 await self._take_entry(builder, number, piece)
+                await asyncio.sleep(0)  # a piece takes some milliseconds
             ahead = min(READ_AHEAD, 2 * ahead)
 
     async def _take_entry(self, builder: StateBuilder | SmallFiles, number: int, first: bytes) -> None:

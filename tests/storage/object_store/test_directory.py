@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.storage.fakes import FakeFileSystem
 from tests.support.waiting import PATIENCE_S
 from weft.storage.object_store import AlreadyExists, NotFound, StoreError, open_store, probe
 from weft.storage.object_store.directory import DirectoryStore
+from weft.storage.object_store.memory import content_etag
 
 ROOT = "/store"
 KEYS = ["a", "shard-0/chunk/0", "shard-0/chunk/1", "shard-0/manifest"]
@@ -45,9 +47,16 @@ def payload(number: int) -> bytes:
     return b"%d:" % number * 500
 
 
+async def halves(data: bytes) -> AsyncIterator[bytes]:
+    yield data[: len(data) // 2]
+    yield data[len(data) // 2 :]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
-    operations=st.lists(st.tuples(st.sampled_from(["create", "swap", "delete"]), st.sampled_from(KEYS)), max_size=6),
+    operations=st.lists(
+        st.tuples(st.sampled_from(["create", "create_from", "swap", "delete"]), st.sampled_from(KEYS)), max_size=6
+    ),
     dies_at=st.integers(0, 80),
     cuts=st.integers(0, 3),
     seed=st.integers(0, 1 << 20),
@@ -64,11 +73,14 @@ def test_what_returned_survives_a_power_cut_and_nothing_is_ever_half_there(
         dying_at(filesystem, dies_at)
         for number, (operation, key) in enumerate(operations):
             wanted = None if operation == "delete" else payload(number)
-            if (operation == "create") != (known[key] is None):
+            if operation.startswith("create") != (known[key] is None):
                 continue
             try:
                 if operation == "create":
                     etags[key] = await store.create(key, payload(number))
+                elif operation == "create_from":
+                    await store.create_from(key, halves(payload(number)))
+                    etags[key] = content_etag(payload(number))
                 elif operation == "swap":
                     etags[key] = await store.swap(key, payload(number), etags[key])
                 else:
