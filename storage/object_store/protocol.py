@@ -73,7 +73,8 @@ class ObjectStore(Protocol):
         """Create an object as ``create`` does, from parts that come one after the other: a few are in memory at a time.
 
         An error of ``parts`` ends it without an object, and is raised as it is. What a crash leaves has no name that a
-        reader of ``key`` finds; in a bucket it may be an object called ``key`` and ``PART_SUFFIX``.
+        reader of ``key`` finds; in a bucket it may be an object whose name begins with ``key`` and
+        ends in ``PART_SUFFIX``.
 
         Returns:
             Bytes of the object.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -125,7 +126,8 @@ class S3Store:
         return size
 
     async def _upload(self, key: str, parts: AsyncIterator[bytes]) -> None:
-        upload = f"{key}{PART_SUFFIX}"
+        # Of this call alone: what a copy makes must be what this call uploaded.
+        upload = f"{key}.{secrets.token_hex(8)}{PART_SUFFIX}"
         try:
             with self._answers(key):
                 await self._reads.put_async(

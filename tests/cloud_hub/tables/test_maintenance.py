@@ -206,9 +206,13 @@ async def test_vacuum_takes_orphans_and_replaced_files_after_retention_only(
     orphan.write_bytes(b"never committed")
     assert await maintenance.vacuum() == 0
     assert orphan.exists()
-    os.utime(orphan, (0, 0))
-    assert await maintenance.vacuum() == 1
+    part = folder / "shard-0-orphan.parquet.0123456789abcdef.part"
+    part.write_bytes(b"of a join that was killed")
+    for leftover in (orphan, part):
+        os.utime(leftover, (0, 0))
+    assert await maintenance.vacuum() == 2
     assert not orphan.exists()
+    assert not part.exists()
     assert contents(directory) == expected(runs)
 
 

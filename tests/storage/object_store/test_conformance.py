@@ -92,7 +92,10 @@ class TestCreateFrom:
         answers = await asyncio.gather(
             *(outcome(store.create_from("race", each([bytes(size), b"%d" % n]))) for n in range(4))
         )
-        assert [answer for answer in answers if answer is not AlreadyExists] == [size + 1]
+        [winner] = [number for number, answer in enumerate(answers) if answer is not AlreadyExists]
+        assert answers[winner] == size + 1
+        assert (await store.get("race")).data == bytes(size) + b"%d" % winner
+        assert await store.list("") == [Listed("race", size + 1)]
 
     @pytest.mark.parametrize("error", [OSError("the source failed"), ValueError("the source failed")])
     async def test_an_error_of_the_source_leaves_nothing(self, store: ObjectStore, error: Exception) -> None:
