@@ -31,8 +31,8 @@ from weft.cloud_hub.shard.lane_session import LaneClaim, LaneSession
 from weft.cloud_hub.shard.sequencer import Sequencer
 from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
-from weft.commands.hub import COMMIT_INTERVAL_BUCKET_S as COMMIT_INTERVAL_S
-from weft.commands.hub import TABLE_INTERVAL_BUCKET_S
+from weft.commands.hub_settings import COMMIT_INTERVAL_BUCKET_S as COMMIT_INTERVAL_S
+from weft.commands.hub_settings import TABLE_INTERVAL_BUCKET_S
 from weft.protocols import batch
 from weft.protocols.chunk import Mark
 from weft.protocols.lane import Lane

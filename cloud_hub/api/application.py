@@ -6,10 +6,9 @@ Errors are JSON ``{"error": ..., "advice": ...}``. ``?tenant=`` chooses the tena
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 from aiohttp import web
@@ -22,8 +21,9 @@ from weft.cloud_hub.api.answers import Answers, LongAnswer
 from weft.cloud_hub.api.edges import EdgeViews, edges_after
 from weft.cloud_hub.api.metrics import Metrics
 from weft.cloud_hub.api.pages import PAGE_DEFAULT, PAGE_MAX, encoded, lanes_after, position
-from weft.cloud_hub.api.parameters import choice, integer, moment
-from weft.cloud_hub.api.records import Beginning, RecordReader, Search
+from weft.cloud_hub.api.parameters import choice, integer
+from weft.cloud_hub.api.records import RecordReader
+from weft.cloud_hub.api.records_answer import RECORDS_DEFAULT, RECORDS_MAX, RecordsAnswer
 from weft.cloud_hub.api.stream_completeness import StreamCompleteness
 from weft.cloud_hub.api.stream_rates import StreamRates
 from weft.cloud_hub.api.stream_summary import renamed_lanes
@@ -38,16 +38,14 @@ from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.lane_state import LaneState
 from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.replication.runner import LINK_PATH
-from weft.storage.chunk_log import CollectedPast
+from weft.storage.chunk_log import CollectedPast, ShardLog
 from weft.storage.object_store import NotFound, StoreError
+from weft.storage.table.errors import TableError
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.history import Histories
 
 logger = logging.getLogger(__name__)
-
-RECORDS_DEFAULT = 100
-RECORDS_MAX = 10_000
-"""Maximum number of records in one response."""
-NUMBER_MAX = (1 << 63) - 1
-"""Highest offset and number of a chunk."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -122,6 +120,7 @@ class Api:
         self._monotonic = monotonic
         self._repeats = Repeats()
         self._response_bytes_max = response_bytes_max
+        self._histories: Histories | None = None
         self._answers = Answers(response_bytes_max, refusals)
 
     @web.middleware
@@ -141,6 +140,9 @@ class Api:
         except CollectedPast as error:
             advice = "read those records from the stream's table; since= finds the first that the log still has"
             return _json({"error": str(error), "advice": advice}, 410)
+        except TableError as error:
+            advice = "mend the table, or read it with an engine; since= finds the first record that the log still has"
+            return _json({"error": str(error), "advice": advice}, 503)
         except (StoreError, NotFound) as error:
             return _json({"error": f"the store does not answer: {error}", "advice": "try again in a moment"}, 503)
         except CodecError as error:
@@ -190,10 +192,20 @@ class Api:
         """
         sequencers = self._shards.own if own else await self._shards.all()
         return _ShardsView(
-            {each.log.shard: RecordReader(each.log, self._response_bytes_max) for each in sequencers},
+            {each.log.shard: self._reader(each.log) for each in sequencers},
             [each.state for each in sequencers if each.loaded],
             {each.log.shard: each.trouble or "it is being loaded" for each in sequencers if not each.loaded},
         )
+
+    def _reader(self, log: ShardLog) -> RecordReader:
+        def histories() -> Histories:
+            if self._histories is None:
+                from weft.cloud_hub.api.history import Histories  # imports pyarrow, which few nodes without tables need
+
+                self._histories = Histories(log.store, log.cluster, self._monotonic)
+            return self._histories
+
+        return RecordReader(log, self._response_bytes_max, histories)
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         self._access.operate(request)
@@ -291,43 +303,19 @@ class Api:
     async def _get_records(self, request: web.Request) -> LongAnswer:
         shards, tenant, stream = await self._stream(request)
         limit = integer(request, "limit", RECORDS_DEFAULT, 1, RECORDS_MAX)
-        states = {state.shard: state for state in shards.states}
         payload = await self._payload(shards, tenant, stream)
-        records: list[View] = []
-        next_offset, next_chunk, search = {}, {}, Search()
+        answer = RecordsAnswer(request, (tenant, stream), payload, limit, self._response_bytes_max)
+        states = {state.shard: state for state in shards.states}
         for shard in self._wanted(request, shards):
-            state, reader = states[shard], shards.readers[shard]
-            end = state.next_offset.get((tenant, stream), 0)
+            if not answer.goes_on(shard):
+                break
             try:
-                offset, chunk = await _beginning(request, reader, state, (tenant, stream), search)
-                if offset is None:
-                    next_chunk[str(shard)] = chunk
-                    continue
-                if len(records) < limit:
-                    helping = await reader.read(
-                        (tenant, stream), offset, end, limit - len(records),
-                        payload=payload, chunk=chunk, search=search,
-                    )  # fmt: skip
-                    records += [{"shard": shard, **record} for record in helping.records]
-                    offset = helping.next_offset
-                    if helping.next_chunk is not None:
-                        next_chunk[str(shard)] = helping.next_chunk
-            except (StoreError, NotFound, CodecError) as error:
+                await answer.read(states[shard], shards.readers[shard])
+            except (StoreError, NotFound, CodecError, TableError) as error:
                 if "shard" in request.query:
                     raise
                 shards.missing[shard] = str(error)
-                continue
-            next_offset[str(shard)] = offset
-        page = await encoded(records, lambda record: record, sys.maxsize)  # the reader bounds them
-        head = msgspec.json.encode({"tenant": tenant, "stream": stream})[:-1] + b',"records":['
-        rest = {"next_offset": next_offset, "next_chunk": next_chunk, **shards.missing_view()}
-        parts: list[bytes | msgspec.Raw] = [head]
-        for view in page.views:
-            parts += (view, b",")
-        if page.views:
-            parts.pop()  # the last comma
-        parts.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
-        return LongAnswer(parts)
+        return await answer.encode(shards.missing_view())
 
     def _wanted(self, request: web.Request, shards: _ShardsView) -> list[int]:
         """Return the numbers of the requested shards, which must be readable."""
@@ -338,7 +326,8 @@ class Api:
             return [shard]
         if "offset" in request.query or "chunk" in request.query:
             raise ApiError(400, "offsets and chunks count per shard", "give shard= too, or since= for all shards")
-        return [state.shard for state in shards.states]
+        first = integer(request, "from_shard", 0, 0, self._shards.count - 1)
+        return [state.shard for state in shards.states if state.shard >= first]
 
     async def _stream(self, request: web.Request) -> tuple[_ShardsView, str, str]:
         tenant, stream = self._access.tenant(request), request.match_info["stream"]
@@ -380,18 +369,3 @@ class _ShardsView(NamedTuple):
 
 def _unavailable(error: str) -> ApiError:
     return ApiError(503, error, "repair the store's object; other shards are not affected")
-
-
-async def _beginning(
-    request: web.Request, reader: RecordReader, state: ShardState, stream: StreamKey, search: Search
-) -> Beginning:
-    offset = integer(request, "offset", 0, 0, NUMBER_MAX)
-    if "chunk" in request.query:
-        chunk = integer(request, "chunk", 0, 0, NUMBER_MAX)
-        return (
-            Beginning(offset, chunk)
-            if "offset" in request.query
-            else await reader.first(state, stream, search, chunk=chunk)
-        )
-    since = moment(request, "since")
-    return Beginning(offset, 0) if since is None else await reader.first(state, stream, search, since=since)

@@ -1,32 +1,32 @@
-"""Records of a stream by offset or by time, for people: decoded one by one, in bounded pages."""
+"""Records of a stream by offset or by time, for people: decoded one by one, in bounded pages.
+
+What the log no longer has comes from the stream's table.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-from weft.cloud_hub.api.views import View, moment
+from weft.cloud_hub.api.record_views import Taken, record_views
+from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.views import View
 from weft.protocols import batch as batches
-from weft.protocols.batch import Flag
-from weft.protocols.chunk import ChunkIndex, LaneUpdate, StreamSection, section_entries
-from weft.protocols.columns import header_json
-from weft.protocols.lane import format_log_id
+from weft.protocols.chunk import ChunkIndex, StreamSection, section_entries
 from weft.protocols.origin import by_number, origin_text
-from weft.protocols.payloads import PayloadKind, keeps
+from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import ShardState, StreamKey
-from weft.storage.chunk_log import ShardLog
-from weft.storage.table.record_time import CLOCKS, BatchTimes, batch_times, known_clocks
+from weft.storage.chunk_log import CollectedPast, ShardLog
+from weft.storage.table.record_time import batch_times, known_clocks
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.api.history import Histories, Past
 
 CHUNKS_MAX = 64
 """Maximum number of chunks that one request reads after it has found a record in a shard."""
-SEARCHED_MAX = 256
-"""Maximum number of chunks that one request searches for the first record, in all shards together; slightly more than
-the chunks between two snapshots of a busy shard."""
-
-HEADER_BYTES = 16
-"""Bytes of a header pair in an answer, beside name and value."""
+LOCATE_LOOKS = 8
+"""Number of snapshots read to find an offset: they are halved, and few are kept."""
 
 
 class Helping(NamedTuple):
@@ -48,18 +48,6 @@ class Beginning(NamedTuple):
     continues."""
 
 
-class Search:
-    """Budget of chunks that one request may search for the first records."""
-
-    def __init__(self, left: int = SEARCHED_MAX) -> None:
-        self.left = left
-
-    def goes_on(self) -> bool:
-        """Count a chunk without a result. Return whether the search may continue."""
-        self.left -= 1
-        return self.left > 0
-
-
 class _Wanted(NamedTuple):
     offset: int
     limit: int
@@ -67,12 +55,22 @@ class _Wanted(NamedTuple):
     payload: PayloadKind
 
 
-class RecordReader:
-    """A reader of one shard's part of a stream in the store, independent of this node's memory."""
+def _no_history() -> Histories | None:
+    return None
 
-    def __init__(self, log: ShardLog, bytes_max: int) -> None:
+
+class RecordReader:
+    """A reader of one shard's part of a stream in the store, independent of this node's memory.
+
+    Args:
+        bytes_max: bytes of payload of an answer.
+        histories: returns the reader of tables, which imports what a node without tables does not need; None for none.
+    """
+
+    def __init__(self, log: ShardLog, bytes_max: int, histories: Callable[[], Histories | None] = _no_history) -> None:
         self._log = log
         self._bytes_max = bytes_max
+        self._histories = histories
 
     async def read(
         self, stream: StreamKey, offset: int, end: int, limit: int, *,
@@ -86,34 +84,84 @@ class RecordReader:
             end: the stream's next offset in this shard: never read beyond what is committed.
             payload: the stream's payload kind.
             chunk: number of a chunk; the offset is not in an earlier one.
-            search: budget for the search of the first record.
+            search: budget of the request.
 
         Raises:
             StoreError, NotFound, Corrupt: the log cannot be read.
+            CollectedPast: the log no longer has the records, and there is no table.
+            TableError: the table with them cannot be read.
+        """
+        if offset >= end:
+            return Helping([], offset)
+        search = search or Search(records_bytes=self._bytes_max)
+        found: list[View] = []
+        for may_repeat in (True, False):
+            search.looks_left -= LOCATE_LOOKS
+            n = max(chunk, await self._log.locate(*stream, offset))
+            watermark = self._log.watermark  # as just read
+            if n < watermark:
+                past = await self._past(stream, (offset, end), limit - len(found), watermark, search)
+                if past is not None:
+                    search.gave(past.records)
+                    found += past.records
+                    offset, n, chunk = past.next_offset, watermark, 0
+                    if not past.is_end or offset >= end or len(found) >= limit or search.is_spent:
+                        return Helping(found, offset)
+            wanted = _Wanted(offset, limit - len(found), 0, payload)
+            try:
+                helping = await self._from_log(stream, wanted, end, n, search, is_given=bool(chunk))
+            except CollectedPast:
+                if not may_repeat:
+                    raise
+                continue  # the collector has gone on: the table has them now
+            return helping._replace(records=[*found, *helping.records])
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _past(
+        self, stream: StreamKey, span: tuple[int, int], limit: int, watermark: int, search: Search
+    ) -> Past | None:
+        histories = self._histories()
+        if histories is None:
+            return None
+        from weft.cloud_hub.api.history import PastPlace
+
+        place = PastPlace(stream, self._log.shard, watermark, search)
+        return await histories.records(place, span, limit, min(self._bytes_max, search.records_bytes))
+
+    async def _from_log(
+        self, stream: StreamKey, wanted: _Wanted, end: int, n: int, search: Search, *, is_given: bool
+    ) -> Helping:
+        """Return records from chunk ``n`` on.
+
+        Args:
+            is_given: whether the reader named the chunk, which may be too late.
         """
         found: list[View] = []
-        if offset >= end:
-            return Helping(found, offset)
-        search = search or Search()
-        left, looked_at, began = self._bytes_max, 0, offset
-        async for each in self._log.indexes(max(chunk, await self._log.locate(*stream, offset))):
+        offset, limit, _, payload = wanted
+        looked_at, began = 0, offset
+        async for each in self._log.indexes(n):
             section = _section(each.footer, stream)
-            if section is not None and section.base_offset > offset == began and chunk:
+            if section is not None and section.base_offset > offset == began and is_given:
                 # The given chunk is too late: the offset is in an earlier one, so read without it.
                 return await self.read(stream, offset, end, limit, payload=payload, search=search)
             if section is not None and section.base_offset + section.count > offset:
+                if found and search.is_spent:
+                    return Helping(found, offset, each.header.n)
+                search.took(section.length)
+                search.chunks_left -= 1
                 data = await self._log.section(each.header.n, section)
-                wanted = _Wanted(offset, limit - len(found), left, payload)
-                helping = await asyncio.to_thread(_decode, section, data, each.footer, wanted)
+                left = min(self._bytes_max, search.records_bytes)
+                step = _Wanted(offset, limit - len(found), left, payload)
+                helping = await asyncio.to_thread(_decode, section, data, each.footer, step)
                 found += helping.records
                 offset = helping.next_offset
-                left -= sum(len(record["key"]) + record.pop("_bytes") for record in helping.records)
+                search.gave(helping.records)
             looked_at += bool(found)
-            if offset >= end or len(found) >= limit or left <= 0:
+            if offset >= end or len(found) >= limit or search.records_bytes <= 0:
                 break
             if looked_at >= CHUNKS_MAX or not (found or search.goes_on()):
                 return Helping(found, offset, each.header.n + 1)
-        if not found and chunk:
+        if not found and is_given and offset < end:
             return await self.read(stream, offset, end, limit, payload=payload, search=search)
         return Helping(found, offset)
 
@@ -132,7 +180,15 @@ class RecordReader:
             StoreError, Corrupt: the log cannot be read.
         """
         head, end = state.n + 1, state.next_offset.get(stream, 0)
-        low = await self._first_chunk(head, since) if chunk is None else max(chunk, await self._watermark())
+        watermark = await self._watermark()
+        search.looks_left -= 2
+        if chunk is not None and chunk < watermark and self._histories() is not None:
+            return Beginning((await self._log.around(*stream, chunk)).start, 0)  # collected since the answer before
+        low = max(chunk or 0, watermark)
+        if chunk is None:
+            low = await self._first_chunk(low, head, since, search)
+            if low == watermark and watermark and end and (past := await self._past_since(stream, since, low, search)):
+                return past
         if low >= head:
             return Beginning(end, low)
         known = await self._log.around(*stream, low)
@@ -151,10 +207,23 @@ class RecordReader:
                 return Beginning(None, each.header.n + 1)
         return Beginning(offset, low)
 
-    async def _first_chunk(self, head: int, since: int) -> int:
-        """Return the number of the first chunk made at or after a time; ``head`` if there is none."""
-        low, high = await self._watermark(), head
+    async def _past_since(self, stream: StreamKey, since: int, watermark: int, search: Search) -> Beginning | None:
+        """Return the place of the first record that only the table has, and that the hub received at or after a time;
+        None without one."""
+        histories = self._histories()
+        if histories is None:
+            return None
+        from weft.cloud_hub.api.history import PastPlace
+
+        offset = await histories.since(PastPlace(stream, self._log.shard, watermark, search), since)
+        return None if offset is None else Beginning(offset, 0)
+
+    async def _first_chunk(self, low: int, head: int, since: int, search: Search) -> int:
+        """Return the number of the first chunk from ``low`` on that was made at or after a time; ``head`` if there is
+        none."""
+        high = head
         while low < high:
+            search.looks_left -= 1
             middle = (low + high) // 2
             chunk = await self._log.index(middle)
             if chunk is None or chunk.header.created < since:
@@ -186,7 +255,7 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wa
         origin = origin_text(header.origin, by_number(lanes[entry.lane].origins)) if header.origin else None
         records = batches.records(entry.batch, first=entry.skip + first, end=entry.skip + entry.take)
         at += first
-        for view in _views(records, lanes[entry.lane], section, _Taken(entry.received, times, origin), payload):
+        for view in record_views(records, lanes[entry.lane], section, Taken(entry.received, times, origin), payload):
             view["offset"] = at
             found.append(view)
             at += 1
@@ -194,46 +263,3 @@ def _decode(section: StreamSection, data: bytes, footer: ChunkIndex, wanted: _Wa
             if len(found) >= limit or bytes_max <= 0:
                 return Helping(found, at)
     return Helping(found, at)
-
-
-class _Taken(NamedTuple):
-    received: int
-    times: BatchTimes
-    origin: str | None
-
-
-def _views(
-    records: Iterator[batches.Record], lane: LaneUpdate, section: StreamSection, taken: _Taken, payload: PayloadKind
-) -> Iterator[View]:
-    for record in records:
-        time, clock, stamp = taken.times.of(record.time, record.seq, taken.received)
-        view: View = {
-            "offset": 0,
-            "edge": lane.edge,
-            "log": format_log_id(lane.log_id),
-            "stream": section.stream,
-            "seq": record.seq,
-            "time": moment(time),
-            "clock": CLOCKS[clock],
-            "received": moment(taken.received),
-            "key": record.key.decode("utf-8", "replace"),
-            "resent": bool(record.flags & Flag.DUPLICATE_SUSPECTED),
-            "_bytes": len(record.payload)
-            + sum(HEADER_BYTES + len(name) + _length(each) for name, each in record.headers),
-        }
-        if stamp is not None:
-            view["edge_time"] = moment(stamp)
-        if taken.origin is not None:
-            view["origin"] = taken.origin
-        # In a stream of JSON, this decides as the table does between `payload` and `_payload_bytes`.
-        if keeps(max(payload, PayloadKind.TEXT), record.payload):
-            view["payload"] = record.payload.decode()
-        else:
-            view["payload_base64"] = base64.b64encode(record.payload).decode()
-        if record.headers:
-            view["headers"] = [[name, header_json(value)] for name, value in record.headers]
-        yield view
-
-
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes) else 8

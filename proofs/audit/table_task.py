@@ -14,8 +14,6 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as pads
-import pyarrow.fs
-from deltalake.fs import DeltaStorageHandler
 
 from weft.proofs.audit.contents import add_payloads
 from weft.proofs.audit.counts import coded, lanes_of, unsigned
@@ -29,6 +27,7 @@ from weft.storage.cluster import Cluster
 from weft.storage.object_store import ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
 from weft.storage.table.delta.calls import guarded
+from weft.storage.table.delta.files import file_system
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.errors import TableError
 from weft.storage.table.names import app_id, table_payload
@@ -214,10 +213,3 @@ def table_columns(table: AuditedTable, *, payloads: bool, collected: bool) -> li
     if payloads:
         return list(table.schema.names)
     return [*COLUMNS, *([ORIGIN_COLUMN] if collected and table.has_origins else [])]
-
-
-def file_system(uri: str, options: dict[str, str]) -> pyarrow.fs.FileSystem:
-    """Return the file system whose root is a table."""
-    if "://" not in uri:
-        return pyarrow.fs.SubTreeFileSystem(uri, pyarrow.fs.LocalFileSystem())
-    return pyarrow.fs.PyFileSystem(DeltaStorageHandler(uri, options))

@@ -20,7 +20,6 @@ import pyarrow.dataset as pads
 import pyarrow.fs
 from deltalake import DeltaTable
 
-from weft.proofs.audit.table_task import file_system
 from weft.proofs.trace.errors import TraceError
 from weft.proofs.trace.narrowing import Narrowing
 from weft.proofs.trace.used import Used
@@ -33,6 +32,7 @@ from weft.storage.chunk_log import CollectedPast, ShardLog, table_key
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, StoreUnfit
 from weft.storage.table.delta.calls import guarded
+from weft.storage.table.delta.files import file_system
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.names import app_id, table_payload
 from weft.storage.table.rows import FIXED_COLUMNS, section_rows, usable_fields

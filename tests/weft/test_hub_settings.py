@@ -9,7 +9,7 @@ import pytest
 
 from weft.cloud_hub.processes import addresses, check_processes, process_count
 from weft.commands.common import load_hub
-from weft.commands.hub import settings_of
+from weft.commands.hub_settings import settings_of
 from weft.config.limits import HubLimits
 from weft.config.models import HubConfig
 

@@ -9,7 +9,9 @@ from aiohttp import web
 
 from tests.cloud_hub.live import get, running_hub
 from tests.storage.test_chunk_log import CLUSTER, Writer
-from weft.cloud_hub.api.records import CHUNKS_MAX, SEARCHED_MAX, Beginning, RecordReader, Search
+from weft.cloud_hub.api import search as searches
+from weft.cloud_hub.api.records import CHUNKS_MAX, LOCATE_LOOKS, Beginning, RecordReader
+from weft.cloud_hub.api.search import SEARCHED_MAX, Search
 from weft.protocols.shard.placement import shard_of
 from weft.storage.chunk_log import READ_AHEAD_MAX, ShardLog, open_cluster
 from weft.storage.object_store.memory import MemoryStore
@@ -135,6 +137,58 @@ async def test_a_request_goes_on_where_the_answer_before_says() -> None:
             web.HTTPBadRequest.status_code,
             "give shard= too, or since= for all shards",
         )
+
+
+async def test_a_request_that_would_search_ten_thousand_chunks_ends_with_a_cursor() -> None:
+    log = Log()
+    await log.writer.write(1, "quiet")
+    await log.busy(10_000, snapshots=False)
+    await log.writer.write(1, "quiet")
+    requests, offset, chunk, found = 0, 1, 0, list[int]()
+    while not found:
+        before, search = log.store.asked, Search()
+        helping = await log.reader.read(QUIET, offset, 2, 10, chunk=chunk, search=search)
+        assert log.store.asked - before <= SEARCHED_MAX + READ_AHEAD_MAX + 2
+        found += [record["offset"] for record in helping.records]
+        chunk, requests = helping.next_chunk or 0, requests + 1
+    assert found == [1]
+    assert requests == -(-10_001 // SEARCHED_MAX)
+
+
+async def test_shards_of_a_request_share_its_bytes_and_it_goes_on_where_they_ended() -> None:
+    log = Log()
+    await log.busy(8, snapshots=False)
+    section = (await log.reader._log.index(0)).footer.streams[0].length  # type: ignore[union-attr]
+    offset, chunk, seen = 0, 0, list[list[int]]()
+    while offset < 8:
+        search = Search(bytes_max=3 * section)
+        helping = await log.reader.read(BUSY, offset, 8, 100, chunk=chunk, search=search)
+        assert search.bytes_left <= 0 or helping.next_offset == 8
+        seen.append([record["offset"] for record in helping.records])
+        offset, chunk = helping.next_offset, helping.next_chunk or 0
+    assert seen == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    search = Search(records_bytes=1)
+    helping = await log.reader.read(BUSY, 0, 8, 100, search=search)
+    assert ([record["offset"] for record in helping.records], search.is_spent) == ([0], True)
+
+
+async def test_shards_beyond_the_bound_are_named_for_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    cluster = await open_cluster(store, 4)
+    for shard in range(4):
+        writer = Writer(ShardLog(store, cluster, shard))
+        writer.state.cluster_id = cluster.cluster_id
+        await writer.write(2)
+    monkeypatch.setattr(searches, "LOOKS_MAX", 2 * LOCATE_LOOKS)
+    async with running_hub(store, shards=4) as hub:
+        path = "/v1/streams/telemetry/records"
+        _, first = await get(hub, path)
+        assert ([record["shard"] for record in first["records"]], first["next_shard"]) == ([0, 0, 1, 1], 2)
+        assert first["next_offset"] == {"0": 2, "1": 2}
+        _, second = await get(hub, f"{path}?from_shard={first['next_shard']}")
+        assert [record["shard"] for record in second["records"]] == [2, 2, 3, 3]
+        assert "next_shard" not in second
+        assert (await get(hub, f"{path}?from_shard=4"))[0] == web.HTTPBadRequest.status_code
 
 
 @pytest.mark.parametrize("damage", [b"damaged", None], ids=["damaged", "gone"])

@@ -93,7 +93,7 @@ class LogWriter:
             if self.level >= BLOCKS_LEVEL:  # which numbers the lanes of each stream
                 mine = [(i, run) for i, (_, run) in enumerate(mine)]
             body = b"".join(
-                chunk.encode_entry_header(i, 0, run.count, len(run.encode()), START + i) + run.encode()
+                chunk.encode_entry_header(i, 0, run.count, len(run.encode()), self.created + i) + run.encode()
                 for i, run in mine
             )
             count = sum(run.count for _, run in mine)

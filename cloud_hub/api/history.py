@@ -1,0 +1,399 @@
+"""Records that the log no longer has, from the Delta table of their stream.
+
+A table may have a million files. Their list is read at most once a minute for each table, and kept sorted by shard and
+offset; a request then opens the few files whose statistics have its offsets, and of these the row groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from weft.cloud_hub.api.record_views import row_view
+from weft.cloud_hub.api.search import Search
+from weft.cloud_hub.api.views import View
+from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.shard_state import StreamKey
+from weft.storage.chunk_log import Cluster, table_key
+from weft.storage.object_store import ObjectStore, StoreUnfit
+from weft.storage.table.columns import ORIGIN_COLUMN
+from weft.storage.table.delta.calls import guarded
+from weft.storage.table.delta.files import file_system
+from weft.storage.table.delta.versions import open_table
+from weft.storage.table.errors import TableError
+from weft.storage.table.names import table_payload
+from weft.storage.table.payload_columns import BYTES_COLUMN
+
+T = TypeVar("T")
+AGE_S_MAX = 60.0
+"""Maximum age of a list of files: a request does not show rows for longer than that after they were deleted."""
+FILES_HELD_MAX = 1_000_000
+"""Maximum number of files in all lists that are kept, some hundred bytes each. The list read last stays in any case."""
+FILES_MAX = 1_000_000
+"""Maximum number of files of a table that is read for the API: while they are listed, each takes 1.4 kB."""
+FILES_READ_MAX = 64
+"""Maximum number of files that one request opens of one shard."""
+GROUP_BYTES_MAX = 512 << 20
+"""Maximum number of bytes of a row group, uncompressed: other engines may have written the file."""
+READERS_MAX = 2
+"""Maximum number of requests that read tables at one time; others wait. Each may hold a row group in memory."""
+BATCH_ROWS = 1024
+READABLE_FEATURES = frozenset({"timestampNtz", "vacuumProtocolCheck", "v2Checkpoint"})
+"""Reader features of tables whose files have exactly the table's rows."""
+_PLACE = ["_shard", "_offset"]
+_BOUNDS = ("min._shard", "max._shard", "min._offset", "max._offset")
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class PastPlace(NamedTuple):
+    """A request for the part of one shard."""
+
+    stream: StreamKey
+    shard: int
+    watermark: int
+    """The watermark of the shard's log, read before."""
+    budget: Search
+
+
+class Past(NamedTuple):
+    """Rows of a table as records."""
+
+    records: list[View]
+    """Records in the order of their offsets."""
+    next_offset: int
+    """The offset to go on from."""
+    is_end: bool
+    """True when the table has no row from there on."""
+
+
+class _Files(NamedTuple):
+    """The files of one version of a table, by shard and first offset. A file with rows of several shards is named for
+    each of them."""
+
+    payload: PayloadKind
+    columns: list[str]
+    """The columns that records are made of."""
+    shards: Numbers
+    first: Numbers
+    last: Numbers
+    reach: Numbers
+    """The highest ``last`` up to each file, within its shard."""
+    paths: pa.Array
+    path_of: Numbers
+    """For each of the above, the index of its path."""
+    system: pyarrow.fs.FileSystem
+    opened_at: float
+    """Monotonic seconds."""
+    complete: dict[int, int]
+    """Shard -> a watermark of its log: the files have all rows of chunks below it, as far as the table does."""
+
+    def of(self, shard: int) -> range:
+        """Return the numbers of a shard's files."""
+        return range(*(int(np.searchsorted(self.shards, shard, side)) for side in ("left", "right")))
+
+    def from_offset(self, shard: int, offset: int) -> range:
+        """Return the numbers of a shard's files; those before them have lower offsets only."""
+        there = self.of(shard)
+        return range(there.start + int(np.searchsorted(self.reach[there.start : there.stop], offset)), there.stop)
+
+    def open(self, number: int) -> pq.ParquetFile:
+        path = unquote(self.paths[int(self.path_of[number])].as_py())
+        return pq.ParquetFile(self.system.open_input_file(path), page_checksum_verification=True)
+
+
+class Histories:
+    """A reader of the tables of a hub's streams.
+
+    Args:
+        monotonic: seconds.
+    """
+
+    def __init__(self, store: ObjectStore, cluster: Cluster, monotonic: Callable[[], float]) -> None:
+        self._store, self._cluster, self._monotonic = store, cluster, monotonic
+        self._files: OrderedDict[StreamKey, _Files] = OrderedDict()
+        self._opening = asyncio.Lock()
+        self._readers = asyncio.Semaphore(READERS_MAX)
+
+    async def records(self, place: PastPlace, span: tuple[int, int], limit: int, bytes_max: int) -> Past | None:
+        """Return the rows of ``span``, offsets from the first to before the second, at most ``limit`` and about
+        ``bytes_max`` bytes of payload, at least one; None without a table.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+
+        def read(files: _Files) -> Past:
+            return _Reading(files, place).records(span, limit, bytes_max)
+
+        return await self._read(place, read, lambda found: found.is_end)
+
+    async def since(self, place: PastPlace, time: int) -> int | None:
+        """Return the lowest offset of a shard's rows that the hub received at a time or later; None without one.
+
+        Args:
+            time: nanoseconds since 1970.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+        return await self._read(place, lambda files: _Reading(files, place).since(time), lambda found: found is None)
+
+    async def _read(self, place: PastPlace, read: Callable[[_Files], T], is_end: Callable[[T], bool]) -> T | None:
+        stream, shard = place.stream, place.shard
+        async with self._readers:
+            while True:
+                files, is_new = await self._list(stream)
+                if files is None:
+                    return None
+                try:
+                    found = await asyncio.to_thread(guarded, partial(read, files))
+                except TableError as error:
+                    self._files.pop(stream, None)
+                    # A file may have been removed since the list was read: others have its rows then.
+                    if is_new or not isinstance(error.__cause__, FileNotFoundError):
+                        raise TableError(f"the table of {stream[0]}/{stream[1]} cannot be read: {error}") from error
+                    continue
+                if is_new:
+                    files.complete[shard] = max(files.complete.get(shard, 0), place.watermark)
+                if not is_end(found) or files.complete.get(shard, 0) >= place.watermark:
+                    return found
+                # The collector has gone on since the list was read. The table's newest rows may be missing in it.
+                self._files[stream] = files._replace(opened_at=self._monotonic() - AGE_S_MAX)
+
+    async def _list(self, stream: StreamKey) -> tuple[_Files | None, bool]:
+        """Return a table's files, and whether they were listed now."""
+        async with self._opening:
+            known = self._files.get(stream)
+            if known is not None and self._monotonic() - known.opened_at < AGE_S_MAX:
+                self._files.move_to_end(stream)
+                return known, False
+            self._files.pop(stream, None)
+            complete = known.complete if known is not None else {}
+            try:
+                uri, options = self._store.location(table_key(*stream))
+            except StoreUnfit:  # no store for tables
+                return None, True
+            at, shards = self._monotonic(), self._cluster.shards
+            found = await asyncio.to_thread(guarded, partial(_listed, uri, options, shards, at))
+            if found is not None:
+                found.complete.update(complete)
+                self._files[stream] = found
+                while len(self._files) > 1 and sum(len(each.paths) for each in self._files.values()) > FILES_HELD_MAX:
+                    self._files.popitem(last=False)
+            return found, True
+
+
+def _listed(uri: str, options: dict[str, str], shards: int, at: float) -> _Files | None:
+    table = open_table(uri, options)
+    if table is None:
+        return None
+    if features := set(table.protocol().reader_features or ()) - READABLE_FEATURES:
+        raise TableError(f"it uses {', '.join(sorted(features))}: read it with an engine that knows them")
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if actions.num_rows > FILES_MAX:
+        raise TableError(f"it has {actions.num_rows} files, more than {FILES_MAX}: read it with an engine")
+    low, high, first, last = (
+        _numbers(actions, name, default) for name, default in zip(_BOUNDS, (0, shards - 1, 0, 1 << 62), strict=True)
+    )
+    counts = np.maximum(high - low + 1, 0)
+    index = np.repeat(np.arange(len(counts)), counts)
+    nth = np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
+    of = low[index] + nth
+    order = np.lexsort((first[index], of))
+    index, of = index[order], of[order]
+    reach = last[index].copy()
+    for start in np.unique(of, return_index=True)[1]:
+        end = int(np.searchsorted(of, of[start], "right"))
+        reach[start:end] = np.maximum.accumulate(reach[start:end])
+    types = {field.name: getattr(field.type, "type", None) for field in table.schema().fields}
+    payload = table_payload(types.get("payload"), table.metadata().configuration)
+    wanted = (
+        "_shard", "_offset", "_edge", "_log", "_seq", "_time", "_clock", "_received", "_key", "_resent", "_headers",
+        "_edge_time", ORIGIN_COLUMN, "payload", BYTES_COLUMN,
+    )  # fmt: skip
+    paths = actions.column("path").combine_chunks()
+    columns = [name for name in wanted if name in types]
+    system = file_system(uri, options)
+    return _Files(payload, columns, of, first[index], last[index], reach, paths, index, system, at, {})
+
+
+def _numbers(actions: pa.Table, name: str, default: int) -> Numbers:
+    if name not in actions.column_names:
+        return np.full(actions.num_rows, default, np.int64)
+    found: Numbers = actions.column(name).cast(pa.int64()).fill_null(default).to_numpy().astype(np.int64)
+    return found
+
+
+class _Gathered:
+    """The rows with the lowest offsets, of those that were offered.
+
+    Args:
+        end: rows from this offset on are not wanted.
+    """
+
+    def __init__(self, end: int, limit: int, bytes_max: int) -> None:
+        self.end = end
+        self._limit, self._bytes_max = limit, bytes_max
+        self.rows: dict[int, View] = {}
+        self._bytes = 0
+
+    def add(self, rows: Sequence[View]) -> None:
+        """Add rows. Those beyond a bound leave, and ``end`` is the lowest of them."""
+        for row in rows:
+            self.rows[row["offset"]] = row
+            self._bytes += _size(row)
+        while len(self.rows) > 1 and (len(self.rows) > self._limit or self._bytes > self._bytes_max):
+            ordered = sorted(self.rows)
+            self.cut(ordered[min(self._limit, len(ordered) - 1)])
+        if len(self.rows) == self._limit or self._bytes >= self._bytes_max:
+            self.end = min(self.end, max(self.rows) + 1)
+
+    def cut(self, end: int) -> None:
+        """Drop the rows from an offset on."""
+        self.end = min(self.end, end)
+        for offset in [offset for offset in self.rows if offset >= end]:
+            self._bytes -= _size(self.rows.pop(offset))
+
+
+def _size(row: View) -> int:
+    return int(row["_bytes"]) + len(row["key"])
+
+
+class _Reading:
+    """Reads of one request, in a thread."""
+
+    def __init__(self, files: _Files, place: PastPlace) -> None:
+        self._files, self._stream, self._shard, self._budget = files, place.stream[1], place.shard, place.budget
+        self._opened = 0
+
+    def records(self, span: tuple[int, int], limit: int, bytes_max: int) -> Past:
+        """Return rows as records."""
+        files, (first, end) = self._files, span
+        found = _Gathered(end, limit, bytes_max)
+        for number in files.from_offset(self._shard, first):
+            if files.first[number] >= found.end:
+                break
+            if files.last[number] < first:
+                continue
+            if self._opened and (self._opened >= FILES_READ_MAX or self._budget.is_spent):
+                found.cut(int(files.first[number]))
+                break
+            with files.open(number) as file:
+                self._read_file(file, first, found)
+        if found.end <= first:
+            raise TableError(f"more than {FILES_READ_MAX} files have offset {first}: read it with an engine")
+        records = [found.rows[offset] for offset in sorted(found.rows)]
+        if found.end < end:
+            return Past(records, found.end, False)
+        return Past(records, records[-1]["offset"] + 1 if records else first, True)
+
+    def _read_file(self, file: pq.ParquetFile, first: int, found: _Gathered) -> None:
+        self._opened += 1
+        for group, (low, high) in enumerate(_bounds(file, "_offset")):
+            if (low is not None and low >= found.end) or (high is not None and high < first):
+                continue
+            place = self._columns(file, group, _PLACE)
+            offsets = place.column("_offset").to_numpy()
+            there = (place.column("_shard").to_numpy() == self._shard) & (offsets >= first)
+            wanted = np.flatnonzero(there)
+            at = 0
+            batches = self._batches(file, group) if len(wanted) else iter(())
+            for batch in batches:
+                some = wanted[(wanted >= at) & (wanted < at + batch.num_rows)]
+                some = some[offsets[some] < found.end]
+                if len(some):
+                    # Not `take`, which does not know the string views that other engines write.
+                    start = int(some[0])
+                    rows = plain_rows(batch.slice(start - at, int(some[-1]) - start + 1))
+                    found.add([row_view(rows[each - start], self._stream, self._files.payload) for each in some])
+                at += batch.num_rows
+                if not (offsets[wanted[wanted >= at]] < found.end).any():
+                    break
+
+    def since(self, time: int) -> int | None:
+        """Return the lowest offset of the rows received at a time or later."""
+        there, time_us = self._files.of(self._shard), -(-time // 1000)
+        # The hub's clock only advances in the log, so later files have later times.
+        low, high = there.start, there.stop
+        while low < high:
+            middle = (low + high) // 2
+            if self._latest(middle) < time_us:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(low, there.stop):
+            if self._opened >= FILES_READ_MAX:
+                return int(self._files.first[number])
+            self._opened += 1
+            with self._files.open(number) as file:
+                found = self._first_received(file, time_us)
+            if found is not None:
+                return found
+        return None
+
+    def _first_received(self, file: pq.ParquetFile, time_us: int) -> int | None:
+        for group, (_, latest) in enumerate(_bounds(file, "_received")):
+            if latest is not None and _microseconds(latest) < time_us:
+                continue
+            rows = self._columns(file, group, [*_PLACE, "_received"])
+            received = rows.column("_received").cast(pa.int64()).to_numpy()
+            wanted = (rows.column("_shard").to_numpy() == self._shard) & (received >= time_us)
+            if wanted.any():
+                return int(rows.column("_offset").to_numpy()[wanted].min())
+        return None
+
+    def _latest(self, number: int) -> int:
+        """Return the latest ``_received`` of a file, in microseconds; a very late one if it does not say."""
+        self._opened += 1
+        with self._files.open(number) as file:
+            times = [high for _, high in _bounds(file, "_received")]
+        return max((1 << 62 if time is None else _microseconds(time) for time in times), default=0)
+
+    def _columns(self, file: pq.ParquetFile, group: int, names: list[str]) -> pa.Table:
+        self._count(file, group)
+        return file.read_row_group(group, columns=names, use_threads=False)
+
+    def _batches(self, file: pq.ParquetFile, group: int) -> Iterator[pa.RecordBatch]:
+        self._budget.took(file.metadata.row_group(group).total_byte_size)
+        there = set(file.schema_arrow.names)
+        columns = [name for name in self._files.columns if name in there]
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False)
+
+    def _count(self, file: pq.ParquetFile, group: int) -> None:
+        size = file.metadata.row_group(group).total_byte_size
+        if size > GROUP_BYTES_MAX:
+            raise TableError(f"a row group has {size} bytes, more than {GROUP_BYTES_MAX}: read it with an engine")
+
+
+def _bounds(file: pq.ParquetFile, column: str) -> Iterator[tuple[Any, Any]]:
+    """Yield lowest and highest value of a column for each row group; None where they are unknown."""
+    # A nested column has several leaves.
+    leaves = [file.schema.column(leaf).path for leaf in range(len(file.schema))]
+    at = leaves.index(column)
+    for group in range(file.num_row_groups):
+        told = file.metadata.row_group(group).column(at).statistics
+        yield (told.min, told.max) if told is not None and told.has_min_max else (None, None)
+
+
+def _microseconds(time: Any) -> int:
+    return int(pa.scalar(time, pa.timestamp("us", "UTC")).value)
+
+
+def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as dictionaries, with times in microseconds since 1970."""
+    columns = {
+        name: column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    found: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    return found

@@ -1,0 +1,95 @@
+"""Settings of a hub node from its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.config.units import parse_bind
+
+if TYPE_CHECKING:
+    from weft.cloud_hub.settings import HubSettings
+    from weft.config.models import HubConfig
+
+COMMIT_INTERVAL_FOLDER_S = 0.25
+COMMIT_INTERVAL_BUCKET_S = 1.0
+"""Interval of commits where each costs money. Edges keep records until they are acknowledged: a later acknowledgement
+only delays the release of disk space and the moment of completeness."""
+TABLE_INTERVAL_FOLDER_S = 10.0
+TABLE_INTERVAL_BUCKET_S = 120.0
+"""Interval of table steps where each costs money: bench/hub/costs.py computes the cost of a month."""
+
+
+def stream_key(name: str) -> tuple[str, str]:
+    """Return (tenant, stream) of a name under the setting ``streams``."""
+    tenant, slash, stream = name.rpartition("/")
+    return (tenant if slash else "default", stream)
+
+
+def settings_of(config: HubConfig, process: int = 0, processes: int = 1) -> HubSettings:
+    """Return the settings of one of the hub's processes from its configuration."""
+    from weft.cloud_hub.settings import HubSettings, SequencerSettings
+    from weft.config.models import Tables
+
+    tables = config.tables or Tables()
+    host, port = address = parse_bind(config.listen)
+    return HubSettings(
+        store=config.store,
+        host=host,
+        port=port + process,
+        process=process,
+        processes=processes,
+        advertise=config.advertise or (),
+        shards=config.shards,
+        tokens_file=config.tokens_file,
+        open_to_network=config.anonymous == "allowed_beyond_loopback",
+        hosts=() if config.hosts is None and address.is_loopback else config.hosts,
+        sequencer=SequencerSettings(
+            commit_interval_s=_commit_interval_s(config),
+            mark_interval_s=config.mark_interval_s,
+            chunk_bytes_max=config.chunk_bytes_max,
+            pending_bytes_max=config.limits.pending_bytes,
+            lanes_max=config.limits.lanes,
+            lanes_per_edge_max=config.limits.lanes_per_edge,
+            lanes_per_tenant_max=config.limits.lanes_per_tenant,
+            streams_per_tenant_max=config.limits.streams_per_tenant,
+            topic_bytes_per_edge_max=config.limits.edge_topics_bytes,
+            origin_bytes_per_edge_max=config.limits.edge_origins_bytes,
+            unavailable_after_s=config.unavailable_after_s,
+        ),
+        links_max=config.limits.links,
+        idle_connections_max=config.limits.idle_connections,
+        links_per_token_max=config.limits.links_per_token,
+        link_window_bytes=config.limits.window_bytes,
+        link_ping_interval_s=config.ping_interval_s,
+        link_silence_s=config.silence_s,
+        batch_bytes_max=config.limits.batch_bytes,
+        response_bytes_max=config.limits.response_bytes,
+        expected_edges={stream_key(name): stream.expected_edges for name, stream in config.streams.items()},
+        peers=config.peers,
+        retired_after_s=config.retired_after_s,
+        dropped_after_s=config.dropped_after_s,
+        retain_log_s=config.retain_log_s,
+        table_interval_s=_table_interval_s(config),
+        table_write_bytes=tables.write_at,
+        table_write_after_s=tables.write_after_s,
+        table_joined_bytes=tables.joined_size,
+        table_vacuum_after_s=tables.vacuum_after_s,
+    )
+
+
+def _table_interval_s(config: HubConfig) -> float | None:
+    if config.tables is None:
+        return None
+    if config.tables.interval_s is not None:
+        return config.tables.interval_s
+    return TABLE_INTERVAL_FOLDER_S if _in_folder(config) else TABLE_INTERVAL_BUCKET_S
+
+
+def _commit_interval_s(config: HubConfig) -> float:
+    if config.commit_interval_s is not None:
+        return config.commit_interval_s
+    return COMMIT_INTERVAL_FOLDER_S if _in_folder(config) else COMMIT_INTERVAL_BUCKET_S
+
+
+def _in_folder(config: HubConfig) -> bool:
+    return "://" not in config.store.removeprefix("file://")
