@@ -21,6 +21,7 @@ from bench.hub.large import PAYLOADS
 from bench.hub.large import run as run_large
 from bench.hub.script import FIRST, RECORDS, Fleet, Message, messages
 from bench.hub.server import SHARDS, Server, running
+from bench.hub.table_round import table_round
 from weft.protocols.shard.placement import shard_of
 
 VARIANTS = 8
@@ -158,5 +159,6 @@ CASES: dict[str, Callable[[Options], dict[str, Any]]] = {
     "idle": idle,
     "large": large,
     "followers": lambda _: followers(),
+    "table-round": lambda _: table_round(),
     "costs": lambda _: costs(),
 }

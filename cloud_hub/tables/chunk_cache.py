@@ -4,18 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import NamedTuple
 
 from weft.protocols import chunk as chunks
-from weft.protocols.chunk import Chunk, StreamSection
+from weft.protocols.chunk import Chunk, LaneUpdate, StreamSection
 from weft.protocols.errors import CodecError, Corrupt
 from weft.protocols.shard.fold import apply
-from weft.protocols.shard.shard_state import ShardState
+from weft.protocols.shard.shard_state import ShardState, StreamKey
 from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 
 READ_AHEAD = 4
 """Maximum number of whole chunks requested at once."""
+
+
+class HeldChunk(NamedTuple):
+    """A chunk with its records, and its index by stream, so that a round of many streams looks at each once."""
+
+    chunk: Chunk
+    data: memoryview
+    sections: dict[StreamKey, StreamSection]
+    payloads: dict[StreamKey, list[LaneUpdate]]
+    """The lanes of each stream whose edges say what the payloads are."""
+
+    @classmethod
+    def of(cls, chunk: Chunk, data: memoryview) -> HeldChunk:
+        """Return a chunk with its index."""
+        payloads: dict[StreamKey, list[LaneUpdate]] = {}
+        for lane in chunk.footer.lanes:
+            if lane.payload is not None:
+                payloads.setdefault((lane.tenant, lane.stream), []).append(lane)
+        return cls(chunk, data, {(each.tenant, each.stream): each for each in chunk.footer.streams}, payloads)
+
+
+class OfStream(NamedTuple):
+    """What a chunk says about one stream."""
+
+    chunk: Chunk
+    section: StreamSection | None
+    payloads: Sequence[LaneUpdate]
+    """The lanes whose edges say what the payloads are."""
 
 
 class ChunkCache:
@@ -28,7 +57,7 @@ class ChunkCache:
     def __init__(self, log: ShardLog, bytes_max: int) -> None:
         self._log = log
         self._bytes_max = bytes_max
-        self._chunks: OrderedDict[int, tuple[Chunk, memoryview]] = OrderedDict()
+        self._chunks: OrderedDict[int, HeldChunk] = OrderedDict()
         self._bytes = 0
         self._reading: dict[int, asyncio.Task[Chunk | None]] = {}
         self._extending = asyncio.Lock()
@@ -47,13 +76,30 @@ class ChunkCache:
 
         return self._log.indexes(first_n, read, READ_AHEAD)
 
+    async def of_stream(self, stream: StreamKey, first_n: int, last_n: int) -> AsyncIterator[OfStream]:
+        """Yield what chunks ``first_n`` to ``last_n`` say about a stream, without those that say nothing.
+
+        Raises:
+            Corrupt, CollectedPast: as ``ShardLog.indexes``.
+        """
+        n = first_n
+        while n <= last_n and (held := self._chunks.get(n)) is not None:  # a round's chunks, for each of its streams
+            if stream in held.sections or stream in held.payloads:
+                yield OfStream(held.chunk, held.sections.get(stream), held.payloads.get(stream, ()))
+            n += 1
+        if n > last_n:
+            return
+        async for chunk in self.indexes(n, last_n):
+            known = self._chunks.get(chunk.header.n) or HeldChunk.of(chunk, memoryview(b""))
+            yield OfStream(chunk, known.sections.get(stream), known.payloads.get(stream, ()))
+
     async def section(self, n: int, section: StreamSection) -> memoryview | bytes:
         """Return the bytes of one stream in chunk n, checked. Raises as ``ShardLog.section``."""
         if n not in self._chunks:
             await self._read(n)
         if n not in self._chunks:
             return await self._log.section(n, section)
-        data = self._chunks[n][1][section.position : section.position + section.length]
+        data = self._chunks[n].data[section.position : section.position + section.length]
         try:
             chunks.check_section(data, section)
         except CodecError as error:
@@ -72,7 +118,7 @@ class ChunkCache:
             async for chunk in self.indexes(state.n + 1):
                 apply(state, chunk)
                 self.seen(chunk)
-                taken += len(self._chunks[state.n][1]) if state.n in self._chunks else self._bytes_max
+                taken += len(self._chunks[state.n].data) if state.n in self._chunks else self._bytes_max
                 # Half of the room is left for chunks that are read ahead.
                 if 2 * taken >= self._bytes_max:
                     return True
@@ -86,7 +132,7 @@ class ChunkCache:
     async def _read(self, n: int) -> Chunk | None:
         if n in self._chunks:
             self._chunks.move_to_end(n)
-            return self._chunks[n][0]
+            return self._chunks[n].chunk
         reading = self._reading.get(n)
         if reading is None:
             reading = self._reading[n] = asyncio.create_task(self._fetch(n))
@@ -102,9 +148,8 @@ class ChunkCache:
         found = await self._log.whole(n)
         if found is None:
             return None
-        self._chunks[n] = found
+        self._chunks[n] = HeldChunk.of(*found)
         self._bytes += len(found[1])
         while self._bytes > self._bytes_max and len(self._chunks) > 1:
-            _, (_, data) = self._chunks.popitem(last=False)
-            self._bytes -= len(data)
+            self._bytes -= len(self._chunks.popitem(last=False)[1].data)
         return found[0]

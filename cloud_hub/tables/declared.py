@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weft.cloud_hub.tables.shards import ShardView
-from weft.protocols.chunk import Chunk
+from weft.protocols.chunk import LaneUpdate
 from weft.protocols.lane import Lane
 from weft.protocols.payloads import PayloadKind, strictest
 
@@ -39,14 +39,17 @@ class Declared:
 
         return topics
 
-    def compare(self, chunk: Chunk, made_for: PayloadKind) -> None:
-        """Warn once about each payload kind in this chunk that differs from the table's.
+    def compare(self, lanes: Iterable[LaneUpdate], made_for: PayloadKind) -> None:
+        """Warn once about each payload kind that differs from the table's.
 
         An edge declares its kind in the chunk that opens its session, so the lanes of the state need not be checked
         here.
+
+        Args:
+            lanes: those of a chunk's lanes of the stream that declare one.
         """
-        for lane in chunk.footer.lanes:
-            if lane.payload is None or (lane.tenant, lane.stream) != (self._tenant, self._stream):
+        for lane in lanes:
+            if lane.payload is None:
                 continue
             named = strictest([lane.payload])
             if named is not made_for and named not in self._warned:

@@ -82,10 +82,9 @@ class Gatherer:
         budget.begin(self._monotonic())
         limit = min(end, first + settings.file_rows_max)
         at, taken, last = first, 0, None
-        async for chunk in view.chunks.indexes(n, view.state.n):
-            section = section_of(chunk, self._stream, at)
-            self._declared.compare(chunk, payload)
-            if section is None:
+        async for chunk, section, payloads in view.chunks.of_stream(self._stream, n, view.state.n):
+            self._declared.compare(payloads, payload)
+            if section is None or section.base_offset + section.count <= at:
                 continue
             if section.base_offset > at:
                 raise TableError(
@@ -112,9 +111,8 @@ class Gatherer:
         Raises:
             NotFound, Corrupt: the log cannot be read.
         """
-        async for chunk in view.chunks.indexes(n, view.state.n):
-            section = section_of(chunk, self._stream, end - 1)
-            if section is not None:
+        async for chunk, section, _ in view.chunks.of_stream(self._stream, n, view.state.n):
+            if section is not None and section.base_offset + section.count >= end:
                 is_all = end == section.base_offset + section.count
                 return Gathered(end, LastChunk(chunk.header.n, chunk.footer_crc), chunk.header.n + is_all)
         raise TableError(f"{self._key}: the log of shard {view.shard} ends before offset {end}")
@@ -173,14 +171,6 @@ class _Making(NamedTuple):
         except CodecError:
             pass
         return self.section.base_offset + self.section.count
-
-
-def section_of(chunk: Chunk, stream: StreamKey, offset: int) -> StreamSection | None:
-    """Return the section of a stream in a chunk, if it has records at or after an offset."""
-    for section in chunk.footer.streams:
-        if (section.tenant, section.stream) == stream:
-            return section if section.base_offset + section.count > offset else None
-    return None
 
 
 def not_skipped(skips: Sequence[Skip], first: int, end: int) -> tuple[int, int]:

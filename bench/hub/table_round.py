@@ -1,0 +1,102 @@
+"""A round of the table step at size: 1,000 streams in 16 shards, each with new records in every shard.
+
+The log is made by hand in a directory store, and the table service of a hub makes its rounds over it: the first makes
+all tables, the second adds to them. What counts is processor time, since a directory's fsync costs what the disk costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from crc32c import crc32c
+
+from weft.cloud_hub.tables.service import TableService
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.protocols import batch, chunk
+from weft.protocols.chunk import LaneUpdate, Mark, StreamSection
+from weft.protocols.chunk_index.footer import LEVEL_MAX, ChunkHeader, StreamBlock, blocked
+from weft.protocols.shard.fold import apply
+from weft.protocols.shard.shard_state import ShardState
+from weft.storage.chunk_log import Cluster, ShardLog, open_cluster
+from weft.storage.object_store import ObjectStore, open_store
+
+SHARDS, STREAMS, CHUNKS, RECORDS = 16, 1000, 4, 10
+"""Chunks of each shard between two rounds, and records of each stream in each of them."""
+NOW = 1_700_000_000_000_000_000
+
+
+class Writer:
+    """Writes chunks with records of every stream."""
+
+    def __init__(self, store: ObjectStore, cluster: Cluster, streams: int) -> None:
+        self._store, self._cluster, self._streams = store, cluster, streams
+        self._states = [ShardState(cluster.cluster_id, shard) for shard in range(cluster.shards)]
+
+    async def write(self, chunks: int) -> None:
+        """Write some chunks to every shard."""
+        for state in self._states:
+            for _ in range(chunks):
+                await self._chunk(state)
+
+    async def _chunk(self, state: ShardState) -> None:
+        n = state.n + 1
+        header = ChunkHeader(self._cluster.cluster_id, n, NOW + n, state.shard, state.footer_crc, n)
+        first = n * RECORDS
+        times = struct.pack(f"<{RECORDS}q", *(NOW + (first + at) * 10**9 for at in range(RECORDS)))
+        keys = [b"plant/a/press-3/telemetry"] * RECORDS
+        payloads = [b'{"temperature": 21.%d, "pressure": 1013}' % at for at in range(RECORDS)]
+        data = batch.encode(
+            1, first, batch.columns_from_lists(times, keys, payloads),
+            batch.ClockReading(1, NOW + first, batch.ClockState.SYNCED),
+        )  # fmt: skip
+        body = chunk.encode_entry_header(0, 0, RECORDS, len(data), NOW) + data
+        sections, lanes = [], []
+        for number in range(self._streams):
+            stream = f"stream-{number:04d}"
+            at = chunk.HEADER_BYTES + number * len(body)
+            sections.append(
+                StreamSection(
+                    "default", stream, state.next_offset.get(("default", stream), 0), RECORDS, NOW, NOW, at, len(body),
+                    crc32c(body),
+                )
+            )  # fmt: skip
+            edge = f"edge-{state.shard}"
+            mark = Mark(NOW + n * 10**9, first + RECORDS)
+            lanes.append(
+                LaneUpdate(
+                    "default", edge, 7, stream, 1, [(first, first + RECORDS)], [], mark, ["plant/{line}/{machine}/#"]
+                )
+            )
+        tail, _ = chunk.encode_footer(blocked(header, LEVEL_MAX, sections, StreamBlock(lanes, [], [])))
+        whole = b"".join([chunk.encode_header(header), body * self._streams, tail])
+        await ShardLog(self._store, self._cluster, state.shard).create(n, whole)
+        apply(state, chunk.decode(whole))
+
+
+async def _rounds(folder: Path, streams: int, shards: int, chunks: int) -> dict[str, Any]:
+    store = open_store(str(folder))
+    cluster = await open_cluster(store, shards)
+    writer = Writer(store, cluster, streams)
+    await writer.write(chunks)
+    service = TableService(store, cluster, settings=TableSettings(interval_s=3600.0))
+    result: dict[str, Any] = {"streams": streams, "shards": shards, "chunks_per_shard": chunks}
+    for name in ("first", "next"):
+        began, cpu = time.perf_counter(), time.process_time()
+        moved = await service.run_once()
+        result[f"{name}_round_cpu_s"] = round(time.process_time() - cpu, 2)
+        result[f"{name}_round_s"] = round(time.perf_counter() - began, 2)
+        result[f"{name}_round_rows"] = moved
+        await writer.write(chunks)
+    result["files"] = len(list(folder.glob("tables/*/*/*.parquet")))
+    return result
+
+
+def table_round(streams: int = STREAMS, shards: int = SHARDS, chunks: int = CHUNKS) -> dict[str, Any]:
+    """Make two rounds and measure them."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(_rounds(Path(folder), streams, shards, chunks))
