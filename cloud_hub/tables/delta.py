@@ -7,18 +7,15 @@ A ``DeltaHandle`` holds the list of the table's files, some kilobytes for each. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.dataset as pads
 
-from weft.cloud_hub.tables.errors import TableError
-from weft.storage.table.delta.calls import cause_of, guarded
+from weft.storage.table.delta.calls import guarded
 from weft.storage.table.delta.versions import NO_HOOKS, create_table, open_table
 
 T = TypeVar("T")
-_SCAN_ROWS = 128 << 10
 
 
 async def in_thread(call: Callable[[], T]) -> T:
@@ -52,23 +49,6 @@ class DeltaHandle:
     def version(self) -> int:
         """Return the version that this handle has read."""
         return int(self._table.version())
-
-    def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows of this version, in no order, a bounded number at a time.
-
-        Raises:
-            TableError: a file cannot be read, or a page does not match its checksum.
-        """
-        dataset = self._table.to_pyarrow_dataset()
-        checked = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
-        for fragment in dataset.get_fragments():
-            try:
-                yield from fragment.scanner(
-                    schema=dataset.schema, columns=list(columns), batch_size=_SCAN_ROWS, batch_readahead=2,
-                    fragment_scan_options=checked,
-                ).to_batches()  # fmt: skip
-            except (OSError, pa.ArrowException) as error:
-                raise TableError(f"{fragment.path} is damaged: {cause_of(error)}") from error
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version."""

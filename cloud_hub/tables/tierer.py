@@ -1,8 +1,8 @@
 """Tierer of one stream: moves committed offsets into its Delta table, exactly once.
 
 A step reads the table's positions, writes the following rows as Parquet, and commits files and new positions in one
-table version, on top of the version that it read. A crash leaves at worst a Parquet file that no version names; the
-next step starts from the positions again. Any number of tierers may work on one table: only one wins each version.
+table version. A crash leaves at worst a Parquet file that no version names; the next step starts from the positions
+again. Any number of tierers may work on one table: only one moves a position from where it is.
 """
 
 from __future__ import annotations
