@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.cloud_hub.live import EdgeLog, get, running_hub, running_link
 from tests.cloud_hub.tables.logs import LANE, OTHER, START, TOPICS, LogWriter, Run, contents, expected, rows
 from tests.cloud_hub.virtual_time import now_ns
 from tests.support.epochs import MemoryEpochs
+from tests.support.slices import SLICE
 from weft.cloud_hub import stream_deletion
 from weft.cloud_hub.stream_deletion import CannotDelete, Deleted, Deletion
 from weft.cloud_hub.tables.service import TableService
@@ -190,6 +192,73 @@ def test_below_level_2_no_chunk_of_a_deletion_is_written() -> None:
         await node.kill()
 
     virtual_time.run(main())
+
+
+async def send_on(nodes: list[SequencerNode], lane: Lane, records: int, rng: random.Random) -> None:
+    """Send records, over a link to either node that ends now and then."""
+    end = epoch = 0
+    while end < records:
+        node = rng.choice(nodes)
+        assert node.sequencer is not None
+        epoch += 1
+        session = Session(node.sequencer, lane, epoch, ["plant/{line}/t"])
+        if not await session.open():
+            continue
+        while end < records and session.refusal is None and rng.random() < 0.9:
+            more = min(records, end + rng.randrange(1, 5))
+            # A record that was stored comes again: it must not be stored twice.
+            await session.send(max(0, end - rng.randrange(3)), more)
+            with contextlib.suppress(AssertionError, TimeoutError):  # refused, or the rest comes with the next link
+                async with asyncio.timeout(5):
+                    await session.until_acked(0, more)
+                    end = more
+            await asyncio.sleep(rng.random())
+        node.sequencer.leave(session.lane_session)
+
+
+def simulate_deletions(seed: int) -> int:
+    """Edges send through two nodes, one of which learns of level 2 late, while a stream is deleted again and again."""
+
+    async def main() -> int:
+        rng, store = random.Random(seed), MemoryStore()
+        nodes = [SequencerNode(store, random.Random(rng.random())) for _ in range(2)]
+        nodes[0].level = 2
+        for node in nodes:
+            await node.start()
+        lanes = [Lane("default", f"edge-{at}", at, stream) for at, stream in enumerate(["telemetry", "telemetry", "s"])]
+        sending = [asyncio.create_task(send_on(nodes, lane, 40, random.Random(rng.random()))) for lane in lanes]
+        done = 0
+        while not all(task.done() for task in sending):
+            await asyncio.sleep(rng.random() * 3)
+            nodes[1].level = rng.choice([nodes[1].level, 2])
+            wanted = WANTED._replace(keeps_tables=False, is_forced=True)
+            with contextlib.suppress(CannotDelete):  # no record came yet
+                done += (await delete(store, TWO, wanted, TRUE_START + now_ns())).shards
+        await asyncio.gather(*sending)
+        await asyncio.gather(*(send_on(nodes, lane._replace(log_id=100), 1, rng) for lane in lanes))
+        for lane in lanes:  # that of a deletion after its last record is back
+            assert nodes[0].sequencer is not None
+            assert await Session(nodes[0].sequencer, lane, 1000).open()
+        await asyncio.sleep(3)
+        state, seqs = check_log(await read_chunks(store))
+        assert {lane: seqs[lane] for lane in lanes} == {lane: list(range(40)) for lane in lanes}
+        for node in nodes:
+            assert node.sequencer is not None
+            assert node.sequencer.state.encode() == state.encode()
+            await node.kill()
+        return done
+
+    return virtual_time.run(main())
+
+
+def test_a_history_with_deletions_stores_every_record_once() -> None:
+    assert simulate_deletions(1) > 2
+
+
+@pytest.mark.search
+def test_so_do_many_histories() -> None:
+    for seed in SLICE.seeds(ci=20, night=300):
+        simulate_deletions(seed)
 
 
 async def test_a_deleted_stream_is_in_no_answer_of_a_running_hub(store: ObjectStore) -> None:
