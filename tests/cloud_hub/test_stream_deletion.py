@@ -201,6 +201,7 @@ async def send_on(nodes: list[SequencerNode], lane: Lane, records: int, rng: ran
         node = rng.choice(nodes)
         assert node.sequencer is not None
         epoch += 1
+        assert epoch < 500, "records that were acknowledged are asked for again"
         session = Session(node.sequencer, lane, epoch, ["plant/{line}/t"])
         if not await session.open():
             continue
