@@ -27,6 +27,7 @@ from weft.storage.object_store import ObjectStore, open_store
 
 SHARDS, STREAMS, CHUNKS, RECORDS = 16, 1000, 4, 10
 """Chunks of each shard between two rounds, and records of each stream in each of them."""
+_TOPICS = ["plant/{line}/{machine}/#"]
 NOW = 1_700_000_000_000_000_000
 
 

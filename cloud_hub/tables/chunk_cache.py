@@ -39,7 +39,7 @@ class HeldChunk(NamedTuple):
 
 
 class OfStream(NamedTuple):
-    """What a chunk says about one stream."""
+    """Statements of a chunk about one stream."""
 
     chunk: Chunk
     section: StreamSection | None
