@@ -87,9 +87,9 @@ async def delete(
             "finalize` after all nodes run this release"
         )
     logs = [ShardLog(store, cluster, shard) for shard in range(cluster.shards)]
-    # All shards are looked at before the first is changed.
-    states = [await log.load() for log in logs]
     key = wanted.stream
+    # All shards are looked at before the first is changed.
+    states = [await log.load(frozenset([key])) for log in logs]
     if not any(_has(state, key) for state in states):
         if any(key in state.forgotten for state in states):
             return Deleted(0, 0, 0)
@@ -112,7 +112,8 @@ async def _delete_in(
     store: ObjectStore, log: ShardLog, wanted: Deletion, write: Write, wall_clock: Callable[[], int]
 ) -> Deleted:
     records = lanes = 0
-    rounds = ROUNDS_MORE + len((await log.load()).stream_lane_names(*wanted.stream)) // DROPS_MAX
+    known = await log.load(frozenset([wanted.stream]))
+    rounds = ROUNDS_MORE + len(known.stream_lane_names(*wanted.stream)) // DROPS_MAX
 
     async def plan(state: ShardState) -> Ending:
         nonlocal records
@@ -156,7 +157,7 @@ async def _check(store: ObjectStore, log: ShardLog, state: ShardState, wanted: D
     key = wanted.stream
     if not _has(state, key):
         return True
-    if not state.is_whole:
+    if state.fold_level > state.rules.level:
         raise CannotDelete(f"shard {state.shard} has features of a later release: use the release that the nodes run")
     lanes = state.stream_lanes(*key)
     if not wanted.is_forced:
