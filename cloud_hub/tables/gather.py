@@ -20,7 +20,10 @@ from weft.protocols.errors import CodecError
 from weft.protocols.payloads import PayloadKind
 from weft.protocols.shard.shard_state import StreamKey
 from weft.protocols.shard.snapshot import Skip
-from weft.storage.table.rows import section_rows
+from weft.storage.table.rows import RowsOf, rows_of
+
+RUN_BYTES, RUN_SECTIONS = 1 << 20, 256
+"""Bytes and number of sections whose rows are made together: the step between two looks at the clock."""
 
 
 class LastChunk(NamedTuple):
@@ -38,13 +41,6 @@ class Gathered(NamedTuple):
     source: LastChunk
     next_n: int
     """Chunk of the next offset, or an earlier one."""
-
-
-class _Taken(NamedTuple):
-    end: int
-    failure: Exception | None = None
-    unfit_end: int = 0
-    """Offset after the records that cannot become rows."""
 
 
 class Gatherer:
@@ -81,29 +77,27 @@ class Gatherer:
         budget = TurnBudget(settings.step_bytes_max // shares, settings.step_seconds_max / shares, self._monotonic)
         budget.begin(self._monotonic())
         limit = min(end, first + settings.file_rows_max)
-        at, taken, last = first, 0, None
+        run = _Run(view, out, self._declared, payload, first)
+        taken = 0
         async for chunk, section, payloads in view.chunks.of_stream(self._stream, n, view.state.n):
             self._declared.compare(payloads, payload)
-            if section is None or section.base_offset + section.count <= at:
+            if section is None or section.base_offset + section.count <= run.planned:
                 continue
-            if section.base_offset > at:
+            if section.base_offset > run.planned:
                 raise TableError(
-                    f"{self._key}: the log of shard {view.shard} lacks offset {at} in chunk {chunk.header.n}"
+                    f"{self._key}: the log of shard {view.shard} lacks offset {run.planned} in chunk {chunk.header.n}"
                 )
-            stop = min(section.base_offset + section.count, limit)
-            make = _Making(view, chunk, section, out, self._declared, payload)
-            here, failure, unfit_end = await make.rows(at, stop, budget)
-            if failure is not None and here == first:
-                raise StreamStopped(self._key, view.shard, here, unfit_end, failure) from failure
-            if here > at:
-                last = LastChunk(chunk.header.n, chunk.footer_crc)
-            at, taken = here, taken + section.length
-            if last is not None and (
-                failure is not None or at < stop or at >= limit or taken >= settings.file_bytes_max
-                or not budget.spend(0)
-            ):  # fmt: skip
-                return Gathered(at, last, chunk.header.n + (at == section.base_offset + section.count))
-        raise TableError(f"{self._key}: the log of shard {view.shard} ends at offset {at}, its state says {end}")
+            stop, taken = min(section.base_offset + section.count, limit), taken + section.length
+            await run.plan(chunk, section, stop)
+            is_last = stop >= limit or taken >= settings.file_bytes_max
+            if not is_last and run.failure is None and not run.is_full:
+                continue
+            await run.make(budget)
+            if run.failure is not None and run.at == first:
+                raise StreamStopped(self._key, view.shard, first, run.unfit_end, run.failure) from run.failure
+            if run.last is not None and (is_last or run.failure is not None or run.left or not budget.spend(0)):
+                return Gathered(run.at, run.last, run.next_n)
+        raise TableError(f"{self._key}: the log of shard {view.shard} ends at offset {run.at}, its state says {end}")
 
     async def pass_over(self, view: ShardView, n: int, end: int) -> Gathered:
         """Return the position in a shard's log after everything before ``end``.
@@ -118,33 +112,76 @@ class Gatherer:
         raise TableError(f"{self._key}: the log of shard {view.shard} ends before offset {end}")
 
 
-class _Making(NamedTuple):
-    """Rows of one section."""
+class _Part(NamedTuple):
+    """A section whose rows are made next."""
 
-    view: ShardView
     chunk: Chunk
-    section: StreamSection
-    out: ParquetFile
-    declared: Declared
-    payload: PayloadKind
+    rows: RowsOf
+    stop: int
+    """Offset after the last wanted record."""
 
-    async def rows(self, first: int, end: int, budget: TurnBudget) -> _Taken:
-        """Add rows of ``[first, end)`` until the budget is spent. Return the reached offset, and the reason for
-        stopping."""
+
+class _Run:
+    """Rows of consecutive sections, small ones together."""
+
+    def __init__(self, view: ShardView, out: ParquetFile, declared: Declared, payload: PayloadKind, first: int) -> None:
+        self._view, self._out, self._declared, self._payload = view, out, declared, payload
+        self.at = self.planned = first
+        """Offsets after the last row made, and after the last one planned."""
+        self.last: LastChunk | None = None
+        """The chunk with the last row made."""
+        self.next_n = 0
+        """The chunk of the next row."""
+        self.failure: Exception | None = None
+        """Reason why the record at the offset reached cannot become a row."""
+        self.unfit_end = 0
+        """Offset after the records that cannot."""
+        self._parts: list[_Part] = []
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the planned rows are made now."""
+        return self._bytes >= RUN_BYTES or len(self._parts) >= RUN_SECTIONS
+
+    @property
+    def left(self) -> bool:
+        """Return whether rows were planned and not made."""
+        return self.at < self.planned
+
+    async def plan(self, chunk: Chunk, section: StreamSection, stop: int) -> None:
+        """Add a section to the next rows."""
         try:
-            data = await self.view.chunks.section(self.chunk.header.n, self.section)
+            data = await self._view.chunks.section(chunk.header.n, section)
         except CodecError as error:
-            return _Taken(first, error, self.section.base_offset + self.section.count)
-        return await in_thread(partial(self._add, data, first, end, budget))
+            self.failure, self.unfit_end = error, section.base_offset + section.count
+            self.next_n = chunk.header.n
+            return
+        footer = chunk.footer
+        rows = RowsOf(section, data, footer.lanes_of(section), footer.clocks_of(section))
+        self._parts.append(_Part(chunk, rows, stop))
+        self._bytes += section.length
+        self.planned = stop
 
-    def _add(self, data: memoryview | bytes, first: int, end: int, budget: TurnBudget) -> _Taken:
-        at, failure = first, None
-        lanes, clocks = self.chunk.footer.lanes_of(self.section), self.chunk.footer.clocks_of(self.section)
+    async def make(self, budget: TurnBudget) -> None:
+        """Make the planned rows until the budget is spent."""
+        parts, self._parts, self._bytes = self._parts, [], 0
+        if parts:
+            await in_thread(partial(self._add, parts, budget))
+        for part in parts:
+            section, n = part.rows.section, part.chunk.header.n
+            if section.base_offset < self.at:
+                self.last = LastChunk(n, part.chunk.footer_crc)
+                self.next_n = n + (self.at >= section.base_offset + section.count)
+
+    def _add(self, parts: Sequence[_Part], budget: TurnBudget) -> None:
+        failure = None
         for joined in (True, False):
             # After an error, each batch is tried on its own, to find the failing one.
-            rows = section_rows(
-                self.section, data, lanes, self.view.shard, levels_of(self.out.schema), self.declared.topics(self.view),
-                at, end, payload=self.payload, clocks=clocks, columns={*self.out.schema.names}, joined=joined,
+            rows = rows_of(
+                [part.rows for part in parts if part.stop > self.at], self._view.shard, levels_of(self._out.schema),
+                self._declared.topics(self._view), self.at, parts[-1].stop, payload=self._payload,
+                columns={*self._out.schema.names}, joined=joined,
             )  # fmt: skip
             while True:
                 try:
@@ -153,24 +190,26 @@ class _Making(NamedTuple):
                     failure = error
                     break
                 if batch is None:
-                    return _Taken(at)
-                self.out.add([batch])
-                at += batch.num_rows
+                    return
+                self._out.add([batch])
+                self.at += batch.num_rows
                 if not budget.spend(batch.nbytes):
-                    return _Taken(at)
-        return _Taken(at, failure, self._end_of_entry(data, at))
+                    return
+        self.failure, self.unfit_end = failure, self._end_of_entry(parts)
 
-    def _end_of_entry(self, data: memoryview | bytes, offset: int) -> int:
-        """Return the offset after the batch of an offset; the end of the section if the batch is unreadable."""
-        end = self.section.base_offset
+    def _end_of_entry(self, parts: Sequence[_Part]) -> int:
+        """Return the offset after the batch of the offset reached; the end of its section if the batch is
+        unreadable."""
+        rows = next(part.rows for part in parts if part.stop > self.at)
+        end = rows.section.base_offset
         try:
-            for entry in section_entries(self.section, data, self.chunk.footer.lanes_of(self.section)):
+            for entry in section_entries(rows.section, rows.data, rows.lanes):
                 end += entry.take
-                if offset < end:
+                if self.at < end:
                     return end
         except CodecError:
             pass
-        return self.section.base_offset + self.section.count
+        return rows.section.base_offset + rows.section.count
 
 
 def not_skipped(skips: Sequence[Skip], first: int, end: int) -> tuple[int, int]:

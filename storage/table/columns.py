@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from weft.protocols.batch import Buffer, Columns, Flag, HeaderPairs
-from weft.protocols.chunk import LaneUpdate
 from weft.protocols.columns import Checks, header_text
 from weft.protocols.lane import Lane, format_log_id
 from weft.protocols.payloads import PayloadKind
@@ -43,7 +42,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Piece(NamedTuple):
     """A run of one batch's records that becomes consecutive rows."""
 
-    lane: int
+    lane: Lane
     offset: int
     """Log offset of the first record."""
     first: int
@@ -70,10 +69,9 @@ class Piece(NamedTuple):
 class RowBuilder:
     """Joins pieces until a record batch is full, then makes its columns at once."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         schema: pa.Schema,
-        lanes: Sequence[LaneUpdate],
         shard: int,
         levels: Levels | None,
         payload: PayloadKind = PayloadKind.BYTES,
@@ -84,7 +82,6 @@ class RowBuilder:
         self._names = frozenset(self._ordered)
         self._payload = payload
         self._rows_max = rows_max
-        self._lanes = [Lane(lane.tenant, lane.edge, lane.log_id, lane.stream) for lane in lanes]
         self._shard = shard
         self._levels = levels
         self._reset()
@@ -148,7 +145,7 @@ class RowBuilder:
         return {"_seq": self._runs([piece.seq for piece in self._pieces])}
 
     def _lane_names(self) -> dict[str, pa.Array]:
-        lanes = [self._lanes[piece.lane] for piece in self._pieces]
+        lanes = [piece.lane for piece in self._pieces]
         made = {"_shard": pa.array(np.full(self.rows, self._shard, np.int32))}
         if "_edge" in self._names:
             made["_edge"] = self._texts([lane.edge for lane in lanes])
@@ -216,7 +213,7 @@ class RowBuilder:
             indexes.append(index + np.uint32(len(keys)) if keys else index)
             keys += used
             if self._levels:
-                levels += self._levels.of(self._lanes[piece.lane], used)
+                levels += self._levels.of(piece.lane, used)
         rows = pa.array(self._joined(indexes))
         tables = {"_key": _key_texts(keys)} if "_key" in self._names else {}
         if self._levels:

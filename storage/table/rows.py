@@ -17,6 +17,7 @@ from weft.protocols.batch import Buffer, decode_columns, decode_header
 from weft.protocols.chunk import ClockUpdate, LaneUpdate, SectionEntry, StreamSection, section_entries
 from weft.protocols.origin import by_number, origin_text
 from weft.protocols.payloads import PayloadKind
+from weft.protocols.shard.lane_state import lane_of
 from weft.storage.table.columns import (
     BYTES_MAX,
     HEADERS,
@@ -88,6 +89,18 @@ def usable_fields(told: Iterable[str], columns: Collection[str] = ()) -> list[st
     return names
 
 
+class RowsOf(NamedTuple):
+    """A section whose records become rows."""
+
+    section: StreamSection
+    data: Buffer
+    """The section's bytes, checked against its CRC before."""
+    lanes: Sequence[LaneUpdate]
+    """``lanes_of`` the section in the index of its chunk."""
+    clocks: Iterable[ClockUpdate] = ()
+    """``clocks_of`` the section in that index."""
+
+
 def section_rows(  # noqa: PLR0917
     section: StreamSection,
     data: Buffer,
@@ -105,61 +118,79 @@ def section_rows(  # noqa: PLR0917
     joined: bool = True,
     rows_max: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a section as rows, offsets ascending.
+    """Yield the records of one section as rows. Arguments as of ``rows_of`` and ``RowsOf``."""
+    return rows_of(
+        [RowsOf(section, data, lanes, clocks)], shard, fields, topics, first_offset, end_offset, columns=columns,
+        edges=edges, payload=payload, joined=joined, rows_max=rows_max,
+    )  # fmt: skip
+
+
+def rows_of(  # noqa: PLR0917
+    sections: Iterable[RowsOf],
+    shard: int,
+    fields: Sequence[str],
+    topics: Topics,
+    first_offset: int = 0,
+    end_offset: int | None = None,
+    *,
+    columns: Collection[str] | None = None,
+    edges: Collection[str] | None = None,
+    payload: PayloadKind = PayloadKind.BYTES,
+    joined: bool = True,
+    rows_max: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of sections of one stream and shard as rows, offsets ascending. Rows of several small sections
+    are made together: that costs a fraction.
 
     Args:
-        data: the section's bytes, checked against its CRC before.
-        lanes: ``lanes_of`` the section in the footer of the same chunk.
         fields: named topic levels, as in ``row_schema``. A level that a key's pattern lacks is null.
         topics: a lane's topic patterns; the first that matches a key names its levels.
         first_offset, end_offset: only offsets in ``[first_offset, end_offset)``.
         columns: make only these columns (in the schema's order); None makes all.
         edges: only records of these edge nodes; batches of others are skipped without being decompressed.
         payload: the stream's payload kind, as in ``row_schema``.
-        clocks: ``clocks_of`` the section in that footer.
         rows_max: number of rows up to which neighbouring batches are joined, and above which they are cut; None means
             ``ROWS_MAX``.
         joined: False gives each batch rows of its own, so that a failing one can be identified.
 
     Raises:
-        Corrupt: the section's contents differ from its index.
+        Corrupt: a section's contents differ from its index.
     """
     rows_max = ROWS_MAX if rows_max is None else rows_max
     schema = row_schema(fields, payload)
     if columns is not None:
         schema = pa.schema([field for field in schema if field.name in columns])
-    end = section.base_offset + section.count
-    wanted = range(max(first_offset, section.base_offset), end if end_offset is None else min(end_offset, end))
     levels = Levels(fields, topics) if not set(fields).isdisjoint(schema.names) else None
-    builder = RowBuilder(schema, lanes, shard, levels, payload, rows_max)
-    costs = RowCosts(schema, len(fields) if levels else 0)
-    footer = _Footer(lanes, known_clocks(clocks), costs, rows_max, zstandard.ZstdDecompressor())
-    for piece in _pieces(section, data, footer, wanted, edges):
-        if not builder.takes(piece):
-            yield builder.flush()
-        builder.add(piece)
-        if not joined:
-            yield builder.flush()
+    builder = RowBuilder(schema, shard, levels, payload, rows_max)
+    costs, decompressor = RowCosts(schema, len(fields) if levels else 0), zstandard.ZstdDecompressor()
+    for each in sections:
+        end = each.section.base_offset + each.section.count
+        last = end if end_offset is None else min(end_offset, end)
+        footer = _Footer(each.lanes, known_clocks(each.clocks), costs, rows_max, decompressor)
+        for piece in _pieces(each, footer, range(max(first_offset, each.section.base_offset), last), edges):
+            if not builder.takes(piece):
+                yield builder.flush()
+            builder.add(piece)
+            if not joined:
+                yield builder.flush()
     if builder.rows:
         yield builder.flush()
 
 
 class _Footer(NamedTuple):
-    """Parts of a chunk's footer that its rows need."""
+    """Parts of a chunk's index that its rows need."""
 
     lanes: Sequence[LaneUpdate]
     clocks: dict[BootKey, int]
     costs: RowCosts
     rows_max: int
     decompressor: zstandard.ZstdDecompressor
-    """Decompressor of all batches of the section: making one takes longer than decompressing a small batch."""
+    """Decompressor of all batches: making one takes longer than decompressing a small batch."""
 
 
-def _pieces(
-    section: StreamSection, data: Buffer, footer: _Footer, wanted: range, edges: Collection[str] | None
-) -> Iterator[Piece]:
-    offset = section.base_offset
-    for entry in section_entries(section, data, footer.lanes):
+def _pieces(rows: RowsOf, footer: _Footer, wanted: range, edges: Collection[str] | None) -> Iterator[Piece]:
+    offset = rows.section.base_offset
+    for entry in section_entries(rows.section, rows.data, footer.lanes):
         first = max(offset, wanted.start)
         end = min(offset + entry.take, wanted.stop)
         if first < end and (edges is None or footer.lanes[entry.lane].edge in edges):
@@ -169,14 +200,14 @@ def _pieces(
 
 def _cut(entry: SectionEntry, first: int, end: int, offset: int, footer: _Footer) -> Iterator[Piece]:
     """Yield records ``[first, end)`` of an entry's counted ones, in pieces of bounded size."""
-    header = decode_header(entry.batch)
+    header, update = decode_header(entry.batch), footer.lanes[entry.lane]
     columns = decode_columns(entry.batch, header, checks=VECTOR_CHECKS, decompressor=footer.decompressor)
-    times = batch_times(header, footer.lanes[entry.lane], footer.clocks)
+    times = batch_times(header, update, footer.clocks)
     # The batch's own chunk resolves the origin's number, which may have had another meaning in earlier chunks.
-    origin = origin_text(header.origin, by_number(footer.lanes[entry.lane].origins)) if header.origin else None
+    origin = origin_text(header.origin, by_number(update.origins)) if header.origin else None
     costs = footer.costs.cut(columns, entry.skip + first, entry.skip + end, footer.rows_max, BYTES_MAX, origin)
     for at, rows, cost in costs:
         yield Piece(
-            entry.lane, offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns, cost,
-            origin,
+            lane_of(update), offset + at - entry.skip, at, rows, header.base_seq + at, times, entry.received, columns,
+            cost, origin,
         )  # fmt: skip
