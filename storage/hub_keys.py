@@ -27,6 +27,14 @@ def node_key(node_id: str) -> str:
     return f"{NODES}/{node_id}"
 
 
+KEEPERS = "keepers"
+
+
+def keeper_key(node_id: str) -> str:
+    """Return the key by which a node that keeps tables shows that it is alive."""
+    return f"{KEEPERS}/{node_id}"
+
+
 def chunk_key(shard: int, n: int) -> str:
     """Return the key of chunk n of a shard: immutable, made with create-if-absent."""
     return f"{chunk_prefix(shard)}{chunk.file_name(n)}"

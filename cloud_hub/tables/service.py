@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from weft.cloud_hub.tables.errors import TableError
+from weft.cloud_hub.tables.keepers import Keepers
 from weft.cloud_hub.tables.maintenance import Maintenance
 from weft.cloud_hub.tables.settings import DEFAULTS, TableSettings
 from weft.cloud_hub.tables.shards import ShardView, load_shard
@@ -106,7 +108,7 @@ class TableService:
     """A service that finds the streams in the shards' states and moves their rows, a round every ``interval_s``.
 
     An error of a table or the store does not end it: ``status`` has the error and the next round tries again. Several
-    nodes may run it on one store: they repeat work, but never double rows.
+    nodes may run it on one store: they divide the streams (``Keepers``), and never double rows.
 
     Args:
         clock: nanoseconds since 1970.
@@ -129,12 +131,15 @@ class TableService:
         self._views: list[ShardView] = []
         self._streams: dict[StreamKey, _Stream] = {}
         self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        """Set when other streams may be this node's."""
+        self._keepers = Keepers(store, secrets.token_hex(8), settings.interval_s, monotonic, self._changed.set)
         self._round: TablePositions | None = None
         """Positions that were read in ``opened_once``."""
         self._read_at: dict[int, float] = {}
         """Shard -> time at which it was last read up to the head of its log."""
         self._repeats = Repeats()
-        self._due = WritesDue(settings.write_bytes, settings.write_after_s, monotonic)
+        self._due = WritesDue(settings.write_bytes, settings.write_after_s, settings.interval_s, monotonic)
         self._turns = Turns(settings.streams_at_once, settings.interval_s, monotonic)
         self.error: str | None = None
         """Error of the last round's reading of the log; None when it succeeded."""
@@ -150,6 +155,7 @@ class TableService:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+            await self._keepers.close()
 
     @property
     def is_running(self) -> bool:
@@ -278,7 +284,7 @@ class TableService:
     async def _wanting(self) -> list[StreamKey]:
         """Return the streams with work, found in slices: a hub may have very many."""
         keys = list(dict.fromkeys(key for view in self._views for key in tabled_streams(view.state)))
-        self._due.begin(keys)
+        self._due.begin(keys, self._cluster.shards)
         # A deleted stream's table has all of it.
         deleted = {key for view in self._views for key in view.state.forgotten}.difference(keys)
         for key in deleted & self._streams.keys():
@@ -289,20 +295,28 @@ class TableService:
                 stream = self._stream(key)
                 if not stream.tierer.is_behind:
                     self._due.written(key)
-                if stream.wants_turn(self._due.is_due(key)):
+                if self._wants_turn(key, stream):
                     wanting.append(key)
             await asyncio.sleep(0)
         return wanting
 
+    def _wants_turn(self, key: StreamKey, stream: _Stream) -> bool:
+        if self._keepers.keeps(key):
+            return stream.wants_turn(self._due.is_due(key))
+        return stream.tierer.is_behind  # as far as this node has seen: it looks
+
     async def _run(self) -> None:
+        await self._keepers.start()
         while True:
+            self._changed.clear()
             try:
                 await self.run_once()
             except Exception:
                 # A bug in the table step must not end ingest.
                 _logger.exception("the table step failed")
                 self.error = "internal error; see the log"
-            await asyncio.sleep(self._settings.interval_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._settings.interval_s)
 
     async def _follow(self, shard: int) -> bool:
         at = next((at for at, view in enumerate(self._views) if view.shard == shard), None)
@@ -341,12 +355,10 @@ class TableService:
         stream, what = self._stream(key), f"the table of {key[0]}/{key[1]} is not being updated"
         before, rows = stream.tierer.done, stream.tierer.rows_moved
         try:
-            if is_due := self._due.is_due(key):
-                await stream.tierer.step()
-            if not stream.tierer.is_behind:
-                self._due.written(key)
-            if not is_due or not stream.tierer.is_behind or stream.tierer.done == before:
-                await stream.maintenance.maintain()
+            if self._keepers.keeps(key):
+                await self._make(key, stream)
+            else:
+                await stream.tierer.look()
             if stream.error is not None:
                 _logger.info("the table of %s/%s is being updated again", *key)
                 self._repeats.forget(what)
@@ -360,7 +372,16 @@ class TableService:
             if stream.tierer.rows_moved > rows:
                 stream.committed_at = self._clock()
         # A failing shard must not delay the others.
-        return stream.tierer.done > before and stream.tierer.is_behind
+        return self._keepers.keeps(key) and stream.tierer.done > before and stream.tierer.is_behind
+
+    async def _make(self, key: StreamKey, stream: _Stream) -> None:
+        before = stream.tierer.done
+        if is_due := self._due.is_due(key):
+            await stream.tierer.step()
+        if not stream.tierer.is_behind:
+            self._due.written(key)
+        if not is_due or not stream.tierer.is_behind or stream.tierer.done == before:
+            await stream.maintenance.maintain()
 
     def _told(self, what: str, error: Exception, say: Callable[..., None] = _logger.warning) -> str:
         # Logged with a limit: a round every few seconds has the same error.

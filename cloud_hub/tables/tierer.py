@@ -172,10 +172,7 @@ class Tierer:
             state = await self.log.alter(state, "SET TBLPROPERTIES", metadata, self._now_ms())
         await self.log.sync(state.version)
         self._opened = True
-        self._read_at = self._monotonic()
-        self.version, self.columns = state.version, state.columns()
-        self.payload = table_payload(dict(self.columns).get("payload"), state.properties())
-        self._positions_known = False
+        self._take_facts(state)
         return state
 
     async def _create(self) -> DeltaState:
@@ -198,11 +195,34 @@ class Tierer:
         # After a long time, the entries that follow a version may have been cleaned up.
         if (
             state is None
+            or not self._opened
             or self._monotonic() - self._read_at > HELD_SECONDS_MAX
             or not await self.log.is_current(state)
         ):
             return await self.open()
         return state
+
+    async def look(self) -> None:
+        """Read how far the table is, which another node makes.
+
+        Raises:
+            TableError: it cannot be read.
+        """
+        known = None if self._state is None else await self.log.advance(self._state)
+        state = known or await self.log.read()
+        if state is None:
+            return
+        self._take_facts(state)
+        self.keep(state)
+        names = {shard: app_id(self._cluster.cluster_id, self._stream, shard) for shard in self.ends()}
+        self.positions = {shard: state.transactions.get(name, 0) for shard, name in names.items()}
+        self.stopped.clear()
+
+    def _take_facts(self, state: DeltaState) -> None:
+        self._read_at = self._monotonic()
+        self.version, self.columns = state.version, state.columns()
+        self.payload = table_payload(dict(self.columns).get("payload"), state.properties())
+        self._positions_known = False
 
     def keep(self, state: DeltaState) -> None:
         """Keep a version that is up to date with its table: reading the table costs many requests in a bucket."""

@@ -97,6 +97,19 @@ class TableLog:
                 return builder.state() if builder.version >= 0 else None
         raise TableError(f"{self._key}: its log was cleaned up {READINGS_MAX} times while it was read; try again later")
 
+    async def advance(self, state: DeltaState) -> DeltaState | None:
+        """Return the newest version, read on from an earlier one; None if only a new reading shows it: the table was
+        moved away, or its log was cleaned up.
+
+        Raises:
+            TableError: as ``read``.
+        """
+        if not await self.is_current(state):
+            return None
+        builder = StateBuilder.of(state, self._applications)
+        await self._read_on(builder)
+        return builder.state() if await self.checkpoint_version() <= builder.version else None
+
     def anew(self) -> TableLog:
         """Return the log of a table that is made where another one was."""
         return TableLog(self._store, self._key, self._applications)

@@ -1,0 +1,140 @@
+"""Nodes that keep the tables of one store divide them: no file is made twice, and a killed one is replaced (q7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cloud_hub.tables.logs import LANE, TOPICS, LogWriter, Run, table
+from tests.support.waiting import until
+from weft.cloud_hub.tables.keepers import Keepers
+from weft.cloud_hub.tables.service import TableService
+from weft.cloud_hub.tables.settings import TableSettings
+from weft.storage import hub_keys
+from weft.storage.object_store import open_store
+from weft.storage.object_store.memory import MemoryStore
+
+STREAMS = [f"stream-{number}" for number in range(12)]
+SETTINGS = TableSettings(interval_s=0.5)
+
+
+class Fleet:
+    """A log that grows by ten records of each stream, and nodes that keep its tables."""
+
+    def __init__(self, root: Path, log: LogWriter) -> None:
+        self.root, self.log = root, log
+        self.services: list[TableService] = []
+        self.records = 0
+
+    async def join(self) -> TableService:
+        service = TableService(open_store(str(self.root)), self.log.cluster, settings=SETTINGS)
+        self.services.append(service)
+        service.start()
+        await until(lambda: all(each._keepers.alive == len(self.services) for each in self.services))
+        await until(lambda: self.kept(service) > 0)
+        return service
+
+    def kept(self, service: TableService) -> int:
+        return sum(service._keepers.keeps(("default", stream)) for stream in STREAMS)
+
+    async def write(self) -> None:
+        first, self.records = self.records, self.records + 10
+        runs = [
+            Run(LANE._replace(stream=stream), first, 10, topics=TOPICS if first == 0 else None) for stream in STREAMS
+        ]
+        await self.log.append(0, *runs)
+
+    async def tabled(self) -> None:
+        """Return once all records are rows."""
+        await until(lambda: all(self.rows(stream) == self.records for stream in STREAMS))
+
+    def rows(self, stream: str) -> int:
+        if not (self.root / f"tables/default/{stream}").exists():
+            return 0
+        try:
+            return int(table(open_store(str(self.root)), stream).to_pyarrow_dataset().count_rows())
+        except Exception:  # its first version is being made
+            return 0
+
+    def files(self) -> tuple[int, int]:
+        """The number of Parquet files there are, and of those in a table."""
+        named = sum(len(table(open_store(str(self.root)), stream).file_uris()) for stream in STREAMS)
+        return len(list(self.root.glob("tables/*/*/*.parquet"))), named
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_no_file_is_made_twice_and_a_killed_keeper_is_replaced(tmp_path: Path, count: int) -> None:
+    fleet = Fleet(tmp_path, await LogWriter.open(open_store(str(tmp_path)), 1))
+    for _ in range(count):
+        await fleet.join()
+    assert sum(map(fleet.kept, fleet.services)) == len(STREAMS)
+    for _ in range(4):
+        await fleet.write()
+        await fleet.tabled()
+    there, named = fleet.files()
+    assert there == named == 4 * len(STREAMS)
+    await until(lambda: sum(each._rows_moved() for each in fleet.services) == fleet.records * len(STREAMS))
+    assert min(service._rows_moved() for service in fleet.services) > 0
+    for service in fleet.services:  # each knows how far the others' tables are
+        await until(lambda service=service: all(service.rows("default", s) == fleet.records for s in STREAMS))  # type: ignore[misc]
+    killed = fleet.services.pop(0)
+    for task in (killed._task, killed._keepers._task):
+        assert task is not None
+        task.cancel()
+    await fleet.write()
+    await fleet.tabled()
+    assert sum(map(fleet.kept, fleet.services)) == len(STREAMS)
+    for service in fleet.services:
+        await service.close()
+
+
+async def test_who_joins_waits_until_the_others_know() -> None:
+    now = 100.0
+    store = MemoryStore()
+    stream = ("default", "telemetry")
+
+    def keeper(name: str) -> Keepers:
+        return Keepers(store, name, 120.0, lambda: now)
+
+    first, second = keeper("a"), keeper("b")
+    await first.start()
+    assert first.keeps(stream)
+    await second.start()
+    assert (second.alive, second.keeps(stream), first.keeps(stream)) == (2, False, True)
+    await first.look()
+    now += 30
+    for _ in range(2):
+        await first.look()
+        await second.look()
+    assert now < 135
+    now += 6
+    await first.look()
+    await second.look()
+    assert first.keeps(stream) is not second.keeps(stream)
+    await second.close()
+    await first.look()
+    assert (first.alive, first.keeps(stream)) == (1, True)
+    await first.close()
+    assert await store.list(hub_keys.KEEPERS) == []
+
+
+async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back() -> None:
+    now = 100.0
+    store = MemoryStore()
+    first, second = (Keepers(store, name, 120.0, lambda: now) for name in "ab")
+    await first.start()
+    await second.start()
+    await first.look()
+    now += 16
+    await first.look()
+    assert first.alive == 1, "three beats are missing"
+    now += 3600
+    await first.look()
+    assert [item.key for item in await store.list(hub_keys.KEEPERS)] == [hub_keys.keeper_key("a")]
+    for _ in range(2):  # it finds that its object is gone, and makes another one
+        await second.look()
+    await first.look()
+    assert first.alive == 2
+    await first.close()
+    await second.close()
