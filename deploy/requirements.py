@@ -2,8 +2,9 @@
 
     PIP_INDEX_URL=... python deploy/requirements.py
 
-Versions are those of ``constraints.txt``. What belongs to Weft and its extras is read from the environment that runs
-this, which must have them; hashes come from the package index whose simple pages ``PIP_INDEX_URL`` names.
+Versions are those of ``constraints.txt``. What belongs to Weft and its extras is read from ``pyproject.toml``, and what
+those need from the environment that runs this, which must have them. Hashes come from the package index whose simple
+pages ``PIP_INDEX_URL`` names.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tomllib
 import urllib.request
 from importlib.metadata import distribution
 from pathlib import Path
@@ -23,6 +25,7 @@ from packaging.version import Version
 
 FOLDER = Path(__file__).parent
 CONSTRAINTS = FOLDER.parent / "constraints.txt"
+PROJECT = FOLDER.parent / "pyproject.toml"
 SETS: dict[str, list[str]] = {
     "build": ["setuptools==84.2.1"],
     "edge": ["weft-fabric"],
@@ -67,13 +70,21 @@ def needed(wanted: list[str]) -> dict[str, list[str]]:
                 found.setdefault(name, set()).add(environment["python_version"])
             if one.specifier:  # its version is said here
                 continue
-            for text in distribution(name).requires or []:
+            for text in requires(name, one.extras):
                 further = Requirement(text)
                 further.specifier = SpecifierSet()
                 extras = [*one.extras, ""]
                 if further.marker is None or any(further.marker.evaluate(environment | {"extra": e}) for e in extras):
                     waiting.append(further)
     return {name: sorted(pythons, key=Version) for name, pythons in sorted(found.items())}
+
+
+def requires(name: str, extras: set[str]) -> list[str]:
+    """Return what a package requires: Weft as ``pyproject.toml`` has it now, others as they are installed."""
+    if name != "weft-fabric":
+        return distribution(name).requires or []
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    return [*project["dependencies"], *(text for each in extras for text in project["optional-dependencies"][each])]
 
 
 def versions() -> dict[str, Version]:

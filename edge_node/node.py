@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
 from weft.config.listeners import has_listener
 from weft.config.log_lines.throttle import Throttle

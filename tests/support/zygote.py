@@ -34,7 +34,6 @@ EDGE = ("weft.config", "weft.edge_node", "weft.replication", "weft.commands.edge
 HUB = ("weft.storage", "weft.commands")
 """Packages of which every module is imported: a user without rights may not be able to read it later."""
 ALSO = (
-    # First, as in a node: it loads sqlite-utils without pandas, numpy and pyarrow, and so without their threads.
     "weft.edge_node.node",
     "weft.cli", "weft.commands.edge", "weft.commands.log", "weft.service.read_only", "weft.service.reload",
     "weft.service.serving", "weft.storage.object_store.opening", "weft.storage.hub_keys", "uvloop",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable
-
-import sqlite_utils
 
 from weft.bounds import Refusals
 from weft.edge_node.sessions.store import retained, session_store
@@ -142,6 +141,6 @@ class BrokerState:
         self.counters.database_failures = self._database.failures
 
 
-def _create_tables(database: sqlite_utils.Database) -> None:
+def _create_tables(database: sqlite3.Connection) -> None:
     retained.create_tables(database)
     session_store.create_tables(database)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
-import sqlite_utils
 
 from weft.edge_node.sessions.records import SessionRecord, SharedRecord
 from weft.edge_node.sessions.store import session_store
@@ -130,7 +130,7 @@ class Compaction:
             marks = [*marks, mark]
         return msgspec.structs.replace(meta, log_bytes=log_bytes, topics_marks=marks)
 
-    def _save(self, database: sqlite_utils.Database, meta: Meta, end: int, noted: int, topics_end: int) -> None:
+    def _save(self, database: sqlite3.Connection, meta: Meta, end: int, noted: int, topics_end: int) -> None:
         """Fold the journal into the tables, on the database's thread. Each run starts from the beginning."""
         window = self._settings.resent_window
         records = read_journal(self._log, self._journal_stream, meta.journal_seq, end)

@@ -114,7 +114,7 @@ class Database:
     # --- the database's thread
 
     def _run(self) -> None:
-        with closing(self._database.conn):
+        with closing(self._database):
             while True:
                 with self._changed:
                     while not self._requests and not self._closing:
@@ -135,14 +135,13 @@ class Database:
     def _transaction(self, jobs: list[Job]) -> BaseException | None:
         if self.failed is not None:
             return self.failed
-        connection = self._database.conn
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._database.execute("BEGIN IMMEDIATE")
             for job in jobs:
                 job(self._database)
-            connection.execute("COMMIT")
+            self._database.execute("COMMIT")
         except Exception as error:
-            self._rolled_back(connection)
+            self._rolled_back()
             self.failures += 1
             return self._judge(error)
         if self._full:
@@ -150,10 +149,10 @@ class Database:
             logger.warning("%s can be written again", self._path)
         return None
 
-    def _rolled_back(self, connection: sqlite3.Connection) -> None:
-        if connection.in_transaction:
+    def _rolled_back(self) -> None:
+        if self._database.in_transaction:
             try:
-                connection.execute("ROLLBACK")
+                self._database.execute("ROLLBACK")
             except sqlite3.Error as error:
                 logger.debug("no rollback: %s", error)
 

@@ -8,8 +8,6 @@ import os
 import sqlite3
 from collections.abc import Callable
 
-import sqlite_utils
-
 from weft.storage.filesystem import FileSystem
 
 FILE_NAME = "mqtt.sqlite3"
@@ -19,7 +17,7 @@ BUSY_TIMEOUT_S = 5.0
 """Longest wait of a write for an operator who reads the file with a tool of their own."""
 DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
-Job = Callable[[sqlite_utils.Database], None]
+Job = Callable[[sqlite3.Connection], None]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +26,7 @@ class _Damaged(sqlite3.DatabaseError):
     """A file that opens and has damaged content."""
 
 
-def open_database(path: str, schema: Job, filesystem: FileSystem) -> tuple[sqlite_utils.Database, str | None]:
+def open_database(path: str, schema: Job, filesystem: FileSystem) -> tuple[sqlite3.Connection, str | None]:
     """Open or create a file, in WAL mode and with every commit synced. Blocks.
 
     Args:
@@ -54,24 +52,23 @@ def primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite_utils.Database:
+def _open(path: str, schema: Job, filesystem: FileSystem) -> sqlite3.Connection:
     existed = filesystem.exists(path)
     _keep_private(path)
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S)
     try:
-        database = sqlite_utils.Database(connection)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA trusted_schema=OFF")
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("PRAGMA trusted_schema=OFF")
         if existed:
-            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise _Damaged(found)
         schema(database)
         filesystem.sync_directory(os.path.dirname(path))
         return database
     except BaseException:
-        connection.close()
+        database.close()
         raise
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
-
-import sqlite_utils
 
 from weft.edge_node.sessions.store import session_store
 from weft.edge_node.sessions.store.database import Database, DatabaseFailed
@@ -50,7 +49,7 @@ def recover(
     started = monotonic()
     loaded: list[tuple[Meta, Folded]] = []
 
-    def load(db: sqlite_utils.Database) -> None:
+    def load(db: sqlite3.Connection) -> None:
         folded = Folded(session_store.load_all(db, window), session_store.load_all_shared(db))
         loaded.append((session_store.load_meta(db), folded))
 
@@ -115,7 +114,7 @@ def _other_log(meta: Meta, folded: Folded) -> None:
 
 
 def _save(database: Database, folded: Folded, meta: Meta) -> bool:
-    def job(db: sqlite_utils.Database) -> None:
+    def job(db: sqlite3.Connection) -> None:
         changed = ((name, each) for name, each in folded.sessions.items() if each.record_changed or each.recent_changed)
         session_store.save(db, changed)
         session_store.save_shared(db, folded.shared.items())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import heapq
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
-import sqlite_utils
 
 from weft.bounds import LOCAL, Bound, Owner, OwnerKind, Refusals
 from weft.edge_node.sessions.store.database import Database, Done
@@ -55,10 +55,12 @@ class RetainedMessage(msgspec.Struct, frozen=True, gc=False):
         return size
 
 
-def create_tables(database: sqlite_utils.Database) -> None:
+def create_tables(database: sqlite3.Connection) -> None:
     """Create the table of retained messages."""
-    columns = {"topic": str, "payload": bytes, "qos": int, "properties": bytes, "stored_ns": int, "owner": str}
-    database["retained"].create(columns, pk="topic", not_null={"topic", "payload"}, if_not_exists=True)  # type: ignore[union-attr]
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS retained (topic TEXT PRIMARY KEY NOT NULL, payload BLOB NOT NULL, qos INTEGER, "
+        "properties BLOB, stored_ns INTEGER, owner TEXT)"
+    )
 
 
 class RetainedMessages:
@@ -117,7 +119,7 @@ class RetainedMessages:
         self._requested = False
         rows: list[tuple[str, bytes, int, bytes | None, int, str]] = []
 
-        def load(database: sqlite_utils.Database) -> None:
+        def load(database: sqlite3.Connection) -> None:
             query = "SELECT topic, payload, qos, properties, stored_ns, owner FROM retained"
             rows.extend(database.execute(query).fetchall())
 
@@ -298,7 +300,7 @@ class RetainedMessages:
             self._changes += 1
         self.flush()
 
-    def _save(self, database: sqlite_utils.Database) -> None:
+    def _save(self, database: sqlite3.Connection) -> None:
         """Write the changes to the table, on the database's thread."""
         with self._lock:
             self._taken.update(self._unsaved)
@@ -307,9 +309,8 @@ class RetainedMessages:
             taken = list(self._taken.items())
         gone = [(topic.decode(),) for topic, message in taken if message is None]
         kept = [_row(message) for _, message in taken if message is not None]
-        connection = database.conn
-        connection.executemany("DELETE FROM retained WHERE topic = ?", gone)
-        connection.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?)", kept)
+        database.executemany("DELETE FROM retained WHERE topic = ?", gone)
+        database.executemany("INSERT OR REPLACE INTO retained VALUES (?, ?, ?, ?, ?, ?)", kept)
 
     def _saved(self, error: BaseException | None) -> None:
         self._requested = False

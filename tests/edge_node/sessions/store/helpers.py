@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import shutil
+import sqlite3
 import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-import sqlite_utils
 
 from tests.storage.fakes import FakeFileSystem
 from tests.storage.segment_log.helpers import Clock, commit_all, open_log
@@ -103,7 +103,7 @@ class StoredNode:
             if database_pages is not None:
                 create = broker_state._create_tables
 
-                def limited(database: sqlite_utils.Database) -> None:
+                def limited(database: sqlite3.Connection) -> None:
                     create(database)
                     database.execute(f"PRAGMA max_page_count = {database_pages}")
 

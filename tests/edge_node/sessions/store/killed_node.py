@@ -9,7 +9,6 @@ import random
 import sys
 import time
 
-import weft.edge_node.sessions.store.light_imports  # noqa: F401 - before sqlite_utils is imported
 from weft.bounds import Refusals
 from weft.edge_node.sessions.records import SessionRecord
 from weft.edge_node.sessions.store.broker_state import BrokerState

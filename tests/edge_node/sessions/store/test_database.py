@@ -5,19 +5,18 @@ import threading
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 
 from tests.edge_node.sessions.store.helpers import Owner
 from weft.edge_node.sessions.store.database import Database, DatabaseFailed
 
 
-def schema(database: sqlite_utils.Database) -> None:
-    database["things"].create({"id": int}, pk="id", if_not_exists=True)  # type: ignore[union-attr]
+def schema(database: sqlite3.Connection) -> None:
+    database.execute("CREATE TABLE IF NOT EXISTS things (id INTEGER PRIMARY KEY)")
 
 
 def insert(*numbers: int) -> object:
-    def job(database: sqlite_utils.Database) -> None:
-        database.conn.executemany("INSERT INTO things VALUES (?)", [(number,) for number in numbers])
+    def job(database: sqlite3.Connection) -> None:
+        database.executemany("INSERT INTO things VALUES (?)", [(number,) for number in numbers])
 
     return job
 
@@ -44,7 +43,7 @@ def test_what_waits_shares_a_transaction(tmp_path: Path, owner: Owner, database:
     for number in range(100):
         database.submit(insert(number), told.append)  # type: ignore[arg-type]
     seen: list[int] = []
-    database.submit(lambda db: seen.append(db.conn.total_changes), lambda _: None)
+    database.submit(lambda db: seen.append(db.total_changes), lambda _: None)
     gate.set()
     owner.wait_for(lambda: len(told) == 100)
     assert told == [None] * 100
@@ -102,7 +101,7 @@ def test_a_damaged_file_is_set_aside_and_the_node_starts(
 def test_damage_met_while_running_ends_it(
     tmp_path: Path, owner: Owner, database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: sqlite_utils.Database) -> None:
+    def broken(_: sqlite3.Connection) -> None:
         error = sqlite3.DatabaseError("database disk image is malformed")
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error

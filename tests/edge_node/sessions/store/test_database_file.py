@@ -8,22 +8,21 @@ import stat
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 
 from weft.edge_node.sessions.store.database_file import open_database, primary_code
 from weft.storage.filesystem import OSFileSystem
 
 
-def schema(database: sqlite_utils.Database) -> None:
-    database["numbers"].create({"number": int}, if_not_exists=True)  # type: ignore[union-attr]
+def schema(database: sqlite3.Connection) -> None:
+    database.execute("CREATE TABLE IF NOT EXISTS numbers (number INTEGER)")
 
 
 def opened(path: Path) -> tuple[list[int], str | None]:
     """The numbers of a file, one more than before; and where a damaged one was set aside."""
     database, aside = open_database(str(path), schema, OSFileSystem())
     numbers = [number for (number,) in database.execute("SELECT number FROM numbers")]
-    database.conn.execute("INSERT INTO numbers VALUES (?)", (len(numbers),))
-    database.conn.close()
+    database.execute("INSERT INTO numbers VALUES (?)", (len(numbers),))
+    database.close()
     return numbers, aside
 
 
@@ -40,10 +39,10 @@ def test_no_other_user_may_read_it(tmp_path: Path) -> None:
             if mode is not None:
                 path.chmod(mode)
             database, _ = open_database(str(path), schema, OSFileSystem())
-            database.conn.execute("INSERT INTO numbers VALUES (1)")
+            database.execute("INSERT INTO numbers VALUES (1)")
             modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
             assert modes == {"state": 0o600, "state-wal": 0o600, "state-shm": 0o600}
-            database.conn.close()
+            database.close()
     finally:
         os.umask(mask)
 

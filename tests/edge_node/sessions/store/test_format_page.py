@@ -43,11 +43,8 @@ def test_the_table_of_entries_is_that_of_the_code() -> None:
 def test_the_schema_is_that_of_the_database() -> None:
     node = StoredNode()
     found: list[tuple[str, str]] = []
-    node.state._database.run(
-        lambda database: found.extend(
-            (each.name, column.name) for each in database.tables for column in each.columns
-        )
-    )  # fmt: skip
+    columns = "SELECT t.name, c.name FROM sqlite_schema t, pragma_table_info(t.name) c WHERE t.type = 'table'"
+    node.state._database.run(lambda database: found.extend(database.execute(columns)))
     node.stop_database()
     assert {(row[0], row[1]) for row in table("schema")} == set(found)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import copy
 import random
+import sqlite3
 from contextlib import suppress
 
-import sqlite_utils
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -228,7 +228,7 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 def _limit_pages(database, pages: int) -> None:  # type: ignore[no-untyped-def]
-    def job(db: sqlite_utils.Database) -> None:
+    def job(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA max_page_count = {pages}")
 
     with suppress(Exception):

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import sqlite3
 import time
 from itertools import islice
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ class Shelf:
         return {message.topic.decode() for message in self.messages.match(topic_filter)}
 
     def limit_pages(self, pages: int) -> None:
-        def limit(database: sqlite_utils.Database) -> None:
+        def limit(database: sqlite3.Connection) -> None:
             database.execute(f"PRAGMA max_page_count = {pages}")
 
         self.database.run(limit)

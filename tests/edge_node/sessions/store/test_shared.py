@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 
 import pytest
-import sqlite_utils
 
 from tests.edge_node.sessions.store.helpers import StoredNode
 from tests.storage.segment_log.helpers import put
@@ -118,8 +118,8 @@ def test_a_row_that_does_not_decode_is_passed_over(node: StoredNode, caplog: pyt
     node.commit()
     node.save()
 
-    def damage(database: sqlite_utils.Database) -> None:
-        database.conn.execute("UPDATE shared_subscriptions SET record = 'x'")
+    def damage(database: sqlite3.Connection) -> None:
+        database.execute("UPDATE shared_subscriptions SET record = 'x'")
 
     node.state._database.run(damage)
     with caplog.at_level(logging.ERROR):
