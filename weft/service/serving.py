@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 
 from weft.service.hang_up import hang_up_has_come
+from weft.service.memory import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,9 @@ def let_threads_in_soon() -> None:
 
 def collect_garbage_rarely() -> None:
     """Have the garbage collector disturb little from now on. To be called once a node has started: what it was made of
-    is never looked at again."""
+    is never looked at again, and what the start no longer needs goes back to the kernel."""
     gc.collect()
+    give_back_free_memory()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, COLLECTIONS_BETWEEN_OLDER, COLLECTIONS_BETWEEN_OLDER)
 
