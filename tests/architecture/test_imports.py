@@ -37,7 +37,7 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "click": ("weft/",),
     "rich": ("weft/",),
     "yaml": ("config/", "cloud_hub/api/tokens.py"),
-    "ctypes": ("storage/kernel_clock.py", "edge_node/functions/kinds/python/confinement.py", "weft/service/memory.py"),
+    "ctypes": ("storage/kernel_clock.py", "edge_node/functions/kinds/python/confinement.py", "weft/service/serving.py"),
 }
 """Library -> where it may be imported."""
 
