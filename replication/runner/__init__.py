@@ -1,5 +1,6 @@
 """The link machines over aiohttp WebSockets: ``run_link`` at an edge, ``serve_link`` at a hub."""
 
+import weft.replication.runner.light_aiohttp
 from weft.replication.runner.connect import run_link
 from weft.replication.runner.serve import LINK_PATH, LinkHandler, LinkRefused, LinkSession, serve_link
 from weft.replication.runner.settings import LinkIdentity, LinkSettings, no_token, read_token

@@ -9,6 +9,8 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import aiohttp
 
@@ -60,6 +62,7 @@ async def run_link(
     backoff = Backoff(settings.urls, settings.retry_min_s, settings.retry_max_s, rng)
     redirects = Redirects(rng)
     target: Target | None = None
+    trust = SystemTrust(tls)
     progress = Progress(source, status, wall_clock, acknowledged or Acknowledged())
     link_log = LinkLog(status.name, clock() / SECOND)
     attempt, own = 0, settings
@@ -77,7 +80,7 @@ async def run_link(
                 )  # fmt: skip
                 try:
                     async with asyncio.timeout(target.stay_s):
-                        outcome = await _attempt(session, connection, target.url, own, tls)
+                        outcome = await _attempt(session, connection, target.url, own, trust)
                 except TimeoutError:
                     # This node serves the edge in place of another, which may be reachable by now.
                     target = None
@@ -99,21 +102,54 @@ async def run_link(
         status.state, status.next_try = LinkState.STOPPED, None
 
 
+class SystemTrust:
+    """The certificate authorities of the system, which are read when a connection first needs them: 1 MiB, some 20 ms.
+
+    Args:
+        given: a context to use instead; None reads the authorities.
+    """
+
+    def __init__(self, given: ssl.SSLContext | None) -> None:
+        self._context = given
+
+    async def context(self, url: str) -> ssl.SSLContext | bool:
+        """Return what aiohttp takes as ``ssl`` for a connection to ``url``. Reads files beside the event loop.
+
+        Raises:
+            OSError: the authorities cannot be read.
+        """
+        if self._context is None and _speaks_tls(url):
+            self._context = await asyncio.to_thread(_system_context)
+        return self._context or True
+
+
+def _speaks_tls(url: str) -> bool:
+    # The proxy of the environment may itself be reached by TLS, also for a hub that is not.
+    return any(urlsplit(each).scheme in ("https", "wss") for each in (url, *getproxies().values()))
+
+
+def _system_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(("http/1.1",))
+    return context
+
+
 async def _attempt(
     session: aiohttp.ClientSession,
     connection: SenderConnection,
     url: str,
     settings: LinkSettings,
-    tls: ssl.SSLContext | None,
+    trust: SystemTrust,
 ) -> ConnectionEnd:
     try:
         token = await asyncio.to_thread(settings.token)
     except (OSError, ValueError) as error:
         return connect_errors.no_token(error)
     try:
+        tls = await trust.context(url)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         opening = session.ws_connect(
-            url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls or True, compress=0, max_msg_size=4 << 20,
+            url.rstrip("/") + LINK_PATH, headers=headers, ssl=tls, compress=0, max_msg_size=4 << 20,
             timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
         )  # fmt: skip
         async with asyncio.timeout(settings.connect_timeout_s):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from typing import ClassVar
 
@@ -44,18 +45,19 @@ class Hub:
         self.answers = True
         self.settings = ReceiverSettings(silence=2 * SECOND, ping_interval=SECOND // 5)
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         app = web.Application()
         app.router.add_get(LINK_PATH, self._link)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self.tls)
         await site.start()
         self.port = self._runner.addresses[0][1]
 

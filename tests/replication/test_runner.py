@@ -9,13 +9,16 @@ import hashlib
 import logging
 import random
 import re
+import ssl
 import struct
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from tests.edge_node.servers.listeners.certificates import Authority
 from tests.replication.loopback import Hub
 from tests.replication.model import CLOCK, WALL, ModelLog
 from tests.support.epochs import MemoryEpochs
@@ -92,6 +95,26 @@ async def test_what_was_logged_before_and_after_connecting_arrives_once_and_is_r
     assert hub.stored == Counter([(1, seq) for seq in range(503)] + [(2, 0), (2, 1)])
     assert hub.gaps == [(2, GapRange(2, 6, 1))]
     await until(lambda: hub.closed == 1)
+
+
+async def test_it_trusts_the_systems_authorities_and_no_others(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hub.stop()
+    authority = Authority(tmp_path)
+    server = authority.sign("localhost")
+    hub.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    hub.tls.load_cert_chain(server.certificate, server.key)
+    await hub.start()
+    log = ModelLog({1: "telemetry"})
+    log.append(1, 5)
+    async with Link(log, hub.url) as link:
+        await until(lambda: "the hub's certificate is refused" in link.status.last_error)
+    assert not hub.hellos
+    monkeypatch.setenv("SSL_CERT_FILE", authority.path)  # how an administrator names them for a process
+    async with Link(log, hub.url):
+        await until(lambda: drained(log))
+    assert sum(hub.stored.values()) == 5
 
 
 async def test_it_comes_back_when_the_hub_was_restarted(hub: Hub) -> None:
