@@ -183,7 +183,7 @@ def _chunk(data: bytes) -> None:
             assert chunk.decode_footer(footer)[0] == found.footer
             for section in found.footer.streams:
                 body = memoryview(each)[section.position : section.position + section.length]
-                for entry in chunk.section_entries(section, body, found.footer.lanes):
+                for entry in chunk.section_entries(section, body, found.footer.lanes_of(section)):
                     batch.verify(entry.batch)
         except CodecError:
             continue
