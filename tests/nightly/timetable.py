@@ -157,7 +157,7 @@ JOBS: Mapping[str, Job] = {
     "simulation": searched(
         "simulation", "histories of a shard", _simulation,
         "tests/cloud_hub/test_simulation.py::test_nothing_acknowledged_is_lost_or_doubled_in_many_histories",
-        minutes=35, slice_seeds=500, slice_units=500, slice_s=40,
+        minutes=30, slice_seeds=500, slice_units=500, slice_s=40,
     ),
     "clocks": searched(
         "clocks", "histories of hubs whose clocks are set", _clocks,
@@ -168,6 +168,13 @@ JOBS: Mapping[str, Job] = {
         "set_back", "histories of shards whose time is lowered", _set_back,
         "tests/cloud_hub/test_clock.py::test_a_time_of_the_future_is_lowered_for_good_in_many_histories",
         minutes=8, slice_seeds=250, slice_units=250, slice_s=30,
+    ),
+    "deletions": pytest_job(
+        "histories of deleted streams", "tests/cloud_hub/test_stream_deletion.py", minutes=5, slice_units=1, slice_s=60,
+    ),
+    "table_storms": pytest_job(
+        "keepers and joiners of one table in storms", "tests/storage/table/delta/test_storms.py",
+        minutes=5, slice_units=1, slice_s=60,
     ),
     "upgrade": searched(
         "upgrade", "histories of an upgrade", _upgrade,
@@ -220,7 +227,7 @@ JOBS: Mapping[str, Job] = {
         minutes=15, slice_units=4, slice_s=80,
     ),
     "attacks": pytest_job(
-        "attacks beside a good client", "tests/hostile", minutes=40, slice_units=42, slice_s=510,
+        "attacks beside a good client", "tests/hostile", minutes=35, slice_units=42, slice_s=510,
     ),
     # Damage and random examples.
     "mqtt_codec": searched(

@@ -198,7 +198,7 @@ async def later_manifest(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
 
 
 async def later_snapshot(store: ObjectStore, later: pytest.MonkeyPatch) -> None:
-    later.setattr(snapshot, "VERSION", 9)
+    later.setattr(snapshot, "BLOCKS_VERSION", 9)
     await chunks_with(store)
     log = of_shard(store, await open_cluster(store, None))
     key = hub_keys.snapshot_key(SHARD, 0, 1)

@@ -18,6 +18,7 @@ CONTROL: Notation = {
             "software": "weft 0.1.0",
             "features": ["compact-marks"],
             "stay": False,
+            "is_synchronised": True,
         },
         {
             "type": "WELCOME",
