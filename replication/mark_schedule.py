@@ -46,6 +46,10 @@ class MarkSchedule:
         self._sent_data.pop(lane, None)
         self.due.pop(lane, None)
 
+    def make_all_due(self) -> None:
+        """Make the marks of all lanes due."""
+        self._all_at = self._with_data_at
+
     def stale(self, lanes: Iterable[int], now: int, *, all_due: bool = False) -> list[int]:
         """Return the open lanes whose marks become due at ``now``; arguments as for ``begin``."""
         if self._all_go(now, all_due):

@@ -185,8 +185,9 @@ class Sender:
         return self._marks.stale(self._lanes.open(), now, all_due=self._live.ping_is_due(now))
 
     def tell_clocks(self, clocks: Sequence[Frame]) -> None:
-        """Send clock notices, before any later batch."""
+        """Send clock notices, before any later batch. All marks are due again: the last ones had a wrong time."""
         self._answers[:0] = clocks
+        self._marks.make_all_due()
 
     def end(self) -> bool:
         """Send the last word of each lane after everything before it; return whether that is done. The log must no

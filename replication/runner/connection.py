@@ -217,7 +217,9 @@ class SenderConnection:
             if now >= self._next_status:
                 await self._update_status(sender, now)
             request = self._handle_events(sender) or self._held
-            self._time.follow(sender)
+            if self._time.follow(sender):
+                self._all_touched = True
+                self._offer_touched(sender, now)
             self._held = request if self._time.is_awaited(now) else None
             if self._held is not None:
                 request = None

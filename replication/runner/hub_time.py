@@ -32,13 +32,17 @@ class HubTime:
         self._told: set[Clock] = set()
         self._awaited_until: int | None = None
 
-    def follow(self, sender: Sender) -> None:
+    def follow(self, sender: Sender) -> bool:
         """Pass on a new answer, and send the notices that the hub lacks before any later batch. Ask again while the
-        time of this boot is unknown: one answer is not enough."""
+        time of this boot is unknown: one answer is not enough.
+
+        Returns:
+            True if a notice is sent, which makes all marks due: offer the present state of all lanes first.
+        """
         live, clocks = sender.liveness, self._clocks
         answer = live.last_answer
         if clocks is None or answer is None or live.answers == self._answers:
-            return
+            return False
         now = self._clock()
         if not self._answers:
             self._awaited_until = now + WAIT_NS
@@ -52,6 +56,7 @@ class HubTime:
             self._awaited_until = None
         elif self._answers <= ASKS_MAX:
             live.ask(now)
+        return bool(new)
 
     def is_awaited(self, now: int) -> bool:
         """Return whether records wait for the time of their boot: those sent before keep the stamps of its clock."""

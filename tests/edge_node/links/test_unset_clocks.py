@@ -16,7 +16,7 @@ import pytest
 
 from tests.cloud_hub.live import get, running_hub
 from tests.edge_node.links.test_links import config
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, Patience
 from weft.cloud_hub.hub import Hub
 from weft.config.streams import Link as LinkConfig
 from weft.edge_node.links.links import Links
@@ -96,14 +96,16 @@ def assert_right(row: dict[str, Any], true: int, error: int) -> None:
 
 
 async def complete_from(hub: Hub, moment: int) -> int:
-    """Return the moment up to which the stream is complete, once that is not before ``moment``."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            _, answer = await get(hub, "/v1/streams/telemetry/completeness")
-            complete = nanoseconds(answer["complete_up_to"]) if answer["complete_up_to"] else 0
-            if complete >= moment:
-                return complete
-            await asyncio.sleep(0.02)
+    """Return the moment up to which the stream is complete, once that is not before ``moment``: long before the marks
+    of an idle stream are due."""
+    patience = Patience()
+    while not patience.is_over():
+        _, answer = await get(hub, "/v1/streams/telemetry/completeness")
+        complete = nanoseconds(answer["complete_up_to"]) if answer["complete_up_to"] else 0
+        if complete >= moment:
+            return complete
+        await asyncio.sleep(0.02)
+    raise TimeoutError
 
 
 @pytest.mark.parametrize("behind", [5 * HOUR, -5 * HOUR])
