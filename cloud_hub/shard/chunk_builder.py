@@ -211,7 +211,7 @@ class ChunkBuilder:
         """Add the new parts of a session's items, one after the other."""
         lane = draft.session.lane
         edge = lane.tenant, lane.edge
-        left = self._looks.get(edge, LOOKS_PER_EDGE)
+        left = self._looks.get(edge, LOOKS_PER_EDGE) - self._block_looks(lane)
         for item in draft.session.items:
             if left <= 0 or self._bytes >= self._bytes_max:
                 break
@@ -232,7 +232,7 @@ class ChunkBuilder:
         session, lane = draft.session, draft.session.lane
         first, end, size = session.run_first, session.run_end, self._bytes + session.bytes
         edge = lane.tenant, lane.edge
-        left = self._looks.get(edge, LOOKS_PER_EDGE) - len(session.items)
+        left = self._looks.get(edge, LOOKS_PER_EDGE) - self._block_looks(lane) - len(session.items)
         if end < 0 or size > self._bytes_max or left < 0 or lane in self._runs or lane in self._after:
             return False
         if not held.lacks_records(first, end):
@@ -250,6 +250,10 @@ class ChunkBuilder:
                 draft.name_origin(header.origin)
             section.add(draft.index, 0, header.count, batch, correction)
         return True
+
+    def _block_looks(self, lane: Lane) -> int:
+        """Return what records of a lane cost besides its items: a block of its own takes as long as an item."""
+        return int(self._has_blocks and (lane.tenant, lane.stream) not in self._sections)
 
     def _section(self, lane: Lane) -> _Section:
         key = lane.tenant, lane.stream
