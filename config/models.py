@@ -104,8 +104,8 @@ class Tables(Section, frozen=True, kw_only=True):
         Annotated[Duration, Meta(ge=0.05, le=86_400)] | None,
         Meta(
             description="How long fewer records than `write_at` wait for more, so that quiet streams cost fewer files. "
-            "Readers of the log see them at once. Unset: they are written at the next `interval`. Where streams times "
-            "shards are more than 2,000, they wait for several, half an hour at most.",
+            "Readers of the log see them at once. Unset: they are written at the next `interval`. Where a tenant's "
+            "streams times shards are 4,000 or more, its quiet ones wait for several, half an hour at most.",
         ),
     ] = field(default=None, name="write_after")
     joined_size: Annotated[

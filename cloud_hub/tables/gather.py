@@ -24,6 +24,8 @@ from weft.storage.table.rows import RowsOf, rows_of
 
 RUN_BYTES, RUN_SECTIONS = 1 << 20, 256
 """Bytes and number of sections whose rows are made together: the step between two looks at the clock."""
+LANE_BYTES = 300
+"""Memory of a decoded lane. At level 1 a section has all lanes of its chunk."""
 
 
 class LastChunk(NamedTuple):
@@ -115,7 +117,7 @@ class Gatherer:
 class _Part(NamedTuple):
     """A section whose rows are made next."""
 
-    chunk: Chunk
+    source: LastChunk
     rows: RowsOf
     stop: int
     """Offset after the last wanted record."""
@@ -157,10 +159,11 @@ class _Run:
             self.failure, self.unfit_end = error, section.base_offset + section.count
             self.next_n = chunk.header.n
             return
-        footer = chunk.footer
-        rows = RowsOf(section, data, footer.lanes_of(section), footer.clocks_of(section))
-        self._parts.append(_Part(chunk, rows, stop))
-        self._bytes += section.length
+        lanes = chunk.footer.lanes_of(section)
+        # A copy, since a view of a few bytes would keep the whole chunk in memory.
+        rows = RowsOf(section, bytes(data) if len(data) < RUN_BYTES else data, lanes, chunk.footer.clocks_of(section))
+        self._parts.append(_Part(LastChunk(chunk.header.n, chunk.footer_crc), rows, stop))
+        self._bytes += section.length + LANE_BYTES * len(lanes)
         self.planned = stop
 
     async def make(self, budget: TurnBudget) -> None:
@@ -169,10 +172,10 @@ class _Run:
         if parts:
             await in_thread(partial(self._add, parts, budget))
         for part in parts:
-            section, n = part.rows.section, part.chunk.header.n
+            section = part.rows.section
             if section.base_offset < self.at:
-                self.last = LastChunk(n, part.chunk.footer_crc)
-                self.next_n = n + (self.at >= section.base_offset + section.count)
+                self.last = part.source
+                self.next_n = part.source.n + (self.at >= section.base_offset + section.count)
 
     def _add(self, parts: Sequence[_Part], budget: TurnBudget) -> None:
         failure = None

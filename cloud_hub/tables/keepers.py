@@ -23,7 +23,7 @@ BEAT_S, ALONE_S = 5.0, 20.0
 BEAT_MIN_S = 0.5
 MISSED_MAX = 3
 """Number of missed beats after which a keeper counts as gone."""
-FORGET_S = 3600.0
+FORGET_S = 120.0
 """Time after which the object of one that is gone is removed."""
 
 
@@ -147,7 +147,9 @@ class Keepers:
         what = "who else keeps tables cannot be seen"
         try:
             await self.look()
-        except (StoreError, NotFound) as error:
+        except Exception as error:  # without looks, the tables of one that is gone would stand still
+            if not isinstance(error, StoreError | NotFound):
+                _logger.exception("a look at the keepers of tables failed")
             count = self._repeats.say(what, self._monotonic())
             if count is not None:
                 _logger.warning("%s: %s%s", what, error, left_out(count))

@@ -129,7 +129,7 @@ async def test_one_that_is_gone_is_forgotten_and_one_that_was_paused_comes_back(
     now += 16
     await first.look()
     assert first.alive == 1, "three beats are missing"
-    now += 3600
+    now += 120
     await first.look()
     assert [item.key for item in await store.list(hub_keys.KEEPERS)] == [hub_keys.keeper_key("a")]
     for _ in range(2):  # it finds that its object is gone, and makes another one

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.cloud_hub.tables.logs import LANE, LogWriter, Run, contents, expected, table
 from weft.cloud_hub.tables.service import TableService
 from weft.cloud_hub.tables.settings import TableSettings
+from weft.cloud_hub.tables.writes_due import WritesDue
 from weft.storage.object_store import open_store
 
 BUSY = LANE._replace(stream="busy")
@@ -56,3 +57,21 @@ async def test_a_changed_time_of_vacuum_reaches_tables_that_are_there(tmp_path: 
     await TableService(store, log.cluster, settings=TableSettings(retention_hours=24)).run_once()
     told = table(store).metadata().configuration
     assert told["delta.deletedFileRetentionDuration"] == "interval 30 days", "its owner's word"
+
+
+def test_many_quiet_streams_wait_unasked_and_make_no_other_tenant_wait() -> None:
+    now = 1000.0
+    due = WritesDue(1 << 20, None, 10.0, lambda: now)
+    many = [("crowded", f"s{number}") for number in range(1000)]
+    few = [("small", f"s{number}") for number in range(10)]
+    rounds = []
+    for _ in range(17):  # 1,000 streams in 16 shards are eight times the files of a round
+        now += 10
+        due.begin([*many, *few], 16)
+        assert all(map(due.is_due, few))
+        written = [key for key in many if due.is_due(key)]
+        rounds.append(len(written))
+        for key in [*written, *few]:
+            due.written(key)
+    assert sorted(set(rounds)) == [0, 1000]
+    assert rounds.count(1000) == 3, "the first round, and one of eight"
