@@ -4,103 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.cloud_hub import virtual_time
-from tests.cloud_hub.fabric import CLUSTER, SETTINGS, TRUE_START, SequencerNode, Session, check_log, read_chunks
+from tests.cloud_hub.fabric import SETTINGS, SequencerNode, Session
+from tests.cloud_hub.shard.ending import Hub, play, sequencer_records
 from tests.cloud_hub.virtual_time import NS, now_ns
 from tests.protocols.test_shard_state import complete_up_to
-from weft.cloud_hub.clock import HubClock
-from weft.cloud_hub.settings import HubSettings
-from weft.cloud_hub.shard import lane_ends, lane_keeper
+from weft.cloud_hub.shard import lane_ends
 from weft.cloud_hub.shard.lane_ends import EndedLanes, Ending
-from weft.cloud_hub.shard.lane_keeper import LaneKeeper
-from weft.cloud_hub.shard.sequencer import Sequencer
-from weft.protocols.chunk import Control, ControlKind, GapRange, LaneFlag, Mark
+from weft.protocols.chunk import GapRange, LaneFlag, Mark
 from weft.protocols.errors import Corrupt
 from weft.protocols.lane import Lane
 from weft.protocols.link import RefuseCode
 from weft.protocols.ranges import RangeSet
 from weft.protocols.segment import GapReason
-from weft.protocols.shard.lane_state import RetiredBy
 from weft.protocols.shard.shard_state import ShardState
-from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import ended_key
 from weft.storage.object_store.memory import MemoryStore
 
 LANE = Lane("default", "edge-1", 7, "telemetry")
 OTHER = Lane("default", "edge-2", 8, "telemetry")
 DAY_S = 86_400.0
-
-
-class Hub:
-    """Two nodes on one store, and a process beside them that ends lanes."""
-
-    def __init__(self) -> None:
-        self.store = MemoryStore()
-        self.random = random.Random(3)
-        self.nodes = [SequencerNode(self.store, random.Random(i)) for i in range(2)]
-        self.log = ShardLog(self.store, CLUSTER, 0, now_ns)
-        self.position = 1 << 60
-        self.ahead_s = 0.0
-        """Time that the keeper's clock is past the nodes', since ninety days of a loop take long."""
-
-    @property
-    def sequencer(self) -> Sequencer:
-        assert self.nodes[0].sequencer is not None
-        return self.nodes[0].sequencer
-
-    async def write(self, plan: Callable[[ShardState], Awaitable[Ending]]) -> Ending:
-        bits = self.random.getrandbits
-        return await lane_ends.write_ending(self.log, plan, wall_clock=now_ns, random_bits=bits)
-
-    async def drop(self, *lanes: Lane) -> None:
-        async def plan(state: ShardState) -> Ending:
-            return Ending([Control(ControlKind.DROP, *lane, b"") for lane in lanes if lane in state.lanes], [])
-
-        await self.write(plan)
-        await asyncio.sleep(3)  # longer than followers take
-
-    def keeper(self) -> LaneKeeper:
-        return LaneKeeper(
-            [self.log], lambda _: self.sequencer.state, lambda *_: self.position, HubSettings("memory"),
-            clock=HubClock(self.time, self.time), random_bits=self.random.getrandbits,
-        )  # fmt: skip
-
-    def time(self) -> int:
-        return TRUE_START + now_ns() + int(self.ahead_s * NS)
-
-    async def look(self, keeper: LaneKeeper | None = None) -> None:
-        """Two rounds of a keeper: what is silent in both of them ends."""
-        keeper = keeper or self.keeper()
-        await keeper.look()
-        self.ahead_s += lane_keeper.INTERVAL_S
-        await keeper.look()
-
-    async def session(self, lane: Lane = LANE, epoch: int = 1, flags: int = 0) -> Session:
-        session = Session(self.sequencer, lane, epoch, ["plant/{line}"], flags=flags)
-        assert await session.open()
-        return session
-
-    async def state(self) -> ShardState:
-        return await self.log.load()
-
-
-def play(story: Callable[[Hub], Awaitable[None]], healed: RangeSet | None = None) -> None:
-    async def main() -> None:
-        hub = Hub()
-        for node in hub.nodes:
-            await node.start()
-        await story(hub)
-        state, _ = check_log(await read_chunks(hub.store), healed)
-        assert (await hub.state()).encode() == state.encode()
-        for node in hub.nodes:
-            await node.kill()
-
-    virtual_time.run(main())
 
 
 def test_an_edge_that_comes_back_after_its_lane_left_sends_only_what_the_hub_never_had() -> None:
@@ -122,10 +49,6 @@ def test_an_edge_that_comes_back_after_its_lane_left_sends_only_what_the_hub_nev
         assert sequencer_records(hub) == 15, "ten and five, none of them twice"
 
     play(story, healed=RangeSet([(10, 12)]))
-
-
-def sequencer_records(hub: Hub) -> int:
-    return hub.sequencer.state.next_offset["default", "telemetry"]
 
 
 def test_a_link_that_is_open_while_its_lane_leaves_goes_on() -> None:
@@ -181,40 +104,6 @@ def test_the_newest_state_that_was_kept_is_the_one_that_counts() -> None:
     play(story)
 
 
-def test_lanes_not_seen_for_long_retire_leave_and_count_again_when_they_come_back() -> None:
-    async def story(hub: Hub) -> None:
-        keeper, session = hub.keeper(), await hub.session()
-        await session.send(0, 5)
-        hub.sequencer.put_mark(session.lane_session, Mark(50, 5))
-        await session.until_acked(0, 5)
-        hub.sequencer.leave(session.lane_session)
-        hub.ahead_s += 89 * DAY_S
-        await hub.look(keeper)
-        assert (await hub.state()).lanes[LANE].retired is None
-        hub.ahead_s += 2 * DAY_S
-        hub.position = 4
-        await hub.look(keeper)
-        assert (await hub.state()).lanes[LANE].retired is None, "one record is not in its table yet"
-        hub.position = 5
-        await hub.look(keeper)
-        retired = (await hub.state()).lanes[LANE].retired
-        assert retired is not None
-        assert (retired.by, retired.reason) == (RetiredBy.AGE, "not seen for 90 days")
-        back = await hub.session(epoch=2)
-        assert (await hub.state()).lanes[LANE].counts
-        hub.sequencer.leave(back.lane_session)
-        hub.ahead_s += 91 * DAY_S
-        await hub.look(keeper)
-        hub.ahead_s += 31 * DAY_S
-        await hub.look(keeper)
-        state = await hub.state()
-        assert (state.lanes, state.drops) == ({}, 1)
-        await hub.session(epoch=3)
-        assert (await hub.state()).lanes[LANE].counts
-
-    play(story)
-
-
 def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_next_one() -> None:
     async def story(hub: Hub) -> None:
         session = await hub.session()
@@ -232,152 +121,6 @@ def test_a_last_word_is_committed_though_its_link_is_gone_and_taken_back_by_the_
         assert state.lanes[LANE].last_word is None
         assert state.stopped_lanes("default", "telemetry") == []
         hub.sequencer.leave(back.lane_session)
-
-    play(story)
-
-
-def test_an_edge_that_was_not_seen_for_long_leaves_an_open_gap_that_its_return_closes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-
-    async def story(hub: Hub) -> None:
-        keeper = hub.keeper()
-        stopped, lost = await hub.session(OTHER), await hub.session()
-        for session in (stopped, lost):
-            await session.send(0, 5)
-            await session.until_acked(0, 5)
-            hub.sequencer.put_mark(session.lane_session, Mark(now_ns(), 5))
-        stopped.lane_session.says_last_word = True
-        hub.sequencer.put_mark(stopped.lane_session, Mark(now_ns() + 1, 5))
-        await asyncio.sleep(5)
-        for session in (stopped, lost):
-            hub.sequencer.leave(session.lane_session)
-        hub.ahead_s += 91 * DAY_S
-        await hub.look(keeper)
-        state = await hub.state()
-        [(lane, gap)] = lane_ends.open_gaps(state, [LANE, OTHER])
-        retired = state.lanes[LANE].retired
-        assert retired is not None
-        assert (lane, gap.first, gap.until) == (LANE, 5, retired.time)
-        await asyncio.sleep(3)
-        assert f"lane {LANE} is retired. Open gap: edge-1/" in caplog.text
-        assert f"lane {OTHER} is retired" not in caplog.text
-        hub.ahead_s += 31 * DAY_S
-        await hub.look(keeper)
-        state = await hub.state()
-        assert state.lanes == {}
-        assert state.open_gaps["default", "telemetry"] == [gap]
-        assert lane_ends.open_gaps(state, [LANE, OTHER, LANE]) == [(LANE, gap)]
-        assert lane_ends.open_gaps(state, [OTHER]) == []
-        back = await hub.session(epoch=2)
-        state = await hub.state()
-        assert (state.lanes[LANE].counts, state.open_gaps["default", "telemetry"]) == (True, [])
-        hub.sequencer.leave(back.lane_session)
-        hub.sequencer.leave((await hub.session(OTHER, epoch=2)).lane_session)
-
-    play(story)
-
-
-def test_records_that_came_after_a_first_absence_must_be_in_the_table_too() -> None:
-    async def story(hub: Hub) -> None:
-        hub.position, keeper = 5, hub.keeper()
-        for epoch, retires in ((1, True), (2, False)):
-            session = await hub.session(epoch=epoch)
-            await session.send(5 * epoch - 5, 5 * epoch)
-            await session.until_acked(0, 5 * epoch)
-            hub.sequencer.leave(session.lane_session)
-            hub.ahead_s += 91 * DAY_S
-            await hub.look(keeper)
-            assert ((await hub.state()).lanes[LANE].retired is not None) is retires
-
-    play(story)
-
-
-def test_a_keeper_looks_twice_an_hour_apart_before_a_lane_ends() -> None:
-    """Proof q5: a clock that is 91 days ahead for one round ended the whole fleet."""
-
-    async def story(hub: Hub) -> None:
-        keeper, session = hub.keeper(), await hub.session()
-        await session.send(0, 5)
-        await session.until_acked(0, 5)
-        hub.ahead_s += 91 * DAY_S
-        await keeper.look()
-        hub.ahead_s -= 91 * DAY_S
-        for _ in range(3):
-            hub.ahead_s += lane_keeper.INTERVAL_S
-            await keeper.look()
-        assert (await hub.state()).lanes[LANE].retired is None
-        hub.ahead_s += 91 * DAY_S
-        await keeper.look()
-        hub.ahead_s += lane_keeper.INTERVAL_S / 2
-        await keeper.look()
-        await hub.keeper().look()  # one that was just started has seen nothing yet
-        assert (await hub.state()).lanes[LANE].retired is None
-        hub.ahead_s += lane_keeper.INTERVAL_S / 2
-        await keeper.look()
-        assert (await hub.state()).lanes[LANE].retired is not None
-        hub.sequencer.leave(session.lane_session)
-
-    play(story)
-
-
-def test_a_fleet_that_falls_silent_at_once_is_not_retired(caplog: pytest.LogCaptureFixture) -> None:
-    async def story(hub: Hub) -> None:
-        lanes = [Lane("default", f"edge-{number}", number + 1, "t") for number in range(21)]
-        for lane in lanes:
-            session = await hub.session(lane)
-            await session.send(0, 1)
-            await session.until_acked(0, 1)
-            hub.sequencer.leave(session.lane_session)
-        hub.ahead_s += 91 * DAY_S
-        await hub.look()
-        assert all(held.retired is None for held in (await hub.state()).lanes.values())
-        assert "21 of 21 lanes were not seen for long, such as" in caplog.text
-        for node in hub.nodes:
-            node.off_s = hub.ahead_s
-        for lane in lanes[2:]:
-            back = await hub.session(lane, epoch=2)
-            await back.send(1, 2)
-            await back.until_acked(1, 2)
-            hub.sequencer.leave(back.lane_session)
-        await hub.look()
-        retired = [lane for lane, held in (await hub.state()).lanes.items() if held.retired is not None]
-        assert retired == lanes[:2], "a tenth of the shard is no fleet"
-
-    play(story)
-
-
-def test_a_mistake_in_one_round_does_not_end_the_rounds(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object, **__: object) -> Ending:
-        raise ValueError("not written: too long")
-
-    async def story(hub: Hub) -> None:
-        hub.sequencer.leave((await hub.session()).lane_session)
-        monkeypatch.setattr(lane_ends, "by_age", fail)
-        await hub.look()
-        assert "not written: too long" in caplog.text
-        monkeypatch.undo()
-
-    play(story)
-
-
-def test_a_round_without_ends_reads_nothing_from_the_store(caplog: pytest.LogCaptureFixture) -> None:
-    class Untouched:
-        def __getattr__(self, name: str) -> object:
-            raise AssertionError(f"{name} is called")
-
-    async def story(hub: Hub) -> None:
-        session = await hub.session()
-        await session.send(0, 3)
-        await session.until_acked(0, 3)
-        log, hub.log = hub.log, ShardLog(Untouched(), CLUSTER, 0, now_ns)  # type: ignore[arg-type]
-        keeper, hub.log = hub.keeper(), log
-        for _ in range(3):
-            await hub.look(keeper)
-        assert "lanes were not looked through" not in caplog.text
 
     play(story)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.cloud_hub.shard.test_lane_ends import DAY_S, LANE, Hub, play
+from tests.cloud_hub.shard.ending import DAY_S, LANE, Hub, play
 from tests.cloud_hub.tables.logs import LANE as WRITTEN
 from tests.cloud_hub.tables.logs import SECOND, START, LogWriter, Run
 from weft.cloud_hub.clock import HubClock

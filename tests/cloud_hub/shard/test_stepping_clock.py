@@ -26,7 +26,7 @@ from weft.protocols.shard.completeness import completeness
 from weft.protocols.shard.shard_state import ShardState
 from weft.storage.chunk_log import ShardLog
 from weft.storage.object_store.memory import MemoryStore
-from weft.storage.table.rows import section_rows
+from weft.storage.table.rows import RowsOf, rows_of
 
 STREAM = ("default", "telemetry")
 LANES = [Lane("default", "edge-1", 7, "telemetry"), Lane("default", "edge-2", 8, "telemetry")]
@@ -212,7 +212,7 @@ async def check(store: MemoryStore, edges: list[SteppingEdge], claims: list[Clai
     for chunk, data in await read_chunks(store):
         for section in chunk.footer.streams:
             body = data[section.position : section.position + section.length]
-            made = section_rows(section, body, chunk.footer.lanes, 0, [], lambda _: (), clocks=chunk.footer.clocks)
+            made = rows_of([RowsOf(section, body, chunk.footer.lanes, chunk.footer.clocks)], 0, [], lambda _: ())
             found = [row for part in made for row in part.to_pylist()]
             for row in found:
                 assert section.first_time // US <= micros(row["_time"]) <= section.last_time // US
