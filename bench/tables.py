@@ -19,7 +19,7 @@ from bench.common import SERVER_CORE, encode_batch, pin, write_results
 from weft.cloud_hub.tables.parquet_file import ParquetFile
 from weft.protocols.chunk import LaneUpdate, StreamSection, encode_entry_header
 from weft.protocols.payloads import PayloadKind
-from weft.storage.table.rows import row_schema, section_rows
+from weft.storage.table.rows import RowsOf, row_schema, rows_of
 
 BATCH_RECORDS = 5000
 EDGES = 8
@@ -60,7 +60,7 @@ def step(section: StreamSection, data: bytes, lanes: list[LaneUpdate], kind: Pay
     """Processor seconds and bytes of one file."""
     started = time.process_time()
     out = ParquetFile(row_schema(LEVELS, kind))
-    out.add(section_rows(section, data, lanes, 0, LEVELS, lambda _: PATTERNS, payload=kind))
+    out.add(rows_of([RowsOf(section, data, lanes)], 0, LEVELS, lambda _: PATTERNS, payload=kind))
     size = len(out.finish())
     out.data_file("bench.parquet", size, 0)
     return time.process_time() - started, size

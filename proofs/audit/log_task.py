@@ -23,7 +23,7 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.hub_keys import chunk_key
 from weft.storage.object_store import NotFound, ObjectStore
 from weft.storage.table.columns import ORIGIN_COLUMN
-from weft.storage.table.rows import section_rows
+from weft.storage.table.rows import RowsOf, rows_of
 
 COLUMNS = ("_offset", "_shard", "_edge", "_log", "_seq", "_time", "_resent")
 """Columns of rows of the log and the table that are counted."""
@@ -142,12 +142,10 @@ class _Window:
 
     def _count_section(self, chunk: Chunk, section: StreamSection, data: bytes) -> None:
         scope, shard = self._scope, self._log.shard
+        told = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
+        columns = (*COLUMNS, ORIGIN_COLUMN, *scope.payload_columns)
         for start, stop in self._wanted(section):
-            rows = section_rows(
-                section, data, chunk.footer.lanes_of(section), shard, [], lambda _: (), start, stop,
-                columns=(*COLUMNS, ORIGIN_COLUMN, *scope.payload_columns), payload=scope.payload,
-                clocks=chunk.footer.clocks_of(section),
-            )  # fmt: skip
+            rows = rows_of([told], shard, [], lambda _: (), start, stop, columns=columns, payload=scope.payload)
             self._count_rows(rows)
 
     def _count_rows(self, batches: Iterable[pa.RecordBatch]) -> None:

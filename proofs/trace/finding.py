@@ -35,7 +35,7 @@ from weft.storage.table.delta.calls import guarded
 from weft.storage.table.delta.files import file_system
 from weft.storage.table.delta.versions import open_table
 from weft.storage.table.names import app_id, table_payload
-from weft.storage.table.rows import FIXED_COLUMNS, section_rows, usable_fields
+from weft.storage.table.rows import FIXED_COLUMNS, RowsOf, rows_of, usable_fields
 
 ATTEMPTS_MAX = 3
 """Maximum number of attempts, since the collector may delete chunks during a trace."""
@@ -212,10 +212,10 @@ class _Search:
                 continue
             self._looked.sections += 1
             data = await log.section(chunk.header.n, section)
-            rows = section_rows(
-                section, data, chunk.footer.lanes_of(section), log.shard, self._fields, self._topics, position,
-                edges={used.edge}, payload=self._payload, clocks=chunk.footer.clocks_of(section),
-            )  # fmt: skip
+            told = RowsOf(section, data, chunk.footer.lanes_of(section), chunk.footer.clocks_of(section))
+            rows = rows_of(
+                [told], log.shard, self._fields, self._topics, position, edges={used.edge}, payload=self._payload
+            )
             for batch in rows:
                 self._take(pa.table(batch).filter(self._condition(batch.schema.names)).to_pylist())
 

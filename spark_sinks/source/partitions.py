@@ -26,7 +26,7 @@ from weft.storage.chunk_log import ShardLog
 from weft.storage.cluster import Cluster
 from weft.storage.object_store import NotFound, ObjectStore, open_store
 from weft.storage.table.columns import ROWS_MAX
-from weft.storage.table.rows import row_schema, section_rows
+from weft.storage.table.rows import RowsOf, row_schema, rows_of
 
 BATCH_ROWS_MAX = 8 << 10
 """Rows of a record batch for Java. A megabyte or two stays in a processor's cache on its way through the socket, and
@@ -148,10 +148,8 @@ def _chunk_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     pieces = [(part, piece) for part in task.parts if isinstance(part, ChunkPart) for piece in part.slices]
     for group in _groups(pieces):
         for (part, piece), data in zip(group, run(_fetch(context, group)), strict=True):
-            rows = section_rows(
-                piece.section,
-                data,
-                piece.lanes,
+            rows = rows_of(
+                [RowsOf(piece.section, data, piece.lanes, piece.clocks)],
                 part.shard,
                 context.fields,
                 lambda lane: context.topics.get(lane, ()),
@@ -160,7 +158,6 @@ def _chunk_rows(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
                 columns=wanted.columns,
                 edges=context.options.edges,
                 payload=context.payload,
-                clocks=piece.clocks,
                 rows_max=BATCH_ROWS_MAX,
             )
             yield from wanted.rows_of(rows)

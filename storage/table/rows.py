@@ -101,30 +101,6 @@ class RowsOf(NamedTuple):
     """``clocks_of`` the section in that index."""
 
 
-def section_rows(  # noqa: PLR0917
-    section: StreamSection,
-    data: Buffer,
-    lanes: Sequence[LaneUpdate],
-    shard: int,
-    fields: Sequence[str],
-    topics: Topics,
-    first_offset: int = 0,
-    end_offset: int | None = None,
-    *,
-    columns: Collection[str] | None = None,
-    edges: Collection[str] | None = None,
-    payload: PayloadKind = PayloadKind.BYTES,
-    clocks: Iterable[ClockUpdate] = (),
-    joined: bool = True,
-    rows_max: int | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one section as rows. Arguments as of ``rows_of`` and ``RowsOf``."""
-    return rows_of(
-        [RowsOf(section, data, lanes, clocks)], shard, fields, topics, first_offset, end_offset, columns=columns,
-        edges=edges, payload=payload, joined=joined, rows_max=rows_max,
-    )  # fmt: skip
-
-
 def rows_of(  # noqa: PLR0917
     sections: Iterable[RowsOf],
     shard: int,

@@ -24,7 +24,7 @@ from weft.protocols.lane import Lane
 from weft.protocols.origin import Origin, OriginKind
 from weft.storage.table import columns as row_columns
 from weft.storage.table.record_time import TIME_END
-from weft.storage.table.rows import LEVELS_MAX, row_schema, section_rows, usable_fields
+from weft.storage.table.rows import LEVELS_MAX, RowsOf, row_schema, rows_of, usable_fields
 
 LANES = [
     LaneUpdate("default", edge, log_id, "telemetry", 1, [], [], None, None, origins=[])
@@ -153,7 +153,7 @@ def expected_rows(parts: list[tuple[int, int, int, int, bytes]], base_offset: in
     return rows
 
 
-def rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+def as_dicts(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     for each in batches:
         each.validate(full=True)
     return [row for each in batches for row in each.to_pylist()]
@@ -168,11 +168,11 @@ def test_rows_are_the_records(
     end = base_offset + section.count
     first = data.draw(st.integers(max(0, base_offset - 2), end + 1))
     stop = data.draw(st.none() | st.integers(first, end + 2))
-    made = list(section_rows(section, section_bytes, LANES, 3, FIELDS, topics, first, stop, clocks=CLOCKS))
+    made = list(rows_of([RowsOf(section, section_bytes, LANES, CLOCKS)], 3, FIELDS, topics, first, stop))
     assert all(each.schema.equals(row_schema(FIELDS)) for each in made)
     last = end if stop is None else stop
     wanted = [row for row in expected_rows(parts, base_offset) if first <= row["_offset"] < last]
-    assert rows_of(made) == wanted
+    assert as_dicts(made) == wanted
 
 
 @settings(max_examples=60, deadline=None)
@@ -185,13 +185,13 @@ def test_columns_and_edges_leave_out_and_change_nothing(
     parts: list[tuple[int, int, int, int, bytes]], columns: set[str], edges: set[str] | None
 ) -> None:
     section, data = make_section(parts, 10)
-    made = section_rows(section, data, LANES, 3, FIELDS, topics, columns=columns, edges=edges, clocks=CLOCKS)
+    made = rows_of([RowsOf(section, data, LANES, CLOCKS)], 3, FIELDS, topics, columns=columns, edges=edges)
     wanted = [
         {name: value for name, value in row.items() if name in columns}
         for row in expected_rows(parts, 10)
         if edges is None or row["_edge"] in edges
     ]
-    assert rows_of(list(made)) == wanted
+    assert as_dicts(list(made)) == wanted
 
 
 def plain_batch(count: int, base_seq: int = 0, key: bytes = b"k", payload: bytes = b"x" * 10) -> bytes:
@@ -202,13 +202,13 @@ def plain_batch(count: int, base_seq: int = 0, key: bytes = b"k", payload: bytes
 def test_many_small_batches_become_few_record_batches() -> None:
     parts = [(0, 0, 5, SECOND, plain_batch(5, 5 * i)) for i in range(400)]
     section, data = make_section(parts, 0)
-    (made,) = section_rows(section, data, LANES, 0, [], topics)
+    (made,) = rows_of([RowsOf(section, data, LANES)], 0, [], topics)
     assert made.column("_seq").to_pylist() == list(range(2000))
 
 
 def test_a_long_batch_is_wrapped_and_not_copied() -> None:
     section, data = make_section([(0, 0, 1000, SECOND, plain_batch(1000))], 0)
-    (made,) = section_rows(section, data, LANES, 0, [], topics)
+    (made,) = rows_of([RowsOf(section, data, LANES)], 0, [], topics)
     start = pa.py_buffer(data).address
     assert start <= made.column("payload").buffers()[2].address < start + len(data)
 
@@ -216,7 +216,7 @@ def test_a_long_batch_is_wrapped_and_not_copied() -> None:
 def test_record_batches_are_bounded_in_rows() -> None:
     parts = [(0, 0, 70_000, SECOND, plain_batch(70_000, payload=b"")), (0, 0, 10, SECOND, plain_batch(10, 70_000))]
     section, data = make_section(parts, 0)
-    sizes = [made.num_rows for made in section_rows(section, data, LANES, 0, [], topics)]
+    sizes = [made.num_rows for made in rows_of([RowsOf(section, data, LANES)], 0, [], topics)]
     assert max(sizes) <= row_columns.ROWS_MAX
     assert sum(sizes) == 70_010
 
@@ -224,7 +224,7 @@ def test_record_batches_are_bounded_in_rows() -> None:
 def test_a_long_key_does_not_multiply_into_unbounded_memory() -> None:
     """One key of 60 kB in a batch of 2,000 records is 60 kB in the batch and 120 MB in a column."""
     section, data = make_section([(0, 0, 2_000, SECOND, plain_batch(2_000, key=b"k" * 60_000, payload=b""))], 0)
-    made = section_rows(section, data, LANES, 0, [], topics)
+    made = rows_of([RowsOf(section, data, LANES)], 0, [], topics)
     rows = 0
     for each in made:
         assert each.column("_key").nbytes < row_columns.BYTES_MAX * 1.1
@@ -236,13 +236,13 @@ def test_a_section_shorter_than_its_index_is_refused() -> None:
     section, data = make_section([(0, 0, 5, SECOND, plain_batch(5))], 0)
     longer = StreamSection("default", "telemetry", 0, 6, 0, 0, 0, section.length, section.crc)
     with pytest.raises(Corrupt, match="holds 5 records, its index says 6"):
-        list(section_rows(longer, data, LANES, 0, [], topics))
+        list(rows_of([RowsOf(longer, data, LANES)], 0, [], topics))
 
 
 def test_an_entry_that_counts_more_than_its_batch_has_is_refused() -> None:
     section, data = make_section([(0, 3, 3, SECOND, plain_batch(5))], 0)
     with pytest.raises(Corrupt, match="3 records after 3 of a batch of 5"):
-        list(section_rows(section, data, LANES, 0, [], topics))
+        list(rows_of([RowsOf(section, data, LANES)], 0, [], topics))
 
 
 def test_levels_never_collide_with_other_columns() -> None:
@@ -258,13 +258,15 @@ def test_levels_of_one_stream_are_bounded() -> None:
 
 def test_spellings_that_differ_in_case_share_a_column() -> None:
     section, data = make_section([(0, 0, 1, SECOND, plain_batch(1, key=b"site/north"))], 0)
-    (made,) = section_rows(section, data, LANES, 0, ["Place"], lambda lane: ["site/{place}"])
+    (made,) = rows_of([RowsOf(section, data, LANES)], 0, ["Place"], lambda lane: ["site/{place}"])
     assert made.column("Place").to_pylist() == ["north"]
 
 
 def test_a_pattern_of_another_release_names_no_levels_and_stops_nothing() -> None:
     section, data = make_section([(0, 0, 1, SECOND, plain_batch(1, key=b"site/north"))], 0)
-    (made,) = section_rows(section, data, LANES, 0, ["place"], lambda lane: ["site/{place:future}", "site/{place}"])
+    (made,) = rows_of(
+        [RowsOf(section, data, LANES)], 0, ["place"], lambda lane: ["site/{place:future}", "site/{place}"]
+    )
     assert made.column("place").to_pylist() == ["north"]
 
 
@@ -274,7 +276,7 @@ def test_a_clock_is_ahead_only_by_more_than_five_minutes() -> None:
     columns = batch.columns_from_lists(struct.pack("<2q", limit + 999, limit + 1000), [b"k"] * 2, [b""] * 2)
     data = batch.encode(1, 0, columns, ClockReading(1, 2, ClockState.UNSYNCED))
     section, section_bytes = make_section([(0, 0, 2, received, data)], 0)
-    (made,) = section_rows(section, section_bytes, LANES, 0, [], topics)
+    (made,) = rows_of([RowsOf(section, section_bytes, LANES)], 0, [], topics)
     assert made.column("_clock").to_pylist() == ["unsynced", "future"]
 
 
@@ -286,7 +288,7 @@ def test_random_cuts_of_one_section_add_up() -> None:
     found = [
         offset
         for first, end in pairwise(cuts)
-        for each in section_rows(section, data, LANES, 0, [], topics, first, end)
+        for each in rows_of([RowsOf(section, data, LANES)], 0, [], topics, first, end)
         for offset in each.column("_offset").to_pylist()
     ]
     assert found == list(range(100, 190))
