@@ -167,7 +167,9 @@ def test_a_wrong_clock_does_nothing_for_an_hour(off: str, alone: bool) -> None:
     assert world.acknowledged >= sound, "edges of the sound node went on"
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["beside a sound node", "alone"])
+@pytest.mark.parametrize(
+    "alone", [pytest.param(False, marks=pytest.mark.slow), True], ids=["beside a sound node", "alone"]
+)
 @pytest.mark.parametrize("off", ["14 years ahead", "91 days ahead"])
 def test_a_node_that_believes_its_clock_is_found(off: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HubClock, "wrong", lambda *_: None)

@@ -135,7 +135,8 @@ def predicates(row: Row) -> dict[str, tuple[ds.Expression, pl.Expr]]:
 @settings(max_examples=12, deadline=None)
 @given(FILES, st.data())
 def test_a_filter_finds_the_same_rows_with_pruning_as_without(files: list[list[Row]], data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as root:
+        folder = f"{root}/table"  # the store is around it
         found = new_table(Path(folder), files)
         everything = pa.concat_tables([pq.read_table(uri, schema=SCHEMA) for uri in found.file_uris()])
         row = data.draw(st.sampled_from([row for part in files for row in part]))
