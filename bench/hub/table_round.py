@@ -84,7 +84,9 @@ async def _rounds(folder: Path, streams: int, shards: int, chunks: int) -> dict[
     cluster = await open_cluster(store, shards)
     writer = Writer(store, cluster, streams)
     await writer.write(chunks)
-    service = TableService(store, cluster, settings=TableSettings(interval_s=3600.0))
+    service = TableService(
+        store, cluster, settings=TableSettings(interval_s=3600.0, write_after_s=0.05)
+    )  # nothing waits
     result: dict[str, Any] = {"streams": streams, "shards": shards, "chunks_per_shard": chunks}
     for name in ("first", "next"):
         began, cpu = time.perf_counter(), time.process_time()
